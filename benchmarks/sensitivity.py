@@ -115,7 +115,7 @@ def results(world: World, tables: int) -> Array:
         scores, true = world.draw(rng)
         result = analysis.spread(scores, **sizes, seed=table)
         deviation, gain = world.true_deviation(true), true.max() - true[0]
-        (low, high), (least, most) = result.interval, result.gain_interval
+        (low, high), (least, most) = result.deviation_interval, result.gain_interval
         covered = [low - 1e-9 <= deviation <= high + 1e-9, least - 1e-9 <= gain <= most + 1e-9]
         found.append([*covered, result.p_value <= 0.05])
     return np.mean(np.array(found, dtype=float), axis=0)

@@ -9,7 +9,6 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
@@ -33,7 +32,6 @@ class ProgramScore:
         num_unread: Replies that could not be read; they count as wrong.
         recalls: Of each label, the share of the examples with this label that were answered with it; empty where the
             program has no output of few labels, or examples have none of them.
-        confidence: Mean probability of the label that was answered; None where predictions do not hold any.
     """
 
     score: float
@@ -42,7 +40,6 @@ class ProgramScore:
     difference_interval: Interval | None = None
     num_unread: int = 0
     recalls: Mapping[str, float] = field(default_factory=dict)
-    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,6 @@ class Evaluation:
             if found.recalls:
                 recalls = (f"{label} {recall:.2f}" for label, recall in found.recalls.items())
                 parts.append(f"recall {', '.join(recalls)}")
-            if found.confidence is not None:
-                parts.append(f"mean confidence {found.confidence:.2f}")
             lines.append(f"  {name:{width}}  {'; '.join(parts)}")
         return "\n".join(lines)
 
@@ -188,32 +183,22 @@ class _Answers(MetricWork):
             difference = value - first.value()
             interval = (max(low - high, ends[0]), min(high - low, ends[1]))
         output = label_output(self._program)
-        recalls, confidence = ({}, None) if isinstance(output, str) else self._by_label(output)
         return ProgramScore(
             score=value,
             interval=(max(low, least), min(high, most)),
             difference=difference,
             difference_interval=interval,
             num_unread=sum(bool(cell.outcome) for cell in self.cells),
-            recalls=recalls,
-            confidence=confidence,
+            recalls={} if isinstance(output, str) else self._recalls(output),
         )
 
-    def _by_label(self, output: LabelOutput) -> tuple[dict[str, float], float | None]:
-        """The recall of each label that examples have, and the mean probability of the label that was answered."""
+    def _recalls(self, output: LabelOutput) -> dict[str, float]:
+        """The recall of each label that examples have."""
         right = output.numbers(self._examples)
         answers = [output.answered(prediction) for prediction in self.predictions]
         unread = all(prediction is None for prediction in self.predictions)
-        recalls = {
+        return {
             label: float(np.mean([answers[example] == label for example in np.flatnonzero(right == number)]))
             for number, label in enumerate(output.labels)
             if number in right and (unread or any(answers))  # Predictions may hold them under another name.
         }
-        confidences = []
-        if isinstance(self._program, CalibratedProgram):
-            confidences = [
-                prediction.probabilities[output.labels[answer]]
-                for prediction, answer in zip(self.predictions, answers, strict=True)
-                if answer is not None and prediction.probabilities
-            ]
-        return recalls, float(np.mean(confidences)) if confidences else None

@@ -11,7 +11,7 @@ from typing import Any
 from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration, Leaning
+from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
@@ -67,7 +67,6 @@ class Outcome:
     candidates: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
-    leaning: Leaning | None = None
     calibration: CalibrationEffect | None = None
     offsets: tuple[float, ...] = ()
     fitted: FittedModel | None = None
@@ -129,7 +128,6 @@ def judge(
         chosen=best,
         offsets=results[best].offsets,
         evidence=count_evidence(counted, original, ordering) if best else evidence,
-        leaning=fitted.leaning(original, ordering),
         calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
         fitted=fitted,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from plr_dspy.scoring.cells import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
@@ -24,6 +25,7 @@ ENOUGH_PAIRS = 250
 """Pairs of scores of two orders on one example, each pair alike, that say so too."""
 
 
+@dataclass
 class FirstSigns:
     """Ends a search that can find nothing, before its budget does.
 
@@ -31,24 +33,25 @@ class FirstSigns:
         scorer: Makes the calls; those on the first `num_train` examples count.
         sample: Says one of the program's answers, for messages.
         by_scores: Whether scores that are all the same say that there is nothing to find.
+        warned: Whether the user knows that many answers could not be parsed.
     """
 
-    def __init__(
-        self, scorer: CellScorer, *, num_train: int, sample: Callable[[], str] = str, by_scores: bool = True
-    ) -> None:
-        self._scorer, self._num_train, self._sample, self._by_scores = scorer, num_train, sample, by_scores
-        self._warned = False
+    scorer: CellScorer
+    num_train: int
+    sample: Callable[[], str] = str
+    by_scores: bool = True
+    warned: bool = False
 
     def check(self) -> str:
         """Say why more scores would be for nothing, or nothing; RuntimeError: hardly any answer could be parsed."""
         by_prompt: dict[str, list[Cell]] = defaultdict(list)
         by_example: dict[int, list[Cell]] = defaultdict(list)
-        for (prompt, example), cell in self._scorer.cells_asked().items():
-            if example < self._num_train and cell.outcome != FAILED:
+        for (prompt, example), cell in self.scorer.cells_asked().items():
+            if example < self.num_train and cell.outcome != FAILED:
                 by_prompt[prompt].append(cell)
                 by_example[example].append(cell)
         self._check_answers(by_prompt.values())
-        return self._equal_scores(by_example.values()) if self._by_scores else ""
+        return self._equal_scores(by_example.values()) if self.by_scores else ""
 
     def _check_answers(self, by_prompt: Collection[Sequence[Cell]]) -> None:
         """Raise where hardly any answer could be parsed, and warn where half of them could not."""
@@ -64,9 +67,9 @@ class FirstSigns:
         readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt)
         if len(unparsed) >= UNPARSED * len(cells) and not readable:
             raise RuntimeError(said)
-        if not self._warned:
+        if not self.warned:
             logger.warning("%s", said)
-        self._warned = True
+        self.warned = True
 
     def _equal_scores(self, by_example: Collection[Sequence[Cell]]) -> str:
         """Say why scores, and what a metric over a set reads beside them, show no difference; empty where they do."""
@@ -84,6 +87,6 @@ class FirstSigns:
             "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
             "fields, and that the demos reach the model. One answer: %s",
             what,
-            self._sample() or "not known",
+            self.sample() or "not known",
         )
         return what

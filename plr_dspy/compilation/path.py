@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
@@ -39,6 +39,7 @@ KEPT_SHARE = 0.4
 """Share of the orderings that go on to the next heat of a race."""
 
 
+@dataclass(kw_only=True)
 class Compilation:
     """A compile under way; what it has found can be had at any moment (`unfinished`).
 
@@ -59,41 +60,36 @@ class Compilation:
         further: Makes orderings that enter the race, of the best ones, which enter it anyway, and of scores.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        scorer: CellScorer,
-        *,
-        plan: Plan,
-        num_train: int,
-        original: Ordering,
-        min_probability: float | None = None,
-        sample: Callable[[], str] = str,
-        stoppers: Sequence[Stopper] = (),
-        limits: Mapping[str, Any] | None = None,
-        shifted: bool = False,
-        on_round: Callable[[Iteration], object] = lambda last: None,
-        further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: (),
-    ) -> None:
-        self.search, self.scorer, self.plan, self.original = search, scorer, plan, original
-        self._shifted, influence = shifted, scorer.influence
+    search: Search = field(kw_only=False)
+    scorer: CellScorer = field(kw_only=False)
+    plan: Plan
+    num_train: int
+    original: Ordering
+    min_probability: float | None = None
+    sample: Callable[[], str] = str
+    stoppers: Sequence[Stopper] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    shifted: bool = False
+    on_round: Callable[[Iteration], object] = lambda last: None
+    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()
+
+    def __post_init__(self) -> None:
+        scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
         self.staged = StagedScores(
             scorer,
-            num_train=num_train if plan.racing else plan.first_look,
-            num_first=plan.first_look,
+            num_train=self.num_train if plan.racing else plan.num_first_examples,
+            num_first=plan.num_first_examples,
             num_more=plan.num_more_examples,
-            favoured=original if plan.racing else None,
-            shifted=shifted,
-            strata=influence.strata(num_train) if influence and plan.racing and not shifted else (),
+            favoured=self.original if plan.racing else None,
+            shifted=self.shifted,
+            strata=influence.strata(self.num_train) if influence and plan.racing and not self.shifted else (),
         )
-        self.selection = range(num_train, num_train + plan.num_selection_examples)
+        self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self.stopped, self._nothing_found = INTERRUPTED, ""
-        least = MIN_PROBABILITY if plan.racing else 0.0
-        self._min_probability = least if min_probability is None else min_probability
-        by_scores = not search.model.calibrating  # calibrated answers may differ where scores do not
-        self._signs = FirstSigns(scorer, num_train=num_train, sample=sample, by_scores=by_scores)
-        self._stoppers, self._limits = stoppers, limits or {}
-        self._on_round, self._further = on_round, further
+        if self.min_probability is None:
+            self.min_probability = MIN_PROBABILITY if plan.racing else 0.0
+        by_scores = not self.search.model.calibrating  # calibrated answers may differ where scores do not
+        self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores)
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
         # What was scored of the round that ended the search, and whether it was told; None of one that was not cut.
@@ -188,7 +184,7 @@ class Compilation:
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
         cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
-        return {**asdict(self.plan), **self._limits, **cost}
+        return {**asdict(self.plan), **self.limits, **cost}
 
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
@@ -196,7 +192,7 @@ class Compilation:
             if self._history and (nothing_found := self._signs.check()):
                 self._nothing_found = nothing_found
                 return nothing_found
-            if reason := next(filter(None, (stopper(self._history) for stopper in self._stoppers)), None):
+            if reason := next(filter(None, (stopper(self._history) for stopper in self.stoppers)), None):
                 return reason
             if len(self._history) >= self.plan.num_iterations:
                 return ALL_ROUNDS
@@ -217,7 +213,7 @@ class Compilation:
                 self._tell([ordering for ordering, _ in rows])
             if self._cut is not None:
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
-            self._on_round(self._history[-1])
+            self.on_round(self._history[-1])
             logger.info("%s", self._history[-1])
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
@@ -275,7 +271,7 @@ class Compilation:
             kinds["mode"] = [search.mode()] if plan.with_mode else []
             kinds["draw"] = search.draw(plan.num_final_draws)
         if best and plan.racing:
-            kinds["further"] = self._further(best, self.scores())
+            kinds["further"] = self.further(best, self.scores())
         origins = {self.original: "original"}
         for origin, orderings in kinds.items():
             for ordering in orderings:
@@ -289,7 +285,7 @@ class Compilation:
     def _weighted(self, scores: Scores) -> Scores:
         """Of a metric over a set, facts have the shares that they have among all examples."""
         influence = self.scorer.influence
-        if influence is None or self._shifted:
+        if influence is None or self.shifted:
             return scores
         return {ordering: influence.stratified(row) for ordering, row in scores.items()}
 
@@ -317,7 +313,8 @@ class Compilation:
             kept, scores, model = self._keep_original(), self._weighted(known), self.search.model
             return judge(kept, entries, examples, scores, model, min_probability=least, by_score=not racing)
 
-        outcome = judged(rows, self._min_probability)
+        least = self.min_probability or 0.0
+        outcome = judged(rows, least)
         fitted = outcome.fitted
         if self.scorer.influence is None or fitted is None:
             return outcome
@@ -328,9 +325,8 @@ class Compilation:
         self.scorer.refer(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         compared_on = None if racing else examples  # other plans go by the selection split alone
-        outcome = judged(rows, self._min_probability)
-        outcome = measure(outcome, self.scorer, self.original, examples=compared_on)
-        if not outcome.chosen or outcome.candidates[outcome.chosen].gain.probability >= self._min_probability:
+        outcome = measure(judged(rows, least), self.scorer, self.original, examples=compared_on)
+        if not outcome.chosen or outcome.candidates[outcome.chosen].gain.probability >= least:
             return outcome
         # By the metric itself the chosen one is less sure than by its influence: the original stays.
         most = outcome.candidates[outcome.chosen].gain
@@ -388,16 +384,9 @@ class Compilation:
 
     def _keep_original(self) -> Outcome:
         """The outcome where the original order stays and nothing was compared, with calls by phase as in `Report`."""
-        scorer = self.scorer
-        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race")}
-        counts = {phase: count for phase, count in counts.items() if count or phase != "bootstrap"}
-        asked = [key for key in scorer.cells_asked() if key[1] in self.selection]
-        own = sum(key == scorer.key(self.original, key[1]) for key in asked)  # these count by themselves
-        counts |= {"final": scorer.calls("final") - own, "original": own}
-        total = scorer.budget.calls
-        if unused := total - sum(counts.values()):
-            counts["unused"] = unused
-        counts |= {"total": total, "resumed": scorer.ledger.num_resumed}
+        scorer, total = self.scorer, self.scorer.budget.calls
+        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race", "final")}
+        counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
         return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
 
 

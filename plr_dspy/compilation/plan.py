@@ -65,8 +65,8 @@ class Plan:
         max_metric_calls: Hard limit on program calls; None for none.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.
-        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
-            again; this and all below of racing plans only.
+        num_first_examples: Examples that score an ordering at first.
+        num_more_examples: Each time it is asked for again; this and all below of racing plans only.
         num_entrants, race_calls: Of the race that ends the search; of an exhaustive plan, all orderings enter.
         original_share: Of the race's calls for the original one alone, before the first heat.
     """
@@ -83,16 +83,11 @@ class Plan:
     racing: bool = False
     with_mode: bool = True
     num_initial: int = 0
-    num_first_examples: int = 0
+    num_first_examples: int = 1
     num_more_examples: int = 0
     num_entrants: int = 0
     race_calls: int = 0
     original_share: float = 0.0
-
-    @property
-    def first_look(self) -> int:
-        """Examples that score an ordering at first, in plans of all kinds."""
-        return max(1, self.num_first_examples if self.racing else self.num_train_examples)
 
     @property
     def num_finalists(self) -> int:
@@ -164,28 +159,26 @@ def make_plan(
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
-    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
+    sizes: Any = {"num_train": num_train, "num_selection": num_selection}
     fixed = {name: value for name, value in chosen.items() if value is not None}
 
-    def plan_for(calls: int, **changed: Any) -> Plan | None:
-        values = {**fixed, **changed}
-        exhaustive = _exhaustive_plan(calls, values, **sizes)
-        return exhaustive or _racing_plan(calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes)
-
-    total = max_metric_calls or BUDGETS.get(auto or "light")
-    budget = None if total is None else total - spent
     if auto == "paper":
-        has_light = budget is not None and plan_for(budget) is not None
-        return _paper_plan(budget, fixed, num_train, num_selection, has_light, spent=spent)
-    assert budget is not None
+        return _paper_plan(max_metric_calls, fixed, **sizes)
+    sizes |= {"num_distinct": num_distinct}
+
+    def plan_for(calls: int) -> Plan | None:
+        exhaustive = _exhaustive_plan(calls, fixed, **sizes)
+        return exhaustive or _racing_plan(calls, fixed, searched=searched, min_first=MIN_FIRST[signal], **sizes)
+
+    total = max_metric_calls or BUDGETS[auto or "light"]
+    budget = total - spent
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
     if plan is not None:
         return plan
     enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
     purpose, lower = "a search and a final comparison", ""
     if "num_samples" in fixed:
-        purpose = f"num_samples={fixed['num_samples']}"
-        lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
+        purpose, lower = f"num_samples={fixed['num_samples']}", ", or lower num_samples"
     if spent:
         purpose = f"{spent} calls that may make demos, then {purpose}"
         lower = ", or pass candidates='labeled', which makes none by calls"
@@ -261,10 +254,8 @@ def _exhaustive_plan(
     return plan if plan.planned_calls <= budget else None
 
 
-def _paper_plan(
-    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, has_light: bool, *, spent: int
-) -> Plan:
-    """The paper's values; `has_light` says whether other settings have a plan for the budget."""
+def _paper_plan(budget: int | None, fixed: Mapping[str, Any], *, num_train: int, num_selection: int) -> Plan:
+    """The paper's values."""
     plan = Plan(
         num_iterations=15,
         num_samples=15,
@@ -273,18 +264,15 @@ def _paper_plan(
         num_best_seen=1,
         num_train_examples=num_train,
         num_selection_examples=num_selection,
+        num_first_examples=num_train,
         max_metric_calls=budget,
     )
     plan = replace(plan, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
-        cures = ["raise it"]
-        cures += ["pass fewer examples"] * (plan.num_finalists + plan.num_samples <= budget)
-        cures += ["use auto='light'"] * has_light
         raise ValueError(
-            f"max_metric_calls must be at least {least + spent} with auto='paper' on these splits, for one iteration, "
-            f"the finalists{f' and {spent} calls that may make demos' * bool(spent)}; got {budget + spent}: "
-            f"{', or '.join(cures)}"
+            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and the "
+            f"finalists; got {budget}: raise it, or use auto='light'"
         )
     return plan
 
@@ -300,6 +288,7 @@ def random_plan(
         num_best_seen=num_best,
         num_train_examples=num_examples,
         num_selection_examples=num_compared,
+        num_first_examples=num_examples,
         max_metric_calls=max_metric_calls,
         with_mode=False,
         num_initial=num_orders,

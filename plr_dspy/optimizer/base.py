@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -26,19 +25,17 @@ from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, finds_demos, prepare
+from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.identity import digest, facts
-from plr_dspy.programs.slots import ProgramSlots, PromptSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.slots import FoundOrders
 from plr_dspy.runtime.terminal import interrupts, progress_bar
-from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.ledger import Ledger, open_ledger
+from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -57,8 +54,7 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
-    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. Programs
-    that find demos for each input are refused by those that do not take them (`takes_found`).
+    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -78,7 +74,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
-    takes_found: ClassVar[bool] = False
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
@@ -146,6 +141,8 @@ class Reorderer(Checked, Teleprompter, ABC):
             compilation: Compilation | None = None
             try:
                 responses = self._probe(job, work, scorer)
+                if responses is not None:
+                    job = replace(job, plan=job.planned(signal="logprobs"))
                 compilation = self._compilation(job, work, scorer, responses, bar)
                 outcome = compilation.run()
             except BaseException as error:
@@ -180,23 +177,18 @@ class Reorderer(Checked, Teleprompter, ABC):
     ) -> dict[str, Any]:
         """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots: PromptSlots = FoundOrders(program) if finds_demos(program) else ProgramSlots(program)
-        if isinstance(slots, ProgramSlots) and not slots.slots:
-            if self.num_demos and len(trainset) > 2:
-                raise ValueError(
-                    f"{self.student_name} has no demos to order, and no prompt of it shows the fields of the examples: "
-                    "compile it first with dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
-                )
+        slots = ProgramSlots(program)
+        if not slots.slots:
+            unshown = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos)
             raise ValueError(
-                f"{self.student_name} has no demos to order: compile it first with an optimizer that chooses demos, "
-                "such as dspy.LabeledFewShot or dspy.BootstrapFewShot"
-                + (f", or pass num_demos to {self.name}" if "num_demos" in vars(self) else "")
+                f"{self.student_name} has no demos to order{unshown}: compile it first with dspy.BootstrapFewShot or "
+                "PLFewShot, which make demos of its own answers"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
 
-    def _make_demos(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event) -> Job:
-        """Make the demos that calls make before the search, and return the job with them."""
+    def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
+        """Make the demos that calls make before the search, by an evaluator of them; return the job with them."""
         return job
 
     def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
@@ -211,33 +203,30 @@ class Reorderer(Checked, Teleprompter, ABC):
             torch.device("cpu"),  # wherever the caller's own tensors go
             open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
             progress_bar(
-                job.plan.program_calls, display=self.display_progress, title=self.name, at_end=self._log_result
+                job.plan.program_calls,
+                display=self.display_progress,
+                title=self.name,
+                at_end=lambda: logger.info("%s", result(self.report)) if self.report else None,
             ) as bar,
             interrupts() as interrupted,
         ):
             bar.update(ledger.num_resumed)
-            budget = make_budget(job, ledger)
-            job = self._make_demos(job, ledger, budget, bar, interrupted)
+            evaluator = partial(
+                ProgramEvaluator,
+                ledger=ledger,
+                max_errors=self.max_errors,
+                on_cell=bar.update,
+                budget=make_budget(job, ledger),
+                interrupted=interrupted,
+            )
+            if job.attempts:
+                job = self._make_demos(job, evaluator)
             work = self.work(job)
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
-            evaluator = ProgramEvaluator(
-                job.slots,
-                work,
-                names=names,
-                ledger=ledger,
-                num_threads=self.num_threads,
-                max_errors=self.max_errors,
-                on_cell=bar.update,
-                budget=budget,
-                interrupted=interrupted,
-            )
+            payer = evaluator(job.slots, work, names=names, num_threads=self.num_threads)
             earlier = [each.key for each in job.attempts]
-            yield job, work, CellScorer(evaluator, earlier=earlier, influence=work.influence), bar
-
-    def _log_result(self) -> None:
-        if self.report is not None:
-            logger.info("%s", result(self.report))
+            yield job, work, CellScorer(payer, earlier=earlier, influence=work.influence), bar
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
@@ -270,8 +259,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     ) -> Compilation:
         """Make the compile of a job, once it is known what its search learns from."""
         plan, num_train = job.plan, len(job.splits.train)
-        if responses is not None:
-            plan = job.planned(signal="logprobs")
         given = job.arguments()
         ending = {name: given.pop(name) for name in ENDING & given.keys()}
         pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
@@ -306,7 +293,6 @@ class Reorderer(Checked, Teleprompter, ABC):
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
         program_in = partial(_program_as_scored, job, work, shares)
-        job = replace(job, plan=compilation.plan)
         self.report = report = build_report(
             job,
             outcome,
@@ -319,10 +305,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
-            ranked = sorted(
-                enumerate(outcome.candidates),
-                key=lambda pair: (pair[0] != outcome.chosen, -pair[1].gain.expected, -pair[1].score),
-            )
+            chosen = None if outcome.chosen is None else outcome.candidates[outcome.chosen]
+            best_first = sorted(outcome.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
             program.candidate_programs = [
                 {
                     "score": each.score,
@@ -330,7 +314,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                     "origin": each.origin,
                     "ordering": job.slots.permutations(each.ordering),
                 }
-                for _, each in ranked
+                for each in best_first
             ]
         self.best_program = program
         if self.log_dir is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compilation.path import MIN_COMPARED
-from plr_dspy.compilation.plan import MIN_ORDERS
+from plr_dspy.compilation.plan import MIN_ORDERS, Plan
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
@@ -44,15 +44,10 @@ class Estimate:
     """What a compile would cost; `print` says it in a few lines.
 
     Attributes:
-        orders: Orders of its demos that give different prompts, for each predictor that has demos.
-        distinct_prompts: Over all predictors together.
-        num_train, num_selection: Examples of the two splits, demo examples left out.
-        num_orders: Orders that the search scores, at most.
-        num_finalists, num_selection_examples: Orders and examples of the final comparison, at most.
-        bootstrap_calls: Program calls that make demos before the search, at most.
-        search_calls, race_calls, final_calls: Program calls planned for the search, for the race of its best
-            orders, and for the final comparison; what one leaves goes to the next.
-        program_calls: Of all four, at most; a compile never makes more.
+        program_calls: Program calls of all phases, at most; a compile never makes more.
+        bootstrap_calls: Those of them that make demos before the search.
+        plan: The phases after that, with their program calls (`search_calls`, `race_calls`, `final_calls`; what one
+            leaves goes to the next) and examples.
         prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. What a predictor
             reads of another's outputs is taken to be as in its first demo, or empty. None where prompts cannot be made.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
@@ -62,22 +57,13 @@ class Estimate:
         text: What is printed.
     """
 
-    orders: dict[str, int]
-    distinct_prompts: int
-    num_train: int
-    num_selection: int
-    num_orders: int
-    num_finalists: int
-    num_selection_examples: int
-    bootstrap_calls: int
-    search_calls: int
-    race_calls: int
-    final_calls: int
     program_calls: int
+    bootstrap_calls: int
+    plan: Plan
     prompt_tokens: int | None
     cost: float | None
     affordable_calls: int | None
-    text: str
+    text: str = ""
 
     def __repr__(self) -> str:
         return f"<Estimate: {self.text.splitlines()[0]}>"
@@ -88,43 +74,24 @@ class Estimate:
 
 def estimate(job: Job) -> Estimate:
     """Say what a prepared compile costs, and the calls that make demos before."""
-    plan, max_cost, num_distinct = job.plan, job.optimizer.max_cost, job.slots.space.num_distinct
-    calls, all_calls = plan.program_calls, plan.program_calls + len(job.attempts)
-    tokens = tokens_a_call(job)
+    plan, max_cost, attempts = job.plan, job.optimizer.max_cost, len(job.attempts)
+    calls, tokens = plan.program_calls + attempts, tokens_a_call(job)
     prompt_tokens = cost = affordable = None
     if tokens is not None:
-        prompt_tokens = round(all_calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
+        prompt_tokens = round(calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
     a_call = of_teacher = cost_a_call(job, tokens)
-    if job.teacher is not None and job.attempts:
+    if job.teacher is not None and attempts:
         of_teacher = cost_of_attempt(job)
     if a_call is not None and of_teacher is not None:
-        cost = a_call * calls + of_teacher * len(job.attempts)
-        affordable = all_calls if max_cost is None or cost <= max_cost else int(all_calls * max_cost / cost)
-    search_calls = calls - min(plan.race_calls + plan.final_calls, calls)
-    found = Estimate(
-        orders={slot.predictor: slot.space.num_distinct for slot in job.slots.slots},
-        distinct_prompts=num_distinct,
-        num_train=len(job.splits.train),
-        num_selection=len(job.splits.selection),
-        num_orders=min(search_calls // plan.first_look, num_distinct),
-        num_finalists=min(plan.num_finalists, num_distinct),
-        num_selection_examples=plan.num_selection_examples,
-        bootstrap_calls=len(job.attempts),
-        search_calls=search_calls,
-        race_calls=min(plan.race_calls, calls),
-        final_calls=min(plan.final_calls, calls),
-        program_calls=all_calls,
-        prompt_tokens=prompt_tokens,
-        cost=cost,
-        affordable_calls=affordable,
-        text="",
-    )
+        cost = a_call * plan.program_calls + of_teacher * attempts
+        affordable = calls if max_cost is None or cost <= max_cost else int(calls * max_cost / cost)
+    found = Estimate(calls, attempts, plan, prompt_tokens, cost, affordable)
     return replace(found, text="\n  ".join(_lines(job, found)))
 
 
 def _lines(job: Job, found: Estimate) -> list[str]:
     """What is printed."""
-    optimizer, noun, affordable = job.optimizer, job.slots.noun, found.affordable_calls
+    optimizer, plan, noun, affordable = job.optimizer, job.plan, job.slots.noun, found.affordable_calls
     line = f"at most {found.program_calls:,} program calls, prompt tokens "
     line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
     line += "" if found.cost is None else f", about {dollars(found.cost)} (answers as long as the demos')"
@@ -136,25 +103,24 @@ def _lines(job: Job, found: Estimate) -> list[str]:
         line += f"; max_cost=${optimizer.max_cost:g} {effect}"
     if found.program_calls and optimizer.max_seconds is not None:
         line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
-    first, most = job.plan.first_look, job.plan.num_train_examples
+    first, most, num_distinct = plan.num_first_examples, plan.num_train_examples, job.slots.space.num_distinct
     examples = f"{most} {optimizer.scored_on}"
     if optimizer.scored_on == "train examples":
         number = f"{first} to {most}" if first < most else f"{most}"
-        examples = f"{number} of {found.num_train} train examples"
-    lines = [line]
-    if ends_by_cost:
-        lines.append("without max_cost:")
-    lines.append(f"search: about {found.search_calls:,} calls, {found.num_orders:,} {noun}s on {examples}")
-    if found.bootstrap_calls:
-        lines.append(f"bootstrapped demos: at most {found.bootstrap_calls:,} calls")
-    if found.race_calls:
-        lines.append(f"race: about {found.race_calls:,} calls")
-    lines.append(
-        f"final comparison: about {found.final_calls:,} calls, {found.num_finalists} {noun}s on "
-        f"{found.num_selection_examples} of {found.num_selection} selection examples"
-    )
-    of_each = ", ".join(f"{name}: {prompt_count(count)}" for name, count in found.orders.items())
-    return [*lines, f"{prompt_count(found.distinct_prompts)} distinct prompts ({of_each})"]
+        examples = f"{number} of {len(job.splits.train)} train examples"
+    search_calls = plan.program_calls - min(plan.race_calls + plan.final_calls, plan.program_calls)
+    num_orders, num_finalists = (min(n, num_distinct) for n in (search_calls // first, plan.num_finalists))
+    of_each = ", ".join(f"{slot.predictor}: {prompt_count(slot.space.num_distinct)}" for slot in job.slots.slots)
+    return [
+        line,
+        *["without max_cost:"] * ends_by_cost,
+        f"search: about {search_calls:,} calls, {num_orders:,} {noun}s on {examples}",
+        *[f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls),
+        *[f"race: about {plan.race_calls:,} calls"] * bool(plan.race_calls),
+        f"final comparison: about {plan.final_calls:,} calls, {num_finalists} {noun}s on "
+        f"{plan.num_selection_examples} of {len(job.splits.selection)} selection examples",
+        f"{prompt_count(num_distinct)} distinct prompts ({of_each})",
+    ]
 
 
 def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[str, float]] | None:
@@ -234,11 +200,11 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
     if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
-        calls = num_orders * plan.first_look + plan.num_finalists * num_compared
+        calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
         if max_cost < least:
             raise ValueError(
-                f"max_cost={max_cost:g} is too small for {num_orders} orders on {plan.first_look} examples and a final "
-                f"comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
+                f"max_cost={max_cost:g} is too small for {num_orders} orders on {plan.num_first_examples} examples and "
+                f"a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
     return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)

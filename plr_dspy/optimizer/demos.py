@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from dspy.utils.hasher import Hasher
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import takes_trace
-from plr_dspy.optimizer.cost_estimate import token_counter
+from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE, cost_of_attempt, token_counter
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
@@ -28,9 +27,8 @@ from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.files import as_json
-from plr_dspy.scoring.budget import CALL_LIMIT, COST_LIMIT, TIME_LIMIT, Budget
+from plr_dspy.scoring.budget import TIME_LIMIT
 from plr_dspy.scoring.cells import Cell, error_counts
-from plr_dspy.scoring.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +37,6 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
-
-ENDS = {TIME_LIMIT: "a quarter of max_seconds", COST_LIMIT: "a quarter of max_cost", CALL_LIMIT: "max_metric_calls"}
-"""What ended the making of demos, by the limit that was met."""
 
 MOST_UNSEEN = 3
 """Right answers, by calls that nobody saw, after which none is tried any more where none has made a demo."""
@@ -200,35 +195,36 @@ def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
     return rng.choice(demos[:-1]) if rng.random() < 0.5 else demos[-1]
 
 
-def make_attempts(
-    job: Job, ledger: Ledger, budget: Budget, on_call: Callable[[], object], interrupted: threading.Event
-) -> tuple[list[Attempt], Any]:
-    """Run the teacher of a job on one example after the other, until so many of its answers were right.
-
-    When calls, or the share of money or time, are up, the attempts made are all there will be. Where it was the time,
-    what the ledger is to note of it is returned, too.
-    """
-    optimizer: Any = job.optimizer
-    work = TeacherWork(job)
-    prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
-    contents = list(map(digest, job.demo_examples.values()))
-    ledger.number_examples(contents)
-    evaluator = ProgramEvaluator(
+def teacher_of(job: Job, evaluator: Callable[..., ProgramEvaluator]) -> ProgramEvaluator:
+    """Make what runs the teacher of a job on examples, as an evaluator of the compile."""
+    teaching = evaluator(
         job.slots,
-        work,
+        TeacherWork(job),
         names=[f"trainset[{number}]" for number in job.demo_examples],
-        ledger=ledger,
         num_threads=1,
-        max_errors=optimizer.max_errors,
-        on_cell=on_call,
-        budget=budget,
-        interrupted=interrupted,
         ways_out=(
             " of the teacher's calls that make demos. If the teacher is at fault, pass another one, or "
             "candidates='labeled', which needs none where the examples have the outputs; a larger max_errors allows "
             "more failures"
         ),
     )
+    teaching.ledger.number_examples(list(map(digest, job.demo_examples.values())))
+    return teaching
+
+
+def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:
+    """Run the teacher of a job on one example after the other, until so many of its answers were right.
+
+    When calls, or the share of money or time, are up, the attempts made are all there will be. Where it was the time,
+    what the ledger is to note of it is returned, too.
+    """
+    optimizer: Any = job.optimizer
+    ledger, budget, of_student = teaching.ledger, teaching.budget, teaching.budget.expected
+    prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
+    contents = list(map(digest, job.demo_examples.values()))
+    if job.teacher is not None:
+        budget.expect(None if optimizer.max_cost is None else cost_of_attempt(job))
+    budget.allow(BOOTSTRAP_SHARE)
     attempts, stopped, out_of_time, num_unseen = list[Attempt](), False, None, 0
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
         num_right = sum(bool(each.demos) for each in attempts)
@@ -237,10 +233,11 @@ def make_attempts(
         end = [prompt, optimizer.candidates, budget.max_seconds, i]
         stopped = stopped or end in ledger.out_of_time  # A part that goes on has the demos that it had.
         if (prompt, i) not in ledger.cells and not stopped:
-            evaluator.pay({(prompt, i): None})
+            teaching.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
             if budget.refused and not stopped:
-                logger.warning("bootstrapping ended with %s, after %d examples", ENDS[budget.refused], i)
+                told = "bootstrapping, which has a quarter of time and money, ended after %d examples: %s"
+                logger.warning(told, i, budget.refused)
                 out_of_time = end if budget.refused == TIME_LIMIT else None
             stopped = True
             continue
@@ -249,6 +246,9 @@ def make_attempts(
         num_unseen += cell.value is None and not cell.error
         attempts.append(Attempt(number, (prompt, contents[i]), demos, cell))
     ledger.settle()
+    budget.allow(1.0)
+    if job.teacher is not None:
+        budget.expect(of_student)
     if num_right := sum(bool(each.demos) for each in attempts):
         logger.info("bootstrapped demos from %d of %d examples", num_right, len(attempts))
     elif attempts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,26 +11,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
 from pydantic import AfterValidator, Field
-from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE, cost_of_attempt
-from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins
+from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins, teacher_of
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
+from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory, named_predictors
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
-from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +91,7 @@ class PLFewShot(PLReorder):
             num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
             Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
             makes no demo, and is no failure.
-        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
-            Algorithm 1 with draws cut off after a number of demos, which has a distribution of its own.
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
 
     Attributes:
         report: As of `PLReorder`; None where a compile ended before its search began. Demos are named by their numbers
@@ -115,6 +110,7 @@ class PLFewShot(PLReorder):
     elite_fraction: ClassVar[None] = None  # type: ignore[misc]
     num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
+    auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[assignment]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
     embedder: Callable[..., Any] | None = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
@@ -145,8 +141,6 @@ class PLFewShot(PLReorder):
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
-        if self.demos != "fixed" and self.auto == "paper":
-            raise ValueError("auto='paper' orders demos as the paper does, the same for every input: leave out demos")
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
@@ -193,16 +187,11 @@ class PLFewShot(PLReorder):
             findable = dict(sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items()))))
         slots = self._slots(program, examples, findable, attempts)
         if not (slots.slots or attempts):
-            if self.max_metric_calls == 0:
-                raise ValueError(
-                    "max_metric_calls=0 finds demos among the examples as they are, and these lack fields that the "
-                    "predictors read or answer, so that no prompt would show them. Pass calls, such as "
-                    "max_metric_calls=100: then right answers of the program make demos"
-                )
+            cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"
             raise ValueError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
-                "Pass candidates='bootstrapped', so that right answers of the program make demos, or a list of demos "
-                "with the fields of the signature"
+                f"Pass {cure}, so that right answers of the program make demos, or a list of demos with the fields of "
+                "the signature"
             )
         others = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
         if isinstance(slots, RetrievalSlots):
@@ -220,20 +209,12 @@ class PLFewShot(PLReorder):
             "attempts": attempts,
         }
 
-    def _make_demos(self, job: Job, ledger: Ledger, budget: Budget, bar: tqdm, interrupted: threading.Event) -> Job:
+    def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
         """Make the demos that a teacher makes, and lay out the search among them."""
-        if not job.attempts:
-            return job
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
-        of_student = budget.expected
-        if job.teacher is not None:
-            budget.expect(None if self.max_cost is None else cost_of_attempt(job))
-        budget.allow(BOOTSTRAP_SHARE)
-        attempts, out_of_time = make_attempts(job, ledger, budget, bar.update, interrupted)
-        budget.allow(1.0)
-        if job.teacher is not None:
-            budget.expect(of_student)
+        teaching = teacher_of(job, evaluator)
+        attempts, out_of_time = make_attempts(job, teaching)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
@@ -243,12 +224,12 @@ class PLFewShot(PLReorder):
                 "choose from: raise it; with log_dir, the next compile goes on from there"
             )
         if out_of_time:
-            ledger.note({"out_of_time": out_of_time})
+            teaching.ledger.note({"out_of_time": out_of_time})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=job.planned())
         if job.plan.max_metric_calls is not None:
-            budget.max_calls = job.plan.max_metric_calls + len(attempts)
+            teaching.budget.max_calls = job.plan.max_metric_calls + len(attempts)
         return job
 
     def _slots(

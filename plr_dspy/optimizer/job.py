@@ -145,12 +145,6 @@ def as_plain_data(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else digest(value)
 
 
-def finds_demos(program: Any) -> bool:
-    """Whether a predictor of a program finds its demos for each input."""
-    predictors = named_predictors(program) if isinstance(program, dspy.Module) else ()
-    return any(isinstance(predictor, RetrievingPredict) for _, predictor in predictors)
-
-
 def prepare(
     optimizer: Reorderer,
     student: dspy.Module,
@@ -183,16 +177,11 @@ def prepare(
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
     if isinstance(optimizer.metric, SetMetric):
         optimizer.metric.check(splits.train, splits.selection)
-    num_usable = len(job.scored_examples)
-    if num_usable < FEW_EXAMPLES and optimizer.chooses_by_score:
-        fewer = num_usable < len(examples)
+    if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
-            "only %d %sexamples can score orders of the demos%s. On so few, chance alone moves the score of an order "
-            "by %.2f, so little can be found: pass 100 examples or more",
-            num_usable,
-            f"of the {len(examples)} " * fewer,
-            " (the others are demos, or given twice)" * fewer,
-            (0.25 / num_usable) ** 0.5,
+            "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
+            "alone moves the score of an order by %.2f, so little can be found: pass 100 examples or more",
+            *(num_usable, len(examples), (0.25 / num_usable) ** 0.5),
         )
     return replace(job, plan=job.planned())
 
@@ -201,22 +190,17 @@ def _checked_copy(
     optimizer: Reorderer, student: dspy.Module, trainset: Examples, valset: Examples
 ) -> tuple[dspy.Module, CalibratedProgram | None]:
     """Check what the user passes, and return `program` and `calibrated_student` of the job."""
-    for hook in ("plan", "search", "work", "check"):
-        if not callable(getattr(optimizer, hook)):  # a user's subclass keeps something under its name
-            raise TypeError(
-                f"{type(optimizer).__name__}.{hook} must be the method of {optimizer.name}: rename the attribute"
-            )
     optimizer.check_together()  # They may have been set since.
-    if finds_demos(student) and not optimizer.takes_found:
-        raise ValueError(
-            f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
-            f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
-        )
     calibrated = None
     if isinstance(student, CalibratedProgram) and optimizer.calibrate is not False:
         calibrated, student = student, student.program
     datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
     check_given(student, name=optimizer.student_name, **datasets)
+    if any(isinstance(predictor, RetrievingPredict) for predictor in student.predictors()):
+        raise ValueError(
+            f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
+            f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
+        )
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
     # `log_dir` would be found again.

@@ -124,6 +124,7 @@ class PLReorder(Reorderer):
         """Raise a ValueError where arguments do not go together."""
         if self.auto is None and self.max_metric_calls is None:
             raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
+        asked = self._needing_logprobs
         if self.calibrate is not False and self.signal == "score":
             raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
         if self.calibrate is not False and isinstance(self.metric, RecallAtPrecision):
@@ -131,9 +132,23 @@ class PLReorder(Reorderer):
                 "calibrate: RecallAtPrecision takes the best threshold of any calibration: leave calibrate out, and "
                 "pass a student that BatchCalibration(), without this metric, has calibrated"
             )
-        if self.auto == "paper" and (self.calibrate is not False or self.signal == "logprobs"):
-            what = "calibrate" if self.calibrate is not False else "signal='logprobs'"
-            raise ValueError(f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {what}")
+        if self.auto == "paper" and asked:
+            raise ValueError(
+                f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {asked}"
+            )
+
+    @property
+    def _needing_logprobs(self) -> str:
+        """The argument that needs the log-probabilities of labels, if any."""
+        return "calibrate" if self.calibrate is not False else "signal='logprobs'" * (self.signal == "logprobs")
+
+    def _no_logprobs(self, reason: str) -> str:
+        """Say that there are no log-probabilities, and what to do."""
+        of_one = "; BatchCalibration(predictor=...) calibrates one predictor of several"
+        return (
+            f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
+            f"out to go on with scores{of_one * (self.calibrate is not False)}"
+        )
 
     @property
     def balanced(self) -> bool:  # type: ignore[override]
@@ -162,8 +177,8 @@ class PLReorder(Reorderer):
 
         A ValueError says where they do not and must be read, and where shares of labels do not fit the labels.
         """
-        calibrating, one_prompt = self.calibrate is not False, job.slots.space.num_distinct < 2
-        if calibrating and one_prompt:
+        one_prompt = job.slots.space.num_distinct < 2
+        if self.calibrate is not False and one_prompt:
             raise ValueError(
                 "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
                 "program to BatchCalibration"
@@ -174,15 +189,8 @@ class PLReorder(Reorderer):
         if isinstance(found, LabelWork):
             label_shares(self.calibrate, found)
             return found
-        if calibrating:
-            raise ValueError(
-                f"calibrate=True is not possible: {found}. Leave it out; if one predictor of several has labels, "
-                "calibrate the program that comes out with BatchCalibration(predictor=...)"
-            )
-        if self.signal == "logprobs" and found:
-            raise ValueError(
-                f"signal='logprobs' is not possible: {found}. Pass signal='auto', which takes scores in this case"
-            )
+        if found and self._needing_logprobs:
+            raise ValueError(self._no_logprobs(found))
         work = super().work(job)
         work.signal = Signal(used="score", reason=found, labels=[])
         return work
@@ -210,26 +218,21 @@ class PLReorder(Reorderer):
         """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
         if not isinstance(work, LabelWork):
             return None
-        calibrating = self.calibrate is not False
-        required = calibrating or self.signal == "logprobs"
+        required = bool(self._needing_logprobs)
         cell = _telling_cell(job, scorer, work, required=required)
-        if cell is not None and cell.label_logprobs is None:
-            work.requests.wanted = False
-            failed = cell.outcome == FAILED
-            without = "the first calls failed" if failed else "the first answers came without any"
-            reason = work.reason or ("" if failed else work.lacking) or without
-            if required and failed:
-                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+        if cell is None or cell.label_logprobs is not None:
+            shares = label_shares(self.calibrate, work)
+            return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
+        work.requests.wanted = False
+        reason = work.reason or work.lacking or "the first answers came without any"
+        if cell.outcome == FAILED:
+            reason = work.reason or "the first calls failed"
             if required:
-                asked = "calibrate=True" if calibrating else "signal='logprobs'"
-                cure = "Leave it out" if calibrating else "Pass signal='auto'"
-                raise NoProbabilities(
-                    f"{asked} needs the log-probabilities of labels, and there are none: {reason}. {cure} to go on "
-                    "with scores"
-                )
-            work.signal = Signal(used="score", reason=reason, labels=[])
-            return None
-        return label_responses(scorer, work, label_shares(self.calibrate, work), calibrating=calibrating)
+                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+        if required:
+            raise NoProbabilities(self._no_logprobs(reason))
+        work.signal = Signal(used="score", reason=reason, labels=[])
+        return None
 
 
 def label_work(job: Job) -> LabelWork | str:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import sys
-import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,17 +27,7 @@ from plr_dspy.programs.calls import models_of, own_copy
 from plr_dspy.programs.copies import language_models, named_predictors
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.report.data import (
-    Alternative,
-    BestOfNumber,
-    Candidate,
-    Confusion,
-    ProgramState,
-    Report,
-    Retrieval,
-    Signal,
-    SlotReport,
-)
+from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, Retrieval, Signal, SlotReport
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime.redaction import Redactor
@@ -63,6 +53,9 @@ def build_report(
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
+    errors = error_counts(scorer.ledger.cells.items(), names)
+    if job.attempts:
+        errors = [*attempt_errors(job.attempts), *errors]
     # Without calls a rule stands where the original does.
     original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
     return Report(
@@ -80,10 +73,10 @@ def build_report(
             )
             for result in outcome.candidates
         ],
-        signal=signal and signal.model_copy(update={"leaning": outcome.leaning}),
+        signal=signal,
         tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
         cost=None if no_price else cost_of(scorer.ledger.tokens),
-        errors=[*attempt_errors(job.attempts), *error_counts(scorer.ledger.cells.items(), names)],
+        errors=errors,
         confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
@@ -95,20 +88,16 @@ def build_report(
 
 def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
     """Count the labels that both programs answered, where the metric is one of labels over a set."""
-    from sklearn.metrics import confusion_matrix  # not before, for it takes its time
-
     metric, examples = job.optimizer.metric, job.scored_examples
     if not isinstance(metric, LabelMetric) or not outcome.answered:
         return None
     facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
     labels = sorted(set(facts))
-    numbers = {label: number for number, label in enumerate(labels)}
 
     def table(answers: Iterable[Any]) -> list[list[int]]:
-        told = [numbers.get(metric.label_of(each), len(labels)) for each in answers]
-        counts = confusion_matrix([numbers[fact] for fact in facts], told, labels=range(len(labels) + 1))
-        rows: list[list[int]] = counts[:-1].tolist()  # No example has a label that is none of them.
-        return rows
+        counts = Counter(zip(facts, map(metric.label_of, answers), strict=True))
+        rows = [[counts[fact, label] for label in labels] for fact in labels]
+        return [[*row, facts.count(fact) - sum(row)] for fact, row in zip(labels, rows, strict=True)]
 
     _, before, after = zip(*outcome.answered, strict=True)
     return Confusion(labels=labels, original=table(before), returned=table(after))
@@ -162,20 +151,18 @@ class ExpectedScore:
     offsets: Sequence[float]
     score: float
     num_examples: int
-    interval: tuple[float, float] | None
+    interval: tuple[float, float]
 
 
 def expected_scores(compilation: Compilation, outcome: Outcome) -> list[ExpectedScore]:
     """All that was scored, best first.
 
     A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
-    means. The paper's algorithm chooses by the selection split alone: there, these are the finalists.
+    means.
     """
     original, scores = compilation.original, compilation.scores()
-    if not (compilation.plan.racing and scores):
-        number = outcome.comparison.num_examples if outcome.comparison else 0
-        best_first = sorted(outcome.candidates, key=lambda result: -result.score)
-        return [ExpectedScore(result.ordering, (), result.score, number, None) for result in best_first]
+    if not scores:
+        return []
     fitted, found = outcome.fitted, []
     fitted = fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
@@ -219,19 +206,19 @@ def choice_of_demos(
     assert isinstance(slots, PoolSlots)
     return {
         "best_by_number": [
-            BestOfNumber(
-                num_demos=number,
-                ordering=slots.permutations(each.ordering),
-                score=each.score,
-                interval=each.interval,
-                num_examples=each.num_examples,
-                tokens=slots.tokens(each.ordering),
-            )
-            for number, each in best.items()
+            _alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.permutations(each.ordering))
+            for n, each in best.items()
         ],
         "retrieval": _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None,
         "vote": _vote(job, slots),
     }
+
+
+def _alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) -> Alternative:
+    """Make the report's row of what was scored."""
+    tokens = slots.tokens(each.ordering)
+    expected: Any = {"score": each.score, "interval": each.interval, "num_examples": each.num_examples}
+    return Alternative(name=name, tokens=tokens, **expected, **more)
 
 
 def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> Retrieval:
@@ -256,12 +243,10 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
         text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
         num_pooled=number,
         alternatives=[
-            Alternative(
-                name=kind,
-                score=each.score,
-                interval=each.interval,
-                num_examples=each.num_examples,
-                tokens=slots.tokens(each.ordering),
+            _alternative(
+                slots,
+                each,
+                kind,
                 found_tokens=slots.found_tokens(each.ordering),
                 cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
             )
@@ -300,33 +285,26 @@ def log_to_mlflow(report: Report) -> None:
     """Log a report to the active MLflow run; do nothing where MLflow is not imported, or no run is active.
 
     Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
-    programs; the report is ``reorder_report.json``, with matplotlib also ``reorder_report.html``.
+    programs; the report is ``reorder_report.json``, its figure, with matplotlib, ``reorder_report.png``.
     """
     mlflow: Any = sys.modules.get("mlflow")
     try:
-        if not (run := getattr(mlflow, "active_run", lambda: None)()):
+        if not getattr(mlflow, "active_run", lambda: None)():
             return
         scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
         if report.signal is not None:
             scalars["signal_used"] = report.signal.used
         mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
-        found: list[tuple[str, float, int]] = [("reorder.program_calls", report.program_calls["total"], 0)]
-        if report.cost is not None:
-            found.append(("reorder.cost", report.cost, 0))
-        for round_ in report.history:
-            found.append(("reorder.best_score", round_.best_score_so_far, round_.program_calls))
-            found.append(("reorder.mean_score", round_.mean_score, round_.program_calls))
-            found.append(("eval", 100 * round_.best_score_so_far, round_.program_calls))
+        found = {"program_calls": report.program_calls["total"], "cost": report.cost}
         if report.comparison is not None:
-            for name in ("original", "chosen", "gain"):
-                found.append((f"reorder.{name}", getattr(report.comparison, name), 0))
-        now = int(1_000 * time.time())
-        metrics = [mlflow.entities.Metric(name, float(value), now, step) for name, value, step in found]
-        mlflow.MlflowClient().log_batch(run.info.run_id, metrics=metrics)
+            found |= {name: getattr(report.comparison, name) for name in ("original", "chosen", "gain")}
+        mlflow.log_metrics({f"reorder.{name}": value for name, value in found.items() if value is not None}, step=0)
+        for round_ in report.history:
+            best = round_.best_score_so_far
+            told = {"reorder.best_score": best, "reorder.mean_score": round_.mean_score, "eval": 100 * best}
+            mlflow.log_metrics(told, step=round_.program_calls)
         mlflow.log_dict(report.to_dict(), "reorder_report.json")
         with contextlib.suppress(ImportError):  # no matplotlib
-            from plr_dspy.report.figure import page
-
-            mlflow.log_text(page(report), "reorder_report.html")
+            mlflow.log_figure(report.plot(), "reorder_report.png")
     except Exception as error:  # of whatever stores it, wherever that is; the compile is paid for
         logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +15,7 @@ from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, finds_demos, prepare
+from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.plreorder import label_responses, label_work
 from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
@@ -44,7 +43,6 @@ class RandomSample(Reorderer):
     name = "order_sensitivity"
     student_name, trainset_name = "program", "dataset"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
-    takes_found = True
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
@@ -73,19 +71,16 @@ class RandomSample(Reorderer):
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
         prepared = prepare(self, program, dataset, [], seed=self.seed)
-        num_distinct, finds = prepared.slots.space.num_distinct, finds_demos(program)
+        num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
             raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         with self._open(prepared) as (job, work, scorer, _):
             orders, num_examples = self.search(job, job.plan).ask(), job.plan.num_train_examples
-            if finds:  # Whether the nearest stands last or first is asked before all others.
-                turned = tuple(items[::-1] for items in orders[0])
-                orders = list(dict.fromkeys([orders[0], turned, *orders]))[: len(orders)]
             while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
                 num_examples -= 1
             few = range(min(num_examples, -(-ENOUGH_ANSWERS // len(orders))))
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
-            FirstSigns(scorer, num_train=num_examples, sample=lambda: work.sample, by_scores=False).check()
+            FirstSigns(scorer, num_examples, lambda: work.sample, by_scores=False).check()
             asked = range(num_examples)
             scorer.table(orders, asked)
             responses = None
@@ -98,34 +93,24 @@ class RandomSample(Reorderer):
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
             table, ended = np.array(rows), outcomes != FAILED
             table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-            low, high = scorer.influence.bounds if scorer.influence else (-np.inf, np.inf)
+            bounds = scorer.influence.bounds if scorer.influence else None
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
-                found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=self.seed)
-                means = np.clip(scores.mean(axis=1), low, high)
-                interval = [min(each, (high - low) / 2) for each in found.interval]
-                gains = [min(each, float(high - means[0])) for each in (found.gain, *found.gain_interval)]
+                sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
-                    scores=means.tolist(),
-                    num_distinct=num_distinct,
+                    scores=np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))).tolist(),
                     num_examples=scores.shape[1],
-                    p_value=found.p_value,
-                    noise=found.noise,
-                    deviation=min(found.deviation, (high - low) / 2),
-                    deviation_interval=(interval[0], interval[1]),
-                    num_searched=num_searched,
-                    expected_gain=gains[0],
-                    gain_interval=(gains[1], gains[2]),
                     program_calls=scorer.budget.calls,
+                    **sizes,
+                    **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
                     **more,
                 )
 
             calibrated = None
             if responses is not None and (moved := _calibrated_scores(responses, orders, examples, table)) is not None:
                 calibrated = sensitivity(moved, num_unusable=0)
-            found = sensitivity(table, num_unusable=int((outcomes == WRONG).sum()), calibrated=calibrated)
-            return replace(found, turned=found.scores[1]) if finds else found
+            return sensitivity(table, num_unusable=int((outcomes == WRONG).sum()), calibrated=calibrated)
 
 
 def order_sensitivity(
@@ -145,9 +130,8 @@ def order_sensitivity(
     """Say whether the order of a program's demos matters, and what a search might gain.
 
     Scores the program's own order and random ones, all on the same examples: as many as ``max_metric_calls`` pays
-    for, drawn from those that the demos do not show. Where demos are found for each input, the order the other way
-    round is among them. 300 calls find the effect in 6 to 9 of 10 programs whose orders have a standard deviation of 10
-    points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
+    for, drawn from those that the demos do not show. 300 calls find the effect in 6 to 9 of 10 programs whose orders
+    have a standard deviation of 10 points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
 
     Of a classifier whose endpoint gives log-probabilities, the same calls also tell how far apart the orders lie once
     they are calibrated, which needs no search: see `BatchCalibration`. An order that an optimizer chose on these very

@@ -1,4 +1,4 @@
-"""The report of a compile: plain data that saves to JSON, a text, a figure, and a page."""
+"""The report of a compile: plain data that saves to JSON, a text, and a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[15] = 15
+SCHEMA_VERSION: Literal[16] = 16
 """The version of the JSON format."""
 
 
@@ -96,29 +96,16 @@ class SlotReport(Part):
         return any("ranking" in state for state in self.distributions)
 
 
-class BestOfNumber(Part):
-    """The best arrangement found of a number of demos.
-
-    Demos and tokens, as GPT-4o counts them, are those of all predictors together; `ordering` has demo indices by
-    position, for each slot; the score, with its 95 % interval, is the mean that is expected on new examples.
-    """
-
-    num_demos: int
-    ordering: dict[str, list[int]]
-    score: float
-    num_examples: int
-    tokens: int
-    interval: tuple[float, float] | None = None
-
-
 class Alternative(Part):
     """What one way to show demos is expected to score; or a vote, for which `interval` is None.
 
     Attributes:
-        name: Such as "no demos", "the best fixed demos", "the nearest demos".
-        score, interval: As in `BestOfNumber`.
-        num_examples, tokens: Examples that it was scored on, and tokens of the demos that it shows, about.
-        found_tokens: Those of them that differ by input, so that no prefix cache serves them.
+        name: Such as "3 demos", "no demos", "the best fixed demos", "the nearest demos".
+        score, interval: The mean that is expected on new examples, with its 95 % interval.
+        num_examples, tokens: Examples that it was scored on, and tokens of the demos that it shows, about: those of all
+            predictors together, as GPT-4o counts them.
+        num_demos, ordering: Demos that it shows, and their indices by position, for each slot; of `best_by_number`.
+        found_tokens: Tokens of demos that differ by input, so that no prefix cache serves them.
         cost: US dollars for these tokens in 1,000 predictions; None where the model's price is not known.
     """
 
@@ -127,6 +114,8 @@ class Alternative(Part):
     num_examples: int
     tokens: int
     interval: tuple[float, float] | None = None
+    num_demos: int = 0
+    ordering: dict[str, list[int]] = {}
     found_tokens: int = 0
     cost: float | None = None
 
@@ -202,14 +191,6 @@ class ErrorCount(Part):
     examples: list[str]
 
 
-class Leaning(Part):
-    """On which share of examples each label is `right`, ``[L]``, several sharing one, and each order answers it."""
-
-    right: list[float]
-    original: list[float]
-    chosen: list[float]
-
-
 class Signal(Part):
     """What the search learnt from a call.
 
@@ -221,7 +202,6 @@ class Signal(Part):
     used: str
     reason: str
     labels: list[str]
-    leaning: Leaning | None = None
 
 
 class CalibrationEffect(Part):
@@ -281,8 +261,8 @@ class Report(Part):
         calibration: What calibration does to the original order and to the chosen one; None where the calls brought no
             log-probabilities. With ``calibrate`` in the settings, all scores but those of the history are calibrated.
         program_calls: Program calls by what they were made for: "bootstrap" (of demos), "search", "race" of the best
-            orders, "final" comparison, the "original" order there, "unused" (of a `log_dir`: failed, lost, or made for
-            another course), in "total", and "resumed": before, from `log_dir`.
+            orders, "final" comparison, "unused" (of a `log_dir`: failed, lost, or made for another course), in "total",
+            and "resumed": before, from `log_dir`.
         tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
             prices; None where no price is known for a model.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
@@ -314,8 +294,8 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[15] = SCHEMA_VERSION
-    best_by_number: list[BestOfNumber] = []
+    schema_version: Literal[16] = SCHEMA_VERSION
+    best_by_number: list[Alternative] = []
     retrieval: Retrieval | None = None
     vote: Alternative | None = None
     confusion: Confusion | None = None
@@ -326,7 +306,7 @@ class Report(Part):
         return self.retrieval is not None and self.retrieval.rule is not None
 
     @property
-    def chosen_of_number(self) -> BestOfNumber | None:
+    def chosen_of_number(self) -> Alternative | None:
         """The chosen arrangement among `best_by_number`; None where no fixed demos were chosen."""
         if self.retrieves:
             return None
@@ -363,22 +343,13 @@ class Report(Part):
         return text.details(self)
 
     def plot(self) -> Figure:
-        """Draw the scores by program calls and by number of demos, and where each predictor's demos should stand.
+        """Draw the scores by program calls, and by number of demos.
 
         Notebooks show the figure, `savefig` writes it. It needs matplotlib, which is in the extra `plots`.
         """
         from plr_dspy.report.figure import figure
 
         return figure(self)
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of the text, the figure and the demos; the file appears whole or not at all.
-
-        The page has no script, and nothing from any other address. It needs matplotlib, as `plot` does.
-        """
-        from plr_dspy.report.figure import page
-
-        write_atomically(Path(path), page(self).encode())
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

@@ -1,32 +1,25 @@
-"""Draws the figure of a report, and writes the page with it. This module needs matplotlib."""
+"""Draws the figure of a report. This module needs matplotlib."""
 
 from __future__ import annotations
 
-import base64
 import io
-import warnings
-from functools import partial
-from html import escape
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.text import details, is_scored_by_metric, noun, scores_of_both
+from plr_dspy.report.text import is_scored_by_metric, scores_of_both
 
 try:
     import matplotlib
     from matplotlib.axes import Axes
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
 except ImportError as error:
     raise ImportError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
 
 if TYPE_CHECKING:
-    from plr_dspy.report.data import Report, SlotReport
+    from plr_dspy.report.data import Report
 
-WIDTH = 7.0
-"""Of the figure, in inches."""
+WIDTH, HEIGHT = 7.0, 3.0
+"""Of a panel, in inches."""
 
 BLUE, PALE, ORANGE, GREY = "#2b7fc4", "#6aa9dd", "#e07b00", "#80868f"
 """Colours that can be told apart by eyes that see no red or green."""
@@ -37,17 +30,7 @@ STYLE: dict[Any, Any] = {
     "axes.labelsize": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "svg.fonttype": "none",  # A browser has fonts for more signs than matplotlib.
-    "svg.hashsalt": "plr_dspy",
 }
-
-CSS = """
-:root { color-scheme: light dark; }
-body { margin: 0 auto; padding: 1rem; max-width: 60rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-pre, dd { white-space: pre-wrap; }
-img { width: 100%; background: #fff; }
-summary { cursor: pointer; }
-"""
 
 
 class Picture(Figure):
@@ -61,72 +44,19 @@ class Picture(Figure):
 
 def figure(report: Report) -> Figure:
     """Draw a figure with a panel for each thing that there is to show."""
-    panels: list[tuple[float, Any]] = []
+    panels: list[Callable[[Axes, Report], None]] = []
     if report.comparison is not None or (report.history and is_scored_by_metric(report)):
-        panels.append((3.2, partial(_draw_scores, report=report)))
+        panels.append(_draw_scores)
     if report.best_by_number:
-        panels.append((2.8, partial(_draw_numbers, report=report)))
-    for slot in report.slots:
-        if slot.blocks and all(PlackettLuce.from_state(state).length for state in slot.distributions):
-            rows = slot.num_demos * (0.26 if slot.num_demos <= 16 else 0.16)
-            panels.append((1.4 + rows, partial(_draw_places, slot=slot)))
-    if not panels:
-        empty = Picture(figsize=(WIDTH, 1.0))
-        empty.text(0.5, 0.5, f"Nothing to show: {report.stopped}", ha="center", va="center", parse_math=False)
-        return empty
-    heights = [height for height, _ in panels]
+        panels.append(_draw_numbers)
+    number = max(1, len(panels))
     with matplotlib.rc_context(STYLE):
-        whole = Picture(figsize=(WIDTH, sum(heights)), layout="constrained")
-        parts = whole.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for part, (_, draw) in zip(parts, panels, strict=True):
-            draw(part.subplots())
+        whole = Picture(figsize=(WIDTH, HEIGHT * number), layout="constrained")
+        if not panels:
+            whole.text(0.5, 0.5, f"Nothing to show: {report.stopped}", ha="center", va="center", parse_math=False)
+        for part, draw in zip(whole.subfigures(number, 1, squeeze=False)[:, 0], panels, strict=False):
+            draw(part.subplots(), report)
     return whole
-
-
-def page(report: Report) -> str:
-    """Write a page of HTML that needs nothing else: the text, the figure, and the demos of each predictor."""
-    what = "choice of demos" if noun(report) == "arrangement" else "order of the demos"
-    title = escape(f"{report.settings.get('method', 'PLReorder')}: the {what}")
-    image = io.BytesIO()
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # A browser has the signs that fonts here lack.
-        figure(report).savefig(image, format="svg", metadata={"Date": None})
-    body = "\n".join(map(_demos, report.slots))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{CSS}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<pre>{escape(details(report))}</pre>
-<img alt="Scores by program calls, and demos by place"
- src="data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}">
-{body}
-</body>
-</html>
-"""
-
-
-def _demos(slot: SlotReport) -> str:
-    """List the demos that a predictor shows, in their order; each opens to its fields."""
-    items = ""
-    for number in slot.ordering:
-        demo, origin = slot.demos[number], f" ({slot.origins[number]})" if slot.origins else ""
-        fields = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in demo.items())
-        summary = f"demo {number}{origin}: {shorten(next(iter(demo.values()), ''), 120)}"
-        items += f"<li><details><summary>{escape(summary)}</summary><dl>{fields}</dl></details></li>\n"
-    shown = f"{len(slot.ordering)} of {slot.num_demos} demos, as the prompt shows them"
-    return f"<h2>{escape(slot.predictor)}: {shown}</h2>\n<ul>\n{items}</ul>"
-
-
-def shorten(text: str, width: int) -> str:
-    """Write the text in one line of at most so many characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def _draw_scores(axis: Axes, report: Report) -> None:
@@ -170,32 +100,3 @@ def _draw_numbers(axis: Axes, report: Report) -> None:
     axis.set_xlabel("demos (orange: chosen)")
     axis.set_ylabel("score, 95 % interval")
     axis.set_title("Best score of each number of demos")
-
-
-def _draw_places(axis: Axes, slot: SlotReport) -> None:
-    """Draw how probable each demo (row) is at each place (column) of the longest prompt, and where the chosen is."""
-    count = slot.num_demos
-    if slot.is_pool:
-        table = PlackettLuce.from_state(slot.distributions[0]).marginals().numpy()[:, ::-1]
-    else:
-        table = np.eye(count)
-        for block, state in zip(slot.blocks, slot.distributions, strict=True):
-            table[np.ix_(block, block)] = PlackettLuce.from_state(state).marginals().numpy()
-    places = table.shape[1]
-    shades = LinearSegmentedColormap.from_list("from nothing to blue", [f"{BLUE}00", BLUE])
-    # Of many demos most probabilities are small beside the largest: the root tells them apart.
-    norm = PowerNorm(1.0 if count <= 16 else 0.5, vmin=0.0, vmax=max(float(table.max()), min(1.0, 3 / count)))
-    image = axis.imshow(table, cmap=shades, norm=norm, aspect="auto", interpolation="none")
-    axis.figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02)
-    columns = range(places - len(slot.ordering), places)
-    axis.plot(columns, slot.ordering, "o", color=ORANGE, markersize=max(3.0, min(8.0, 90 / count)))
-    captions = [
-        shorten(f"{number}: {' → '.join(shorten(text, 18) for text in demo.values()) or 'in no prompt'}", 44)
-        for number, demo in enumerate(slot.demos)
-    ]
-    axis.set_yticks(range(count), captions, fontsize=8 if count <= 16 else 6.5, parse_math=False)
-    names = ["last", *map(str, range(2, places + 1))][::-1]
-    step = -(-places // 16)
-    axis.set_xticks(range(places)[::-step], names[::-step])
-    axis.set_xlabel("place, counted back from the question (dot: in the chosen order)")
-    axis.set_title(f"{shorten(slot.predictor, 36)}: probability of each demo at each place", parse_math=False)

@@ -29,7 +29,6 @@ class OrderSensitivity:
         num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
         expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
             better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
-        turned: Score of the order the other way round, where demos are found for each input; None elsewhere.
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
     """
 
@@ -46,7 +45,6 @@ class OrderSensitivity:
     gain_interval: tuple[float, float]
     program_calls: int
     calibrated: OrderSensitivity | None = None
-    turned: float | None = None
 
     @property
     def matters(self) -> bool:
@@ -58,10 +56,9 @@ class OrderSensitivity:
         return asdict(self)
 
     def __str__(self) -> str:
-        turned = "" if self.turned is None else f", the same demos the other way round {self.turned:.3f}"
         said = (
             f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
-            f"examples, the program's own {self.scores[0]:.3f}{turned} ({self.program_calls:,} program calls)."
+            f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls)."
         )
         num_answers = len(self.scores) * self.num_examples
         if 2 * self.num_unusable > num_answers:
@@ -70,10 +67,9 @@ class OrderSensitivity:
                 "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
                 "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
-        search = "PLReorder" if self.turned is None else "PLFewShot with demos='retrieved'"
-        said, advice, calibrated = f"{said}\n{self._finding()}", self._advice(search), self.calibrated
+        said, advice, calibrated = f"{said}\n{self._finding()}", self._advice("PLReorder"), self.calibrated
         if calibrated is not None:
-            own, after = calibrated.scores[0], calibrated._advice(f"{search} with calibrate=True")
+            own, after = calibrated.scores[0], calibrated._advice("PLReorder with calibrate=True")
             said += (
                 f"\nCalibrated, they {calibrated._range()}, the program's own {own:.3f}, by the same calls. "
                 f"{calibrated._finding()}"

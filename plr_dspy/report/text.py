@@ -23,23 +23,10 @@ ENOUGH_COMPARED = 0.8
 FEW_EXAMPLES = 30
 """With fewer, chance decides which order looks best."""
 
-ENOUGH_ALONE = 8
-"""Fewer examples of the final comparison say nothing by themselves."""
-
 BUDGET = "budget used up"
 """The reason for its end that a search gives when it used all of its calls."""
 
 EXPECTED = "expected on new examples"
-
-PHASES = {
-    "bootstrap": "bootstrapped demos",
-    "search": "search",
-    "race": "race of the best",
-    "final": "final comparison",
-    "original": "original one there",
-    "unused": "not used",
-}
-"""The names that texts give to what program calls are spent on, by their names in a report."""
 
 Interval: TypeAlias = tuple[float, float, float]
 """A score, and the ends of its interval."""
@@ -53,7 +40,7 @@ def summary(report: Report) -> str:
 def details(report: Report) -> str:
     """Say all that a report holds, but for the rounds and most settings."""
     settings, c = report.settings, report.comparison
-    calls = {what: report.program_calls.get(phase, 0) for phase, what in PHASES.items()}
+    calls = {phase: n for phase, n in report.program_calls.items() if n and phase not in ("total", "resumed")}
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
         *_claims(report),
@@ -61,9 +48,9 @@ def details(report: Report) -> str:
         f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
         f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} to compare at the end",
     ]
-    if any(calls.values()):
-        lines.append("calls: " + ", ".join(f"{what} {count:,}" for what, count in calls.items() if count))
-    if c is not None and c.gain and c.num_examples >= ENOUGH_ALONE:
+    if calls:
+        lines.append("calls: " + ", ".join(f"{phase} {count:,}" for phase, count in calls.items()))
+    if c is not None and c.gain:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
         lines.append(
             f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
@@ -74,6 +61,9 @@ def details(report: Report) -> str:
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
         lines.append(f"{slot.predictor}: {order}")
+        for number in slot.ordering:
+            origin = f" ({slot.origins[number]})" if slot.origins else ""
+            lines.append(f"  demo {number}{origin}: {' → '.join(shorten(t, 40) for t in slot.demos[number].values())}")
     for best in report.best_by_number:
         told = f"best of {best.num_demos} demos: score {best.score:.3f}"
         if best.interval is not None:
@@ -88,18 +78,8 @@ def details(report: Report) -> str:
 
 
 def result(report: Report) -> str:
-    """Give both scores in a few words, with how sure the difference is, and what the compile cost."""
-    c, stays = report.comparison, f"the {original_name(report)} stays"
-    calls = f"{report.program_calls['total']:,} calls{_cost(report)}"
-    if c is None:
-        what = stays if original_stays(report) else "the order is not compared with the original one"
-        return f"{what} ({report.stopped}), {calls}"
-    ((before, *_), (after, *_)), where = scores_of_both(report, c)
-    if original_stays(report):
-        return f"{stays}, {score(before, c)} {where}, {calls}"
-    chance = "" if c.probability >= MIN_WIN_PROBABILITY else " (may be chance)"
-    sure = f"better with probability {c.probability:.2f}{chance}"
-    return f"{score(before, c)} -> {score(after, c)} {where}, {sure}, {calls}"
+    """Say in a line what came of a compile, and what it cost."""
+    return f"{_verdict(report)[0]}; {report.program_calls['total']:,} calls{_cost(report)}; {report.stopped}"
 
 
 def original_stays(report: Report) -> bool:
@@ -140,6 +120,12 @@ def dollars(cost: float) -> str:
 def prompt_count(count: float) -> str:
     """Write a number of prompts in full, or as a power of ten where nobody would read it."""
     return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Write the text in one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
 def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
@@ -224,7 +210,7 @@ def _verdict(report: Report) -> list[str]:
     if c is None and report.retrieves and not report.history:
         return ["no call was made: this is the rule that needs no search, and its gain is not known"]
     if c is None and report.evidence is not None:
-        return [*_advice(report), f"the {name} stays"]
+        return [f"the {name} stays", *_advice(report)]
     if c is None:
         ended = report.stopped.startswith((BUDGET, "all "))
         said = f"nothing was compared with the {name}, which stays"
@@ -279,22 +265,13 @@ def _advice(report: Report) -> list[str]:
 
 
 def _learnt(report: Report) -> list[str]:
-    """Say what the search learnt from, and how far the orders lean to a label."""
+    """Say what the search learnt from."""
     signal = report.signal
     if signal is None or not report.history:  # What an endpoint gives is known after the first call.
         return []
     if signal.used == "score":
         return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
-    lines = ["learnt from the probabilities of labels that came with the calls"]
-    if (leaning := signal.leaning) is not None:
-        most = max(range(len(signal.labels)), key=lambda i: leaning.original[i] - leaning.right[i])
-        shares = leaning.right, leaning.original, leaning.chosen
-        right, before, after = (f"{100 * share[most]:.0f} %" for share in shares)
-        when = "before calibration, " if report.settings.get("calibrate") else ""
-        chosen = "" if original_stays(report) else f", the chosen {noun(report)} on {after}"
-        answers = f"the {original_name(report)} answers {signal.labels[most]!r} on {before} of the examples"
-        lines.append(f"{when}{answers}{chosen}; that label is right on {right}")
-    return lines
+    return ["learnt from the probabilities of labels that came with the calls"]
 
 
 def _calibration(report: Report) -> list[str]:

@@ -27,13 +27,11 @@ class Retrieval:
         rule: Which of them are shown.
         guarded: Whether a call must say which example it scores: then one from a thread that does not know it is an
             error, and no leak.
-        order: Numbers of the demos that the rule shows, in another order; None for its own.
     """
 
     pool: Pool
     rule: Rule
     guarded: bool = False
-    order: tuple[int, ...] | None = None
 
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
@@ -44,8 +42,7 @@ class Retrieval:
                 "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
                 "or pass demos='fixed'"
             )
-        shown = [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
-        return shown if self.order is None else [shown[i] for i in self.order if i < len(shown)]
+        return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
 
 
 class RetrievingPredict(dspy.Predict):

@@ -15,12 +15,12 @@ import orjson
 
 from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
 from plr_dspy.programs.identity import digest
-from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
+from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import Ordering, OrderingSpace
+from plr_dspy.search.space import Ordering
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5
 """Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
@@ -218,34 +218,6 @@ class RetrievalSlots(PoolSlots):
         if rule not in self.rules:
             self.rules.append(rule)
         return tuple((*items, -1 - self.rules.index(rule)) for items in fixed)
-
-
-class FoundOrders(PromptSlots):
-    """The orders of the demos that a program finds for each input: each shows the same ones at other places."""
-
-    slots = ()
-
-    def __init__(self, program: dspy.Module) -> None:
-        super().__init__(program)
-        found = {n: each for n, each in self._predictors.items() if isinstance(each, RetrievingPredict)}
-        self._retrievals = {name: each.retrieval for name, each in found.items()}
-        numbers = [min(each.rule.num_demos, len(each.pool)) for each in self._retrievals.values()]
-        self.space = OrderingSpace.of_sizes(*numbers)
-        self._content = _digest_of([each.pool for each in self._retrievals.values()], None)
-
-    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        return {name: list(items) for name, items in zip(self._retrievals, ordering, strict=True)}
-
-    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        orders = zip(self._retrievals.items(), ordering, strict=True)
-        found = {name: replace(each, order=order, guarded=guarded) for (name, each), order in orders}
-        return retrieve_in(self._factory.build({}), found)
-
-    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
-        """Digest of the order, and of what decides which demos are found."""
-        rules = [asdict(each.rule) for each in self._retrievals.values()]
-        fixed = {name: each.demos for name, each in self._predictors.items()}
-        return _digest_of([], [self._digest(fixed), rules, self._content, ordering])
 
 
 def _digest_of(pools: Iterable[Pool], more: Any) -> str:

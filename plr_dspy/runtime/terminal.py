@@ -1,4 +1,4 @@
-"""What a compile does with the terminal: one progress bar, lines above it that leave it whole, and signals."""
+"""What a compile does with the terminal: log lines, one progress bar below them, and signals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,41 @@ from typing import Any
 
 from tqdm import tqdm
 
-shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=True)
-"""Whether what runs now says how far it is; the terminal's log handler asks."""
+PACKAGE = "plr_dspy"
+
+# As DSPy has them.
+HANDLER = "dspy_handler"
+LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
+
+_shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=True)
+"""Whether what runs now says how far it is."""
+
+
+class LogLines(logging.Handler):
+    """Shows the package's log lines as DSPy shows its own: warnings, and where progress is shown, all lines.
+
+    Where the user has set up logging, they go there, and are not shown a second time.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
+        if configured or not (record.levelno >= logging.WARNING or _shows_progress.get()):
+            return
+        of_dspy = sys.modules.get("dspy.utils.logging_utils")  # whose stream `dspy.disable_logging` turns off
+        stream: Any = getattr(of_dspy, "DSPY_LOGGING_STREAM", sys.stderr)
+        try:
+            stream.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def show_log_lines() -> None:
+    """Show the package's log lines, once, however often this is called."""
+    logger, handler = logging.getLogger(PACKAGE), LogLines()
+    handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
+    handler.set_name(HANDLER)
+    logger.handlers[:] = [*(each for each in logger.handlers if each.name != HANDLER), handler]
+    logger.setLevel(logger.level or logging.INFO)
 
 
 @contextmanager
@@ -23,7 +56,7 @@ def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
     """Show a bar of program calls, of which there are so many at most; `at_end` is called when it has ended."""
-    shown = shows_progress.set(display)
+    shown = _shows_progress.set(display)
     try:
         with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=not display) as bar:
             with ExitStack() as stack:
@@ -34,19 +67,15 @@ def progress_bar(
             bar.refresh()
     finally:
         at_end()
-        shows_progress.reset(shown)
+        _shows_progress.reset(shown)
 
 
 def _write_above(stack: ExitStack) -> None:
     """Write log lines, warnings and what else goes to the standard error above the bars, until the stack ends."""
     from tqdm.contrib import DummyTqdmFile
 
-    above = {}
-    for stream in (sys.stdout, sys.stderr):
-        bare: Any = stream  # A bar whose thread began before another's and ended before it leaves its own behind.
-        while isinstance(bare, DummyTqdmFile):
-            bare = bare._wrapped
-        above[id(stream)] = DummyTqdmFile(bare)
+    # A bar whose thread began before another's and ended before it leaves its own stream behind.
+    above = {id(each): DummyTqdmFile(getattr(each, "_wrapped", each)) for each in (sys.stdout, sys.stderr)}
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", [])}:
         # Not those whose stream is whatever `sys.stderr` is.

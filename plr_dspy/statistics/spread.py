@@ -34,8 +34,8 @@ class Spread(NamedTuple):
     p_value: float  # how often chance puts means at least so far apart if all orders score the same on new examples
     noise: float  # standard deviation that the choice of examples gives to the mean score of an order
     deviation: float  # standard deviation of the true scores of all orders, with that noise taken out
-    interval: tuple[float, float]
-    gain: float  # true score of the best order less that of the program's own; 0 where none is better
+    deviation_interval: tuple[float, float]
+    expected_gain: float  # true score of the best order less that of the program's own; 0 where none is better
     gain_interval: tuple[float, float]
 
 
@@ -49,7 +49,9 @@ class _Contrasts(NamedTuple):
     num_examples: int  # that they are means of
 
 
-def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0) -> Spread:
+def spread(
+    scores: Array, *, num_distinct: int, num_searched: int, bounds: tuple[float, float] | None = None, seed: int = 0
+) -> Spread:
     """Take chance out of the spread of orders.
 
     Scores can lie between 0 and 1, or between the lowest and the highest seen where these lie beyond: no deviation and
@@ -59,7 +61,8 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
     Args:
         scores: ``[R, E]``, of at least 3 orders (2 where there are no more) on at least 2 examples; the program's own
             order comes first, the others are a random sample of the rest, or all of it.
-        num_distinct, num_searched: Orders that there are, and those of which `gain` takes the best.
+        num_distinct, num_searched: Orders that there are, and those of which the gain takes the best.
+        bounds: Of mean scores, where those of examples may lie beyond.
         seed: Of everything random.
     """
     num_orders = len(scores)
@@ -85,13 +88,16 @@ def spread(scores: Array, *, num_distinct: int, num_searched: int, seed: int = 0
     most_gain = min(max(0.0, float(np.quantile(gains_at(high), 1 - TAIL))), highest - own[0])
     gain = float(gains_at(np.full(NUM_DRAWS, deviation), observed=True).mean()) if deviation else 0.0
     gain = max(0.0, min(max(gain, least_gain), most_gain, highest - float(scores[0].mean())))
+    low_mean, high_mean = bounds or (-math.inf, math.inf)
+    largest, largest_gain = (high_mean - low_mean) / 2, max(0.0, high_mean - max(low_mean, float(scores[0].mean())))
+    ends = min(least, deviation) * scale, max(greatest, deviation) * scale
     return Spread(
         p_value=_p_value(scores, rng),
         noise=math.sqrt(sampled.noise),
-        deviation=deviation * scale,
-        interval=(min(least, deviation) * scale, max(greatest, deviation) * scale),
-        gain=gain,
-        gain_interval=(min(least_gain, gain), most_gain),
+        deviation=min(deviation * scale, largest),
+        deviation_interval=(min(ends[0], largest), min(ends[1], largest)),
+        expected_gain=min(gain, largest_gain),
+        gain_interval=(min(least_gain, gain, largest_gain), min(most_gain, largest_gain)),
     )
 
 

@@ -120,15 +120,6 @@ COMPILE = [
 ]
 
 
-@pytest.mark.parametrize("hook", ["search", "work"])
-def test_an_attribute_in_place_of_a_method_is_refused_before_any_call(engine, hook):
-    wrong = optimizer()
-    setattr(wrong, hook, True)
-    with pytest.raises(TypeError, match=f"PLReorder.{hook} must be the method of PLReorder: rename"):
-        wrong.compile(student(), trainset=EXAMPLES)
-    assert engine.num_calls == 0
-
-
 def test_the_least_number_that_is_named_is_taken():
     with pytest.raises(ValueError, match="num_demos must be greater than or equal to 2; got 0"):
         PLReorder(exact_match, num_demos=0)
@@ -172,7 +163,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
-        (PLFewShot, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
+        (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
@@ -210,7 +201,7 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     reorder = optimizer(max_metric_calls=500)
     reorder.compile(student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13])
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
-    assert "only 9 of the 127 examples can score orders of the demos (the others are" in caplog.text
+    assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     optimizer(max_metric_calls=60).compile(student(demos), trainset=EXAMPLES)
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
@@ -233,7 +224,6 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
         result.save(tmp_path / "x.json")
     result.save(tmp_path / "x.pkl")
     reorder.report.save(tmp_path / "report.json")
-    reorder.report.to_html(tmp_path / "report.html")
 
 
 def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
@@ -290,23 +280,12 @@ class TestCures:
             compiled(optimizer(**options))
         for cure in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
             optimizer(**{**options, **cure}).estimate(student(5), trainset=EXAMPLES[:60])
-        with pytest.raises(ValueError, match=r"got 5: raise it$"):
-            compiled(optimizer(max_metric_calls=5, num_samples=50))  # Fewer would not do.
 
-    @pytest.mark.parametrize(
-        ("budget", "cures"),
-        [(20, "raise it$"), (30, "pass fewer examples, or use auto='light'$"), (100, "or use auto='light'$")],
-    )
-    def test_of_the_papers_settings(self, engine, budget, cures):
-        with pytest.raises(ValueError, match=cures) as error:
-            compiled(optimizer(auto="paper", max_metric_calls=budget))
-        settings = [({"auto": "paper", "max_metric_calls": least(error)}, EXAMPLES[:60])]
-        if "fewer examples" in cures:
-            settings.append(({"auto": "paper", "max_metric_calls": budget}, EXAMPLES[:7]))
-        if "light" in cures:
-            settings.append(({"max_metric_calls": budget}, EXAMPLES[:60]))
-        for options, trainset in settings:
-            optimizer(**options).estimate(student(5), trainset=trainset)
+    def test_of_the_papers_settings(self, engine):
+        with pytest.raises(ValueError, match=r"raise it, or use auto='light'$") as error:
+            compiled(optimizer(auto="paper", max_metric_calls=100))
+        for options in ({"auto": "paper", "max_metric_calls": least(error)}, {"max_metric_calls": 100}):
+            optimizer(**options).estimate(student(5), trainset=EXAMPLES[:60])
 
     def test_of_frozen_parts(self, engine):
         program = Wrapped()
@@ -324,10 +303,10 @@ class TestCures:
             compiled(program=dspy.Ensemble(reduce_fn=dspy.majority).compile(members))
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
         assert ensemble(question="question 50").answer
-        with pytest.raises(ValueError, match="or pass num_demos to PLReorder"):
+        with pytest.raises(ValueError, match=r"compile it first with dspy.BootstrapFewShot or PLFewShot"):
             compiled(optimizer(num_demos=None), student([]))
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
-        with pytest.raises(ValueError, match=r"such as dspy.LabeledFewShot or dspy.BootstrapFewShot$"):
+        with pytest.raises(ValueError, match=r"no demos to order: compile it first with dspy.BootstrapFewShot"):
             order_sensitivity(student([]), exact_match, EXAMPLES)
 
 

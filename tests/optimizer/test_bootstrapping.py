@@ -164,7 +164,7 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
         assert optimizer.report.program_calls["bootstrap"] == 10
         assert engine.num_calls == optimizer.report.program_calls["total"] <= calls
         assert optimizer.report.slots[0].num_demos == 7
-    assert "bootstrapping ended with a quarter of max_seconds, after 10 examples" in caplog.messages
+    assert "time and money, ended after 10 examples: time limit" in caplog.text
     assert optimizer.report.comparison is not None
 
 

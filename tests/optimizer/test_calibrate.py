@@ -11,7 +11,6 @@ from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, exact, go, numbe
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.report.figure import page
 
 
 def sharpness(demos):
@@ -262,7 +261,6 @@ def test_without_it_reports_say_what_calibration_would_give():
     assert effect.original_calibrated > effect.original + 0.05  # Orders differ in nothing but leaning.
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report
-    assert "use BatchCalibration, or calibrate=True" in page(report)
     _, report = go(Engine(), signal="score")
     assert report.calibration is None
     assert "calibrat" not in report.details()

@@ -16,7 +16,6 @@ from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.lm.prices import cost_of, price_of
 from plr_dspy.report.data import Report
-from plr_dspy.report.figure import page
 from plr_dspy.report.text import dollars
 
 EXAMPLES = questions(60)
@@ -98,7 +97,6 @@ class TestReport:
             assert report.cost == pytest.approx(engine.cost)
         assert report.program_calls["resumed"] == report.program_calls["total"]
         assert dollars(engine.cost) in str(report)
-        assert dollars(engine.cost) in page(report)
         assert Report.load(tmp_path / "report.json").cost == report.cost
 
     def test_knows_what_the_provider_had_in_its_cache(self, engine, monkeypatch):

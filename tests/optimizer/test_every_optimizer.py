@@ -80,17 +80,9 @@ class TestLimits:
             estimate = optimizer.estimate(student(), trainset=EXAMPLES)
         calls, settings = optimizer.report.program_calls, optimizer.report.settings
         assert calls["total"] <= estimate.program_calls <= budget
-        assert calls["search"] <= estimate.search_calls
-        parts = estimate.bootstrap_calls, estimate.search_calls, estimate.race_calls, estimate.final_calls
-        assert sum(parts) == estimate.program_calls
-        if kind not in CHOOSING:
-            assert optimizer.report.distinct_prompts == estimate.distinct_prompts == estimate.orders["self"]
-        sizes = settings["num_train"], settings["num_selection"]
-        assert (estimate.num_train, estimate.num_selection) == sizes
         assert "program calls" in str(estimate)
         planned = settings["num_selection_examples"]
         compared = optimizer.report.comparison.num_examples
-        assert planned == estimate.num_selection_examples
         # A metric over a set is compared on all examples that both programs have answered.
         assert compared >= planned if kind in METRICS else compared == planned
 

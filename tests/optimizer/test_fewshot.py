@@ -100,17 +100,6 @@ class TestChoice:
         with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
             chooser.program_with(num_demos=7)
 
-    def test_the_papers_algorithm_with_draws_that_are_cut_off(self, engine):
-        limits = {"min_demos": 1, "max_demos": 3}
-        program, chooser = chosen(auto="paper", candidates="labeled", max_metric_calls=1_500, **limits)
-        report = chooser.report
-        assert 1 <= len(program.demos) <= 3
-        assert report.comparison.chosen > report.comparison.original
-        assert {"mode", "draw", "best seen"} >= {each.origin for each in report.candidates[1:]}
-        assert report.program_calls["total"] <= 1_500
-        number = len(program.demos)
-        assert [dict(demo) for demo in chooser.program_with(number).demos] == [dict(d) for d in program.demos]
-
     def test_two_predictors_have_pools_of_their_own(self, engine):
         program, chooser = chosen(fakes.two_predictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
@@ -129,7 +118,7 @@ class TestChoice:
         asked = optimizer(candidates="bootstrapped")
         assert asked.estimate(dspy.Predict(signature), trainset=EXAMPLES).bootstrap_calls == 8
         _, chooser = chosen(dspy.Predict(signature))
-        assert "bootstrap" not in chooser.report.program_calls
+        assert not chooser.report.program_calls["bootstrap"]
 
     def test_a_list_of_candidates(self, engine):
         demos = [{"question": f"other {i}", "answer": f"answer {i % 3}"} for i in range(3)]
@@ -137,7 +126,7 @@ class TestChoice:
         (slot,) = chooser.report.slots
         assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
         assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
-        assert "bootstrap" not in chooser.report.program_calls
+        assert not chooser.report.program_calls["bootstrap"]
 
 
 class TestLeaks:

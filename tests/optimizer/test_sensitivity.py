@@ -56,7 +56,7 @@ class TestSpread:
         found = analysed(scores)
         assert found.p_value < 0.01
         assert found.deviation < 0.05
-        assert found.gain == 0.0
+        assert found.expected_gain == 0.0
         assert found.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
 
 
@@ -102,7 +102,7 @@ class TestSimulated:
         for scores, true in tables(150, num_distinct, deviation=deviation):
             found = analysed(scores, num_distinct)
             spread_of_all = true.std() if num_distinct < 100 else deviation
-            ends = (found.interval, found.gain_interval)
+            ends = (found.deviation_interval, found.gain_interval)
             for i, value in enumerate((spread_of_all, true.max() - true[0])):
                 covered[i] += ends[i][0] - 1e-9 <= value <= ends[i][1] + 1e-9
         assert (covered / 150 > 0.9).all()

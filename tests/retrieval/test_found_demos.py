@@ -13,7 +13,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
 from matplotlib import pyplot
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program, order_sensitivity
+from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 WORDS = ["red", "green", "blue"]
@@ -269,7 +269,6 @@ class TestChoice:
             report = optimizer.report
             report.save(tmp_path / "report.json")
             assert Report.load(tmp_path / "report.json") == report
-            report.to_html(tmp_path / "report.html")
             pyplot.close(report.plot())
             told = re.search(
                 r"the best rule for each input \S+ \((\d+) tokens, (\d+) of them in no prefix", str(report)
@@ -300,27 +299,6 @@ class TestUse:
             said = program(text="text 7")
             assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
         assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
-
-    def test_order_sensitivity_shows_the_same_demos_in_other_orders(self, tmp_path):
-        class Rising(Copier):
-            """Is right where the number of the first demo is below that of the last."""
-
-            def answer(self, system, texts):
-                super().answer(system, texts)
-                asked, first, last = (dict(FIELD.findall(texts[i]))["question"].split() for i in (-1, 0, -3))
-                right = int(first[1][6:]) < int(last[1][6:])
-                return self.formatted(system, texts, ANSWERS[asked[-3]] if right else "wrong")
-
-        program, _ = compiled(Copier(), max_metric_calls=0)
-        with using(Rising(same=True)) as engine:
-            options = {"num_orders": 5, "max_metric_calls": 100, "display_progress": False, "num_threads": 1}
-            found = order_sensitivity(program, exact_match, examples(), log_dir=tmp_path, **options)
-            again = order_sensitivity(program, exact_match, examples(), log_dir=tmp_path, **options)
-        assert found.scores == again.scores and engine.num_calls == 100 and engine.copied == 0
-        assert {tuple(demos) for demos in engine.shown[:4]} == {tuple(d[::-1]) for d in engine.shown[4:8]}
-        assert found.scores[1] == found.turned == pytest.approx(1 - found.scores[0])
-        assert len(set(map(frozenset, engine.shown))) <= found.num_examples and found.num_distinct == 24
-        assert "the other way round" in str(found)
 
 
 class TestBadInput:

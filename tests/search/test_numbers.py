@@ -65,7 +65,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity])
     best = fitted.estimates()[0].ordering
     gain, effect = fitted.gains(space.identity)[best], fitted.calibration(best)
-    leaning, calibrations = fitted.leaning(space.identity, best), map(fitted.calibration, orderings[:9])
+    calibrations = map(fitted.calibration, orderings[:9])
     return {
         "estimates": [[e.score for e in each.estimates()[::7]] for each in (first, fitted)],
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
@@ -74,7 +74,6 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
         "calibrations": [x for e in calibrations if e for x in (e.offsets[0], e.before, e.after)],
-        "leaning": leaning and [*leaning.right, *leaning.original, *leaning.chosen],
         "labels": [*fitted.shares, *fitted.always],
         "others": fitted.predict(space.draw(5, rng)).tolist(),
     }

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.report.data import Leaning
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import gain_of_calibration
@@ -255,10 +254,6 @@ class FittedModel:
             columns = (np.round(c, d) for c, d in zip(gains.summary(), (9, 6, 9), strict=True))
         rows = np.column_stack([*columns, alone]).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
-
-    def leaning(self, original: Ordering, chosen: Ordering) -> Leaning | None:
-        """How often two of the orderings answer each label; None without log-probabilities."""
-        return self._responses.leaning(self.orderings.index(original), self.orderings.index(chosen))
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""

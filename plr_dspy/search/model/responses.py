@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from plr_dspy.report.data import Leaning
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import RULE, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable
 from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.calibration import right_counts
 
 MOST_EXAMPLES = 128
 """Examples that expected scores are means of, at most."""
@@ -128,9 +126,6 @@ class NoResponses:
 
     def gains(self, reference: int) -> Gains | None:
         """What the orderings fitted score on new examples above one of them, as far as log-probabilities say."""
-
-    def leaning(self, original: int, chosen: int) -> Leaning | None:
-        """How often two of the orderings fitted, given by number, answer each label."""
 
     def answers(self, number: int) -> Array:
         """The labels that an ordering's calibrated answers are, ``[E]``; -1 for cells that are not known."""
@@ -336,15 +331,6 @@ class ResponseModel(NoResponses):
         missed = (counted - told)[own] - (own_after - own_before)
         score = float(before.mean() + (told[own] - own_before).mean())
         return score, float((after - before).mean() + missed.mean()), missed
-
-    def leaning(self, original: int, chosen: int) -> Leaning | None:
-        if self._rules[[original, chosen]].any():
-            return None
-        contrasts = self._contrasts_of(self._effects[[original, chosen]], self._shown)
-        counts = right_counts(self._scores[self._shown])
-        answers = self._answers(*contrasts).mean(axis=1)
-        right, before, after = np.round([counts / len(self._shown), *answers], 6).tolist()
-        return Leaning(right=right, original=before, chosen=after)
 
     def gains(self, reference: int) -> Gains | None:
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
