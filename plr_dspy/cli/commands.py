@@ -97,7 +97,11 @@ def _run(args: argparse.Namespace) -> int:
         if args.command == "report":
             from plr_dspy.report.data import Report
 
-            print(Report.load(args.path).details())
+            report = Report.load(args.path)
+            if args.html is None:
+                print(report.details())
+            else:
+                report.to_html(args.html)
         else:
             _check_together(args)
             from plr_dspy.cli import compiling
@@ -204,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="print a saved report")
     report.add_argument("path", type=_report_file, help="a report, or a folder with report.json")
+    report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with the figure instead")
     return parser
 
 

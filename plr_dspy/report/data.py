@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -350,6 +351,18 @@ class Report(Part):
         from plr_dspy.report.figure import figure
 
         return figure(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of the details and the figure, in one file without scripts; it needs matplotlib, as `plot`."""
+        from plr_dspy.report.figure import figure
+
+        picture = b64encode(figure(self)._repr_png_()).decode()
+        page = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
+            f'<pre style="white-space: pre-wrap">{escape(self.details())}</pre>\n'
+            f'<img alt="scores" style="max-width: 100%" src="data:image/png;base64,{picture}"></html>\n'
+        )
+        write_atomically(Path(path), page.encode())
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

@@ -42,7 +42,7 @@ class Picture(Figure):
         return buffer.getvalue()
 
 
-def figure(report: Report) -> Figure:
+def figure(report: Report) -> Picture:
     """Draw a figure with a panel for each thing that there is to show."""
     panels: list[Callable[[Axes, Report], None]] = []
     if report.comparison is not None or (report.history and is_scored_by_metric(report)):

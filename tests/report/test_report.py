@@ -1,9 +1,11 @@
 """Reports: their data, what they say by default and in full, and the figure."""
 
 import contextlib
+import html
 import json
 import re
 import sys
+from base64 import b64encode
 
 import dspy
 import pytest
@@ -305,12 +307,15 @@ class TestText:
 
 class TestFigure:
     @pytest.mark.parametrize("kind", REPORTS)
-    def test_every_report_can_be_drawn_and_told(self, kind):
+    def test_every_report_can_be_drawn_and_told(self, kind, tmp_path):
         report = REPORTS[kind]()
         figure = report.plot()
         assert figure._repr_png_().startswith(PNG)
         assert report._repr_html_().startswith(f"<pre>{report.settings['method']}: ")
         assert str(report).splitlines()[0] == report.details().splitlines()[0]
+        report.to_html(tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert report.details() in html.unescape(page) and b64encode(figure._repr_png_()).decode() in page
 
     def test_shows_scores(self, report):
         axes = {axis.get_xlabel(): axis for axis in report.plot().axes}
