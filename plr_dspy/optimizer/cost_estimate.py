@@ -16,6 +16,7 @@ import dspy
 
 from plr_dspy.compilation.path import MIN_COMPARED
 from plr_dspy.compilation.plan import MIN_ORDERS, Plan
+from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of
@@ -91,19 +92,23 @@ def estimate(job: Job) -> Estimate:
 
 def _lines(job: Job, found: Estimate) -> list[str]:
     """What is printed."""
+    if not found.program_calls:
+        return ["no program call is made"]
     optimizer, plan, noun, affordable = job.optimizer, job.plan, job.slots.noun, found.affordable_calls
     line = f"at most {found.program_calls:,} program calls, prompt tokens "
     line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
     line += "" if found.cost is None else f", about {dollars(found.cost)} (answers as long as the demos')"
     ends_by_cost = affordable is not None and affordable < found.program_calls
-    if found.program_calls and optimizer.max_cost is not None:
+    if optimizer.max_cost is not None:
         effect = "may end it earlier" if affordable is None else "pays for all of them"
         if ends_by_cost:
             effect = f"ends it earlier, after about {affordable:,} calls at this price"
         line += f"; max_cost=${optimizer.max_cost:g} {effect}"
-    if found.program_calls and optimizer.max_seconds is not None:
+    if optimizer.max_seconds is not None:
         line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
     first, most, num_distinct = plan.num_first_examples, plan.num_train_examples, job.slots.space.num_distinct
+    if optimizer.signal != "score" and not isinstance(label_output(job.program), str):  # log-probabilities may come
+        first = min(first, job.planned(signal="logprobs").num_first_examples)
     examples = f"{most} {optimizer.scored_on}"
     if optimizer.scored_on == "train examples":
         number = f"{first} to {most}" if first < most else f"{most}"

@@ -18,11 +18,12 @@ from plr_dspy.search.model.responses import LabelResponses, NoResponses, Respons
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
-MAX_MODELLED = 256
-"""Orderings that the process is fitted to: the most promising. Bounds the time of a fit."""
+MAX_MODELLED = 192
+"""Orderings that the process is fitted to. Half of them are the most promising; the others are evenly spread over the
+rest: from good ones alone nobody learns what is bad. Bounds the time of a fit."""
 
 MOST_SCORED = 32
-"""As many of them are those with the most scores, whatever these are: the finalists are among them."""
+"""As many of the most promising are those with the most scores, whatever these are: the finalists are among them."""
 
 LEAST_SHARE = 0.5
 """Of the calls must have brought log-probabilities along: where they seldom come, scores tell more."""
@@ -63,7 +64,7 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
     ) -> FittedModel:
-        """Fit the process to the orderings that were scored most, and to those that promise most.
+        """Fit the process to the orderings that were scored most, those that promise most, and some of the others.
 
         It goes on from the variances of an earlier fit in fewer steps; those kept are fitted whatever their scores.
         """
@@ -79,7 +80,10 @@ class OrderingModel:
                 means = np.array(told.shrunk_means if responses.means is None else responses.means)
                 means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
-                chosen = np.sort(np.argsort(-means, kind="stable")[:MAX_MODELLED]).tolist()
+                top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
+                spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
+                ranked = np.argsort(-means, kind="stable")
+                chosen = np.sort(ranked[[*range(top), *spread]]).tolist()
                 columns = np.isin(told.examples, told.of(chosen).examples)
                 logs = logs and (logs[0][chosen][:, columns], logs[1][chosen][:, columns])
                 orderings, told = [orderings[number] for number in chosen], told.of(chosen)
@@ -137,8 +141,9 @@ class OrderingModel:
 
     def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
         """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
-        apart = [not self._space.holds(o) or not any(o) for o in orderings]
-        return np.where([is_rule(o) for o in orderings], RULE, np.where(apart, APART, ORDERING))
+        holds = self._space.holds
+        kinds = [ORDERING if any(o) and holds(o) else RULE if is_rule(o) else APART for o in orderings]
+        return np.array(kinds, dtype=np.int64)
 
 
 @dataclass(frozen=True)
