@@ -145,8 +145,7 @@ class _Answers(MetricWork):
             )
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        with self._answering(example) as shown:
-            prediction = program(**shown.inputs())
+        shown, prediction = self._answered(program, example)
         cell = self._scored(shown, prediction)
         self.predictions[example] = prediction
         return cell

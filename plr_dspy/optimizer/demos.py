@@ -165,8 +165,7 @@ class TeacherWork(MetricWork):
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self._examples[example]])]
         try:
-            with self._answering(example) as asked:
-                prediction = self.teacher(**asked.inputs())
+            asked, prediction = self._answered(self.teacher, example)
         except WrongAnswer as wrong:
             wrong.told = {"value": {}}
             raise
