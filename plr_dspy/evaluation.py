@@ -145,7 +145,8 @@ class _Answers(MetricWork):
             )
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        shown, prediction = self._answered(program, example)
+        with self._answering(example) as shown:
+            prediction = program(**shown.inputs())
         cell = self._scored(shown, prediction)
         self.predictions[example] = prediction
         return cell

@@ -80,8 +80,9 @@ class LabelWork(MetricWork):
         )
         decision = self._own if is_original else self._likeliest
         try:
-            with labels_read(program, self.output, self.requests, decision=decision) as reader:
-                shown, prediction = self._answered(program, example)
+            reading = labels_read(program, self.output, self.requests, decision=decision)
+            with reading as reader, self._answering(example) as shown:
+                prediction = program(**shown.inputs())
         except WrongAnswer as wrong:
             if is_original or not self.scores.size:
                 wrong.told = self._told(reader.unread)

@@ -165,7 +165,8 @@ class TeacherWork(MetricWork):
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self._examples[example]])]
         try:
-            asked, prediction = self._answered(self.teacher, example)
+            with self._answering(example) as asked:
+                prediction = self.teacher(**asked.inputs())
         except WrongAnswer as wrong:
             wrong.told = {"value": {}}
             raise

@@ -6,8 +6,9 @@ import copy
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from traceback import walk_tb
 from typing import Any
@@ -89,19 +90,21 @@ class MetricWork:
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
-        return self._scored(*self._answered(program, example))
+        with self._answering(example) as shown:
+            prediction = program(**shown.inputs())
+        return self._scored(shown, prediction)
 
     def inputs(self, example: int | None) -> dict[str, Any] | None:
         """The inputs of an example; None for none."""
         return None if example is None else dict(self._examples[example].inputs().items())
 
-    def _answered(self, program: dspy.Module, example: int) -> tuple[dspy.Example, Any]:
-        """Call a program on an example, which DSPy's settings name meanwhile; return that as it was shown, and the
-        answer."""
+    @contextmanager
+    def _answering(self, example: int) -> Iterator[dspy.Example]:
+        """While a program answers an example, say in DSPy's settings which it is; yield it as it is to be shown."""
         shown = own_copy(self._examples[example])
         try:  # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
-                return shown, program(**shown.inputs())
+                yield shown
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
 

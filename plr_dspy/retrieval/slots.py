@@ -13,7 +13,7 @@ import dspy
 import numpy as np
 import orjson
 
-from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
+from plr_dspy.plackett_luce.covariates import fit
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import source_of
@@ -198,13 +198,13 @@ class RetrievalSlots(PoolSlots):
             candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
             for shown, score in seen:
                 if score > mean:
-                    chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))
+                    chosen = shown.chosen(of_them, min(shown.num_demos, len(candidates)))
                     features.append(of_them)
                     rankings.append(chosen)
                     weights.append(score - mean)
         if len(rankings) < MIN_ELITES:
             return []
-        found = CovariatePlackettLuce.fit(features, rankings, weights, l2=PENALTY).coefficients
+        found = fit(features, rankings, weights, l2=PENALTY)
         scale = max(np.abs(found).max(), 1e-9)
         return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 
