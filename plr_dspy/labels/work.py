@@ -98,7 +98,14 @@ class LabelWork(MetricWork):
             # It is scored as it is; calibrated, it would answer by its first reply.
             first = reader.unread or next(iter(reader.undecided), found)
             return cell if several else replace(cell, **self._told(first))
-        self.lacking = self._lacking(found, label, cell, example)
+        self.lacking = ""
+        if found is None or found.label is None:
+            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+            self.lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
+        elif found.label != label:
+            self.lacking = "the program answers something else than the label that its classifier said"
+        elif cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
+            self.lacking = "the metric scores the same answer differently when it is asked again"
         return cell if self.lacking else replace(cell, **self._told(found))
 
     def counted_scores(self) -> Array:
@@ -108,19 +115,8 @@ class LabelWork(MetricWork):
         read, scores = self._over_set.outputs, self.scores.copy()
         predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
         outputs = [[read(each, answer) for answer in predictions] for each in self._examples]
-        self.influence.follow(scores, outputs)
+        self.influence.table, self.influence.of_labels = scores, outputs
         return scores
-
-    def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
-        """Say why what a reply tells of labels cannot be used; empty where it can."""
-        if found is None or found.label is None:
-            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-            return f"no label is among the likeliest tokens of the replies that {adapter} reads"
-        if found.label != label:
-            return "the program answers something else than the label that its classifier said"
-        if cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
-            return "the metric scores the same answer differently when it is asked again"
-        return ""
 
     def _told(self, found: Reading | None) -> dict[str, Any]:
         """Return what a reply says of labels, as fields of a cell."""
