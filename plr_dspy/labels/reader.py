@@ -55,7 +55,7 @@ class LogprobRequests:
     Attributes:
         purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
         wanted, given: Whether calls ask, which can be switched off, and whether any reply had them.
-        reason: Why they are no longer asked for; empty otherwise.
+        reason: Why there are none, or none to learn from; empty otherwise.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:

@@ -61,13 +61,8 @@ class LabelWork(MetricWork):
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
         self._original, self._own = original if calibrating else None, own
         self.output, self.requests = output, LogprobRequests(purpose)
-        self._why = self.lacking = ""
+        self.lacking = ""
         self.scores = np.empty((0, 0)) if scores is None else scores
-
-    @property
-    def reason(self) -> str:
-        """Why there are no log-probabilities to learn from; empty where there are."""
-        return self.requests.reason or self._why
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
@@ -92,7 +87,7 @@ class LabelWork(MetricWork):
         if not self.scores.size:
             return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
         if several := len(reader.readings) > 1:
-            self._why = "the program calls its classifier several times for an answer"
+            self.requests.reason = "the program calls its classifier several times for an answer"
         found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.

@@ -217,7 +217,7 @@ class PLReorder(Reorderer):
             work.requests.wanted = False
             failed = cell.outcome == FAILED
             without = "the first calls failed" if failed else "the first answers came without any"
-            reason = work.reason or ("" if failed else work.lacking) or without
+            reason = work.requests.reason or ("" if failed else work.lacking) or without
             if required and failed:
                 raise scorer.nothing_ran(list(scorer.cells_asked().values()))
             if required:
@@ -284,7 +284,7 @@ def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bo
         if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
             break
         cell = cells[ordering][example]
-        if cell.label_logprobs is not None or work.reason:
+        if cell.label_logprobs is not None or work.requests.reason:
             break
         if example + 1 >= num_first and not required and cell.outcome != WRONG:
             break

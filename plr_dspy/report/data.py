@@ -15,7 +15,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[15] = 15
+SCHEMA_VERSION: Literal[16] = 16
 """The version of the JSON format."""
 
 
@@ -75,8 +75,8 @@ class SlotReport(Part):
         ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
-            ``[k, n]``, over its demos. Of a pool: such logits as its "ranking", whose first demo is shown last, and
-            "length_probabilities" of each number of demos from "min_length" on.
+            ``[k, n]``, over its demos. Of a pool the first demo is shown last, and there are "length_probabilities",
+            the last one of the largest number of demos, "length", which is that of all unless it is said.
         demos, original: The demos as text, the start of long ones; and those that the student itself showed.
         origins: Of a pool, where each demo comes from, such as "trainset[3]" or "bootstrapped from trainset[3]".
     """
@@ -93,7 +93,7 @@ class SlotReport(Part):
     @property
     def is_pool(self) -> bool:
         """Whether demos were chosen, and not only ordered."""
-        return any("ranking" in state for state in self.distributions)
+        return any("length_probabilities" in state for state in self.distributions)
 
 
 class BestOfNumber(Part):
@@ -314,7 +314,7 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[15] = SCHEMA_VERSION
+    schema_version: Literal[16] = SCHEMA_VERSION
     best_by_number: list[BestOfNumber] = []
     retrieval: Retrieval | None = None
     vote: Alternative | None = None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
 import dspy
 import numpy as np
-import orjson
 
 from plr_dspy.plackett_luce.covariates import fit
 from plr_dspy.programs.identity import digest
@@ -149,7 +147,7 @@ class RetrievalSlots(PoolSlots):
         if rule is None:
             return self._digest(demos)
         if inputs is None or not self._passes_inputs_on:
-            return _digest_of([], [self._digest(demos), asdict(rule), self._content])
+            return digest([self._digest(demos), asdict(rule), self._content])
         for name, pool in self.found.items():
             found = pool.shown(inputs, rule, without=inputs)
             demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
@@ -211,7 +209,7 @@ class RetrievalSlots(PoolSlots):
     @cached_property
     def _content(self) -> str:
         """Digest of the demos that may be found, and of what compares them."""
-        return _digest_of(self.found.values(), digest(self._embedder))
+        return digest([[pool.demos for pool in self.found.values()], self._embedder])
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
@@ -231,7 +229,7 @@ class FoundOrders(PromptSlots):
         self._retrievals = {name: each.retrieval for name, each in found.items()}
         numbers = [min(each.rule.num_demos, len(each.pool)) for each in self._retrievals.values()]
         self.space = OrderingSpace.of_sizes(*numbers)
-        self._content = _digest_of([each.pool for each in self._retrievals.values()], None)
+        self._content = digest([each.pool.demos for each in self._retrievals.values()])
 
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {name: list(items) for name, items in zip(self._retrievals, ordering, strict=True)}
@@ -245,14 +243,7 @@ class FoundOrders(PromptSlots):
         """Digest of the order, and of what decides which demos are found."""
         rules = [asdict(each.rule) for each in self._retrievals.values()]
         fixed = {name: each.demos for name, each in self._predictors.items()}
-        return _digest_of([], [self._digest(fixed), rules, self._content, ordering])
-
-
-def _digest_of(pools: Iterable[Pool], more: Any) -> str:
-    """Of the demos of pools, and of plain data."""
-    demos = [digest(demo) for pool in pools for demo in pool.demos]
-    text = orjson.dumps([demos, more], option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(text).hexdigest()[:32]
+        return digest([self._digest(fixed), rules, self._content, ordering])
 
 
 def _fixed(ordering: Ordering) -> Ordering:

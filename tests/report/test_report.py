@@ -120,13 +120,13 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 15}',
-            chosen.model_dump_json().replace('"schema_version":15', '"schema_version":14'),
+            '{"schema_version": 16}',
+            chosen.model_dump_json().replace('"schema_version":16', '"schema_version":15'),
         ):
             path.write_text(text)
             with pytest.raises(ValueError, match="no plr_dspy report of schema version 15") as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 15): pass a file" in str(caught.value)
+        assert "schema_version: Input should be 16): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
