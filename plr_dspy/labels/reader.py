@@ -281,12 +281,9 @@ def labels_read(
     """
     predictors = dict(program.named_predictors())
     own, adapter = predictors.pop(output.predictor), dspy.settings.adapter or dspy.ChatAdapter()
-    reader, outside = copy.copy(adapter), list[LabelReader]()
+    reader, outside, same = copy.copy(adapter), list[LabelReader](), (output.name, output.labels)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    if isinstance(adapter, LabelReader) and (adapter._output.name, adapter._output.labels) == (
-        output.name,
-        output.labels,
-    ):
+    if isinstance(adapter, LabelReader) and (adapter._output.name, adapter._output.labels) == same:
         outside = [adapter, *adapter._outside]
     vars(reader).update(
         readings=[],

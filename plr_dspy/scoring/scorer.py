@@ -154,9 +154,7 @@ class CellScorer:
 
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
-        cells = {
-            e: cell for e in self._examples_of(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
-        }
+        cells = {e: self.ledger.cells[self.key(ordering, e)] for e in self._examples_of(ordering, self._asked)}
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
             found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
