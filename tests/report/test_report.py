@@ -124,7 +124,7 @@ class TestData:
             chosen.model_dump_json().replace('"schema_version":16', '"schema_version":15'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 15") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 16") as caught:
                 Report.load(path)
         assert "schema_version: Input should be 16): pass a file" in str(caught.value)
 
