@@ -26,7 +26,7 @@ from paper.model import LOCAL
 from paper.tasks import CLASSIFICATION
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
+from plr_dspy.plackett_luce.covariates import fit
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
@@ -83,17 +83,17 @@ class Task:
     def _learnt(self) -> np.ndarray:
         """Coefficients of the choices that made right labels likely, of examples left out of their own pool."""
         rng = np.random.default_rng(self.args.seed)
-        proposal = Rule(coefficients=PROPOSAL).logits
+        proposal = Rule(coefficients=PROPOSAL)
         found = [self.pool.features(each.inputs(), CANDIDATES, without=each.inputs()) for each in self.labelled]
         features, rankings, likely = [], [], []
         for _ in range(self.args.draws):
-            drawn = [proposal.sample(of_each, self.args.demos, rng) for _, of_each in found]
+            drawn = [proposal.chosen(of_each, self.args.demos, rng=rng) for _, of_each in found]
             nearest_last = [[items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)]
             likely.append(self.told(self.labelled, nearest_last)[0])
             features += [of_each for _, of_each in found]
             rankings += drawn
         weights = np.maximum(0.0, np.array(likely) - np.mean(likely, axis=0)).ravel()
-        return CovariatePlackettLuce.fit(features, rankings, weights, l2=PENALTY).coefficients
+        return fit(features, rankings, weights, l2=PENALTY)
 
     def scores(self, others: np.ndarray) -> dict[str, np.ndarray]:
         """Whether each held-out example is answered right, ``[E]``, by each way to find demos."""

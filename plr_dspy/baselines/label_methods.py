@@ -27,7 +27,7 @@ from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities, positions_of
+from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
@@ -362,7 +362,7 @@ def written_input(program: dspy.Module, *, temperature: float, requests: Logprob
         requests.check(error)
         raise
     if telling:
-        requests.note_reply(lm, given=bool(positions_of(written.get("logprobs"))))
+        requests.note_reply(lm, given=bool(getattr(written.get("logprobs"), "content", None)))
         requests.check()
     fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
     if not all(fields.values()):

@@ -248,7 +248,9 @@ def _effect_on_metric(
     """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave."""
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
     assert influence is not None and fitted is not None and effect is not None
-    told: dict[str, Any] = {"always": [influence.value(each) for each in influence.constant_answers()]}
+    told: dict[str, Any] = {
+        "always": [influence.value(enumerate(each)) for each in zip(*influence.of_labels, strict=True)]
+    }
     for name, ordering in (("original", original), ("chosen", outcome.ordering)):
         for suffix, calibrated in (("", False), ("_calibrated", True)):
             answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))

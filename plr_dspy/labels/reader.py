@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,8 +21,7 @@ from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.finite_outputs import label_text, without_none
-from plr_dspy.programs.copies import named_predictors
+from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.statistics.calibration import Array
 
 Alternatives: TypeAlias = Mapping[str, float]
@@ -55,7 +55,7 @@ class LogprobRequests:
     Attributes:
         purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
         wanted, given: Whether calls ask, which can be switched off, and whether any reply had them.
-        reason: Why they are no longer asked for; empty otherwise.
+        reason: Why there are none, or none to learn from; empty otherwise.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
@@ -64,7 +64,7 @@ class LogprobRequests:
         self.reason = self._model = ""
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
-        """Note that a call that asked was answered."""
+        """Note that a call that asked was answered; once one was given any, the others say nothing more."""
         self.given = self.given or given
         if not self.given:
             self._stop(lm, "gives no log-probabilities")
@@ -100,53 +100,36 @@ def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str,
     return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
+@dataclass(eq=False)
 class _NotedCalls(BaseCallback):  # type: ignore[misc]
-    """Notes the LM calls of a context, and what is written of them to histories."""
+    """Notes the LM calls of a context, and what is written of them to histories, to forget their log-probabilities."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, dict[str, Any]]] = []
-        self.history: list[dict[str, Any]] = []
+    calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         self.calls.append((instance, inputs))
 
-
-@contextmanager
-def _light_memory() -> Iterator[None]:
-    """Take log-probabilities out of DSPy's histories and memory cache: in each, 3 MB for a reply of 150 tokens."""
-    noted, settings = _NotedCalls(), dspy.settings
-    callers, callbacks = settings.caller_modules or [], settings.callbacks or []
-    try:
-        # DSPy writes each entry to the histories of all that are calling.
-        with dspy.context(caller_modules=[noted, *callers], callbacks=[*callbacks, noted]):
-            yield
-    finally:
-        for entry in noted.history:
-            entry.update(response=None, outputs=list(map(_without_tokens, entry["outputs"])))
+    def forget(self) -> None:
+        """Take log-probabilities out of DSPy's histories and memory cache: in each, 3 MB for a reply of 150 tokens."""
+        for entry in self.history:
+            told = [each if isinstance(each, dict) else {"text": each} for each in entry["outputs"]]
+            rest = [{name: value for name, value in each.items() if name != "logprobs"} for each in told]
+            # Where nobody asks for log-probabilities, a reply is written as a text.
+            entry.update(response=None, outputs=[each["text"] if each.keys() == {"text"} else each for each in rest])
+        cache = dspy.cache
+        if not (cache.enable_disk_cache and cache.enable_memory_cache):
+            return
         with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
-            _forget_in_memory(noted.calls)
+            from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 
-
-def _forget_in_memory(calls: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-    """Take the replies to calls out of DSPy's memory cache, as far as they are in its disk cache."""
-    from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
-
-    cache = dspy.cache
-    for lm, inputs in calls if cache.enable_disk_cache and cache.enable_memory_cache else ():
-        call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
-        for asynchronous in (False, True) if call.cache else ():
-            key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
-            if key in cache.disk_cache:
-                with cache._lock:
-                    cache.memory_cache.pop(key, None)
-
-
-def _without_tokens(output: Any) -> Any:
-    """Return an entry of a history's outputs as it is where nobody asks for log-probabilities."""
-    if not isinstance(output, dict):
-        return output
-    rest = {name: value for name, value in output.items() if name != "logprobs"}
-    return rest["text"] if rest.keys() == {"text"} else rest
+            for lm, inputs in self.calls:
+                call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
+                for asynchronous in (False, True) if call.cache else ():
+                    key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
+                    if key in cache.disk_cache:  # It is not lost.
+                        with cache._lock:
+                            cache.memory_cache.pop(key, None)
 
 
 class Reading(NamedTuple):
@@ -179,8 +162,9 @@ class LabelReader:
     _output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
-    _is_read: Callable[[Any], bool]
-    _outer: LabelReader | None
+    _own: dspy.Predict
+    _others: set[int]
+    _outside: list[LabelReader]
 
     def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
@@ -201,28 +185,36 @@ class LabelReader:
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
         """Yield the arguments of an LM call that is read, else None; a refusal, to call without asking, is no error."""
-        requests, states = self._requests, self._output.decision is not None
-        ours = self._is_ours(signature)
-        if ours and not states:
+        requests = self._requests
+        if not self._is_ours(signature):
+            yield None
+        elif self._output.decision is not None:
+            yield lm_kwargs
+        elif not requests.wanted:
             requests.check()
-        if not ours or states or not requests.wanted:
-            yield lm_kwargs if ours and states else None
-            return
-        try:
-            # What is streamed might not be the answer, and parts of chat replies come without any.
-            with _light_memory(), dspy.context(send_stream=None):
-                yield asking_for_probabilities(lm, lm_kwargs)
-        except Exception as error:
-            if not requests.note_error(lm, error):
-                raise
+            yield None
+        else:
+            noted, settings = _NotedCalls(), dspy.settings
+            callers, callbacks = settings.caller_modules or [], settings.callbacks or []
+            # DSPy writes to the histories of all that are calling. What is streamed might not be the answer, and parts
+            # of chat replies come without log-probabilities.
+            context = {"caller_modules": [noted, *callers], "callbacks": [*callbacks, noted], "send_stream": None}
+            try:
+                with dspy.context(**context):
+                    yield asking_for_probabilities(lm, lm_kwargs)
+            except Exception as error:
+                if not requests.note_error(lm, error):
+                    raise
+            finally:
+                noted.forget()
 
     def _is_ours(self, signature: Any) -> bool:
-        """Tell whether a call with this signature is one that is read."""
-        outputs, ours = signature.output_fields, self._output
-        if ours.name not in outputs or "logprobs" in outputs:
+        """Tell whether a call with this signature is one that is read: of the predictor, or of a copy of it."""
+        outputs, ours, caller = signature.output_fields, self._output, (dspy.settings.caller_modules or [None])[-1]
+        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
+        if not (caller is self._own or is_copy) or ours.name not in outputs or "logprobs" in outputs:
             return False
-        is_read = self._is_read((dspy.settings.caller_modules or [None])[-1])
-        return is_read and bool(without_none(outputs[ours.name].annotation) == ours.annotation)
+        return outputs[ours.name].annotation in (ours.annotation, ours.annotation | None)
 
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
@@ -233,7 +225,7 @@ class LabelReader:
             if not (alone and self._requests.wanted and self._is_ours(original)):
                 raise
             told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
-            found = _reading_of(positions_of(told.get("logprobs")), self._output, None)
+            found = _reading_of(told.get("logprobs"), self._output, None)
             if found is None:
                 raise
             if self._decision is None:
@@ -246,32 +238,27 @@ class LabelReader:
         """Keep what the first of the returned values says; return the values as they are without asking."""
         output, states = self._output, self._output.decision is not None
         for i, value in enumerate(values or [{}]):
-            positions, said = positions_of(value.get("logprobs")), value.get(output.name)
+            said = value.get(output.name)
             label, found = label_text(output.labels, said), None
-            given = bool(value) if states else any(len(place.alternatives) > 1 for place in positions)
             if states and value:
                 found = _stated_reading(output.stated(said), output)
             elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
-                found = _reading_of(positions, output, label)
+                found = _reading_of(value.get("logprobs"), output, label)
             if found is not None and self._decision is not None:
                 self.undecided.append(found)
                 found = self._decision(found)
                 stated = output.evidence(said, np.exp(found.log_probabilities)) if states else None
                 value[output.name] = stated or output.labels[str(found.label)]
-            if i == 0:
-                self._keep(found, lm, given=given)
+            for reader in (self, *self._outside) if i == 0 else ():
+                reader.readings.append(found)
+                if not reader._requests.given:
+                    places = getattr(value.get("logprobs"), "content", None) or ()
+                    others = (each.token != place.token for place in places for each in place.top_logprobs or ())
+                    reader._requests.note_reply(lm, given=bool(value) if states else any(others))
         asks_itself = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs")
         for value in values if not (states or asks_itself) else ():
             value.pop("logprobs", None)
         return values
-
-    def _keep(self, found: Reading | None, lm: Any, *, given: bool) -> None:
-        """Keep a reading, here and where the same is read from outside."""
-        self._requests.note_reply(lm, given=given)
-        self.readings.append(found)
-        outer, ours = self._outer, self._output
-        if outer is not None and (outer._output.name, outer._output.labels) == (ours.name, ours.labels):
-            outer._keep(found, lm, given=given)
 
     def behind(self, answer: Any) -> Reading | None:
         """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
@@ -292,16 +279,12 @@ def labels_read(
     read, too. A decision gives the answer, whatever label the reply says, and where the adapter could not read the
     reply, too, if the output is the only one.
     """
-    predictors = dict(named_predictors(program))
-    own = predictors.pop(output.predictor)
-    others = {id(other) for other in predictors.values()}
-
-    def is_read(caller: Any) -> bool:
-        return caller is own or (getattr(caller, "stage", None) == own.stage and id(caller) not in others)
-
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    reader = copy.copy(adapter)
+    predictors = dict(program.named_predictors())
+    own, adapter = predictors.pop(output.predictor), dspy.settings.adapter or dspy.ChatAdapter()
+    reader, outside, same = copy.copy(adapter), list[LabelReader](), (output.name, output.labels)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
+    if isinstance(adapter, LabelReader) and (adapter._output.name, adapter._output.labels) == same:
+        outside = [adapter, *adapter._outside]
     vars(reader).update(
         readings=[],
         undecided=[],
@@ -309,8 +292,9 @@ def labels_read(
         _output=output,
         _requests=requests,
         _decision=decision,
-        _is_read=is_read,
-        _outer=adapter if isinstance(adapter, LabelReader) else None,
+        _own=own,
+        _others={id(other) for other in predictors.values()},
+        _outside=outside,
     )
     try:
         with dspy.context(adapter=reader):
@@ -333,16 +317,17 @@ def _reading_type(kind: type) -> type:
     return made
 
 
-def _reading_of(positions: Sequence[Position], output: LabelOutput, label: str | None) -> Reading | None:
-    """Return what a reply says of labels; None where none is among the likeliest tokens, or one token alone is told."""
-    said = "".join(position.token for position in positions).casefold()
+def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Reading | None:
+    """Return what a reply says of labels, by what DSPy gives as "logprobs"; None where none is among the likeliest
+    tokens, or one token alone is told."""
+    places, labels = getattr(logprobs, "content", None) or (), list(output.labels)
+    tokens = [place.token for place in places]
     # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.
-    if not positions or (label is not None and label.casefold() not in said):
+    if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
-    labels = list(output.labels)
-    positions = positions[label_position(positions, labels, label, name=output.name) :]
-    generated = accumulate((position.token for position in positions), initial="")
-    after = {text: position.alternatives for text, position in zip(generated, positions, strict=False)}
+    start, after = label_position(tokens, labels, label, name=output.name), dict[str, Alternatives]()
+    for text, place in zip(accumulate(tokens[start:], initial=""), places[start:], strict=False):
+        after[text] = {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))}
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
@@ -363,21 +348,6 @@ def _normalised(label: str | None, masses: Array, least: float) -> Reading:
     known = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
-
-
-class Position(NamedTuple):
-    """One place of a reply: the token that was generated, and what might have been, the token itself included."""
-
-    token: str
-    alternatives: Alternatives
-
-
-def positions_of(logprobs: Any) -> list[Position]:
-    """Return the positions of a reply from what DSPy gives as "logprobs"."""
-    return [
-        Position(place.token, {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))})
-        for place in getattr(logprobs, "content", None) or ()
-    ]
 
 
 def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) -> Array:
@@ -419,13 +389,12 @@ def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) 
     return masses
 
 
-def label_position(positions: Sequence[Position], labels: Sequence[str], answered: str | None, *, name: str) -> int:
+def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Find where the label begins in a reply: behind the name of the field, if a label is there, or else anywhere.
 
     The last occurrence of what the adapter read as `answered` is the answer, as what was thought aloud comes before.
     Where it read none, that is the first occurrence of any label, or what follows the field's header, or the beginning.
     """
-    tokens = [position.token for position in positions]
     reply, ends = "".join(tokens), list(accumulate(map(len, tokens)))
     wanted = sorted([answered] if answered is not None else labels, key=len, reverse=True)
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"

@@ -61,13 +61,8 @@ class LabelWork(MetricWork):
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
         self._original, self._own = original if calibrating else None, own
         self.output, self.requests = output, LogprobRequests(purpose)
-        self._why = self.lacking = ""
+        self.lacking = ""
         self.scores = np.empty((0, 0)) if scores is None else scores
-
-    @property
-    def reason(self) -> str:
-        """Why there are no log-probabilities to learn from; empty where there are."""
-        return self.requests.reason or self._why
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
@@ -92,13 +87,20 @@ class LabelWork(MetricWork):
         if not self.scores.size:
             return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
         if several := len(reader.readings) > 1:
-            self._why = "the program calls its classifier several times for an answer"
+            self.requests.reason = "the program calls its classifier several times for an answer"
         found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
             first = reader.unread or next(iter(reader.undecided), found)
             return cell if several else replace(cell, **self._told(first))
-        self.lacking = self._lacking(found, label, cell, example)
+        self.lacking = ""
+        if found is None or found.label is None:
+            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+            self.lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
+        elif found.label != label:
+            self.lacking = "the program answers something else than the label that its classifier said"
+        elif cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
+            self.lacking = "the metric scores the same answer differently when it is asked again"
         return cell if self.lacking else replace(cell, **self._told(found))
 
     def counted_scores(self) -> Array:
@@ -108,19 +110,8 @@ class LabelWork(MetricWork):
         read, scores = self._over_set.outputs, self.scores.copy()
         predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
         outputs = [[read(each, answer) for answer in predictions] for each in self._examples]
-        self.influence.follow(scores, outputs)
+        self.influence.table, self.influence.of_labels = scores, outputs
         return scores
-
-    def _lacking(self, found: Reading | None, label: str | None, cell: Cell, example: int) -> str:
-        """Say why what a reply tells of labels cannot be used; empty where it can."""
-        if found is None or found.label is None:
-            adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-            return f"no label is among the likeliest tokens of the replies that {adapter} reads"
-        if found.label != label:
-            return "the program answers something else than the label that its classifier said"
-        if cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
-            return "the metric scores the same answer differently when it is asked again"
-        return ""
 
     def _told(self, found: Reading | None) -> dict[str, Any]:
         """Return what a reply says of labels, as fields of a cell."""

@@ -44,19 +44,13 @@ class PlainTextAdapter(dspy.Adapter):
         # Otherwise DSPy takes `dspy.Reasoning` out of the signature, and so out of the demos, for some LMs.
         self.native_response_types: list[Any] = []
 
-    def __call__(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Format, call and parse, stopping where the answer ends unless the caller set `stop`."""
-        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
-        return super().__call__(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
-
-    async def acall(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Do what `__call__` does, with the LM's async call."""
-        lm_kwargs = _with_stop(lm, lm_kwargs, signature)
-        return await super().acall(lm, lm_kwargs, signature, demos, inputs)  # type: ignore[no-any-return]
+    def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
+        """Do what adapters do before a call, and stop it where the answer ends unless the caller set `stop`."""
+        if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
+            outputs = list(signature.output_fields.values())
+            one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
+            lm_kwargs["stop"] = ["\n" if one_line else "\n\n"]
+        return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
     def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """Render the prompt as one user message; a ValueError names a field whose type is not text-like."""
@@ -118,14 +112,6 @@ class PlainTextAdapter(dspy.Adapter):
             message = f"No value for {', '.join(missing)}."
             raise AdapterParseError(type(self).__name__, signature, completion, message, values)
         return values
-
-
-def _with_stop(lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> dict[str, Any]:
-    if "stop" in lm_kwargs or "stop" in getattr(lm, "kwargs", {}):
-        return lm_kwargs
-    outputs = list(signature.output_fields.values())
-    one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
-    return {**lm_kwargs, "stop": ["\n" if one_line else "\n\n"]}
 
 
 def _given(name: str, field: Any, values: Mapping[str, Any]) -> bool:

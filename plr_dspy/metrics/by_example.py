@@ -17,7 +17,7 @@ LARGEST_SCORE = 1e30
 """In size: fourth powers of scores are computed."""
 
 SHOWN = 150
-"""Characters of a reply or an answer that messages show."""
+"""Characters of a reply, an answer or another value that messages show."""
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:

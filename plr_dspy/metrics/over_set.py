@@ -203,13 +203,6 @@ class LabelMetric(SetMetric):
         """The label that a prediction answers."""
         return _answered_label(self, prediction, _label_field(example, self.field))
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        return float(self._by_sklearn(facts, list(map(self.label_of, outputs)), sample_weight=weights))
-
-    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
-        """The value of answers to examples with these labels, by scikit-learn, which takes seconds to import."""
-        raise NotImplementedError
-
 
 class F1(LabelMetric):
     """The F1 score, as of `sklearn.metrics.f1_score`; 0 where nothing is predicted and nothing is there to be found.
@@ -232,13 +225,14 @@ class F1(LabelMetric):
             raise ValueError(f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}")
         self.label, self.average = None if label is None else _label_name(label), average
 
-    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn.metrics import f1_score
 
-        of, average = sorted(set(labels)), self.average
+        answers, of, average = list(map(self.label_of, outputs)), sorted(set(facts)), self.average
         if self.label is not None:  # The mean over one label is its own.
             of, average = [self.label], "macro"
-        return f1_score(labels, answers, labels=of, average=average, zero_division=0.0, **weighted)
+        more: dict[str, Any] = {"labels": of, "average": average, "zero_division": 0.0}
+        return float(f1_score(facts, answers, sample_weight=weights, **more))
 
 
 class MatthewsCorrelation(LabelMetric):
@@ -246,22 +240,23 @@ class MatthewsCorrelation(LabelMetric):
 
     bounds = (-1.0, 1.0)
 
-    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn.metrics import matthews_corrcoef
 
-        if len({*labels, *answers}) < 2:  # where scikit-learn warns
+        answers = list(map(self.label_of, outputs))
+        if len({*facts, *answers}) < 2:  # where scikit-learn warns
             return 0.0
-        return matthews_corrcoef(labels, answers, **weighted)
+        return float(matthews_corrcoef(facts, answers, sample_weight=weights))
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
-    def _by_sklearn(self, labels: Sequence[str], answers: Sequence[str], **weighted: Any) -> Any:
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn.metrics import recall_score
 
-        of = sorted(set(labels))
-        return recall_score(labels, answers, labels=of, average="macro", zero_division=0.0, **weighted)
+        answers, more = list(map(self.label_of, outputs)), {"average": "macro", "zero_division": 0.0}
+        return float(recall_score(facts, answers, labels=sorted(set(facts)), sample_weight=weights, **more))
 
 
 class RecallAtPrecision(LabelMetric):

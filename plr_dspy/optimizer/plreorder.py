@@ -224,9 +224,9 @@ class PLReorder(Reorderer):
             shares = label_shares(self.calibrate, work)
             return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
         work.requests.wanted = False
-        reason = work.reason or work.lacking or "the first answers came without any"
+        reason = work.requests.reason or work.lacking or "the first answers came without any"
         if cell.outcome == FAILED:
-            reason = work.reason or "the first calls failed"
+            reason = work.requests.reason or "the first calls failed"
             if required:
                 raise scorer.nothing_ran(list(scorer.cells_asked().values()))
         if required:
@@ -287,7 +287,7 @@ def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bo
         if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
             break
         cell = cells[ordering][example]
-        if cell.label_logprobs is not None or work.reason:
+        if cell.label_logprobs is not None or work.requests.reason:
             break
         if example + 1 >= num_first and not required and cell.outcome != WRONG:
             break

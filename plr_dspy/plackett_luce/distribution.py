@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 NOT_SHOWN = -1
+STATE = ("logits", "weights", "length_probabilities")  # tensors that make a distribution
 MAX_ENUMERATED_ITEMS = 10
 
 STEP = 0.125
@@ -117,8 +118,8 @@ class PlackettLuce(Distribution):
 
     def copy(self, **changes: Any) -> PlackettLuce:
         """The distribution with other arguments in place of some of its own."""
-        names = ("logits", "weights", "length", "length_probabilities", "generator")
-        return PlackettLuce(**{**{name: getattr(self, name) for name in names}, **changes})
+        own = {name: getattr(self, name) for name in (*STATE, "length", "generator")}
+        return PlackettLuce(**{**own, **changes})
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probabilities ``[*sample, *batch]`` of orderings ``[*sample, *batch, k]``, their first item first."""
@@ -192,24 +193,16 @@ class PlackettLuce(Distribution):
         return tables
 
     def state_dict(self) -> dict[str, Any]:
-        """The distribution as JSON data: without what is None, and in two parts where the number of items is drawn."""
-        state = {"logits": self.logits.tolist()}
-        if self.weights is not None:
-            state["weights"] = self.weights.tolist()
-        if self.length_probabilities is not None:
-            shares = self.length_probabilities.tolist()
-            return {"ranking": state, "length_probabilities": shares, "min_length": self.min_length}
+        """The distribution as JSON data, without what is None, and the length of one over all items."""
+        tensors = {name: getattr(self, name) for name in STATE}
+        state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
         return state if self.length == self.num_items else {**state, "length": self.length}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
         """The distribution that `state_dict` was taken of."""
-        names, both = ("logits", "weights", "length_probabilities"), {**state, **state.get("ranking", {})}
-        tensors: dict[str, Any] = {n: torch.tensor(both[n], dtype=torch.float64) for n in names if n in both}
-        length = state.get("length")
-        if "ranking" in state:
-            length = state["min_length"] + len(state["length_probabilities"]) - 1
-        return cls(**tensors, length=length)
+        tensors: dict[str, Any] = {n: torch.tensor(state[n], dtype=torch.float64) for n in STATE if n in state}
+        return cls(**tensors, length=state.get("length"))
 
     def _draw(self, shares: Tensor, shape: torch.Size) -> Tensor:
         """Draw categories by their probabilities ``[..., c]``: ``shape``, which ends as they begin."""

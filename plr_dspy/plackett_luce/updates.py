@@ -63,15 +63,8 @@ class _Rule:
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def _checked(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
-        """The weights ``[m]`` like the distribution's logits; that, the elites and they are checked."""
-        logits, expected = distribution.logits, getattr(self, "num_components", 1)
-        count = 1 if distribution.weights is None else len(distribution.weights)
-        if count != expected:
-            raise TypeError(
-                f"{type(self).__name__} updates a PlackettLuce with {expected} components; got one with {count}: "
-                f"use MixtureEM(num_components={count})"
-            )
-        shape, size = list(elites.shape), logits.shape[-1]
+        """The weights ``[m]`` like the distribution's logits; the elites and they are checked."""
+        logits, shape, size = distribution.logits, list(elites.shape), distribution.num_items
         if len(shape) != 2 or not shape[0] or shape[1] != size or not bool(are_rankings(elites, size).all()):
             raise ValueError(
                 f"elites must have shape [m, {size}] with m >= 1, and different items in each row, followed by -1 "

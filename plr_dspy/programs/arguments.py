@@ -16,10 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipVal
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
-from plr_dspy.metrics.by_example import Metric, metric_caller
+from plr_dspy.metrics.by_example import SHOWN, Metric, metric_caller
 
 LARGEST = 2**63 - 1  # what a file of JSON can hold
-LONGEST = 150  # characters of a value in a message
 
 
 def _as_python(value: Any) -> Any:
@@ -117,7 +116,7 @@ def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
 def shown(value: Any) -> str:
     """A value in a line that is not too long."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _sentence(error: Any, positional: Sequence[str]) -> str:

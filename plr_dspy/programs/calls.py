@@ -237,15 +237,7 @@ class ProgramEvaluator:
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
-                    if isinstance(wrong.error, ContextWindowExceededError) and ordering is not None:
-                        name, orders = self._names[example], self._slots.permutations(ordering)
-                        shown = ", ".join(f"{slot}: {order}" for slot, order in orders.items())
-                        first = f"{name} exceeds the context window with the demos in the order {shown}"
-                        later = f"calls exceeded the context window, the last of {name}"
-                        with self._lock:
-                            self._warn("the context window", f"{first}; counted as wrong", later)
-                    message = self._first_line(wrong)
-                    cell = Cell(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
+                    cell = Cell(None, WRONG, type(wrong.error).__name__, self._first_line(wrong), **wrong.told)
                 except BaseException as error:  # of the user's program or metric: never a silent 0
                     scores = MetricWork._scored.__code__
                     scoring = any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
@@ -267,8 +259,12 @@ class ProgramEvaluator:
     def _note(self, failure: BaseException, example: int, what: str) -> None:
         """Log that a call failed, and end the run if there are too many such calls, or all others would fail."""
         name = self._names[example]
-        self._warn(what, f"the call on {name} failed: {what}", f"calls failed, the last of them on {name}: {what}")
         self._failures[example] += 1
+        self._warnings[what] += 1  # told the first time, and with their number the tenth, the hundredth and so on
+        if (alike := self._warnings[what]) == 1:
+            logger.warning("the call on %s failed: %s", name, what)
+        elif str(alike).strip("0") == "1":
+            logger.warning("%d calls failed, the last of them on %s: %s", alike, name, what)
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
         if isinstance(failure, HOPELESS):
@@ -287,14 +283,6 @@ class ProgramEvaluator:
             self._ended_by.__cause__ = failure
         if hasattr(self._ended_by, "add_note"):  # Python 3.11
             self._ended_by.add_note(f"plr_dspy ended the compile at {name}: {reason}. {GOING_ON}")
-
-    def _warn(self, kind: str, first: str, later: str) -> None:
-        """Log something the first time, and with its number the tenth, the hundredth and so on."""
-        self._warnings[kind] += 1
-        if self._warnings[kind] == 1:
-            logger.warning("%s", first)
-        elif str(self._warnings[kind]).strip("0") == "1":
-            logger.warning("%d %s", self._warnings[kind], later)
 
     def _first_line(self, error: BaseException) -> str:
         """The first line of a message, in characters that can be written, without secrets."""

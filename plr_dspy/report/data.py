@@ -76,8 +76,8 @@ class SlotReport(Part):
         ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
-            ``[k, n]``, over its demos. Of a pool: such logits as its "ranking", whose first demo is shown last, and
-            "length_probabilities" of each number of demos from "min_length" on.
+            ``[k, n]``, over its demos. Of a pool the first demo is shown last, and there are "length_probabilities",
+            the last one of the largest number of demos, "length", which is that of all unless it is said.
         demos, original: The demos as text, the start of long ones; and those that the student itself showed.
         origins: Of a pool, where each demo comes from, such as "trainset[3]" or "bootstrapped from trainset[3]".
     """
@@ -94,7 +94,7 @@ class SlotReport(Part):
     @property
     def is_pool(self) -> bool:
         """Whether demos were chosen, and not only ordered."""
-        return any("ranking" in state for state in self.distributions)
+        return any("length_probabilities" in state for state in self.distributions)
 
 
 class Alternative(Part):

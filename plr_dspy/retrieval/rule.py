@@ -14,7 +14,7 @@ from dspy.predict.predict import serialize_object
 from pydantic import ConfigDict
 from scipy import sparse
 
-from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce, Features
+from plr_dspy.plackett_luce.covariates import Features, choose
 from plr_dspy.programs.splits import answer_classes, folded_key, source_of
 from plr_dspy.statistics.calibration import Array
 
@@ -65,10 +65,9 @@ class Rule:
         how = f"{self.num_demos} demos found for each input, the nearest {order}"
         return how if self.coefficients == NEAREST else f"{how} (nearest by {terms})"
 
-    @property
-    def logits(self) -> CovariatePlackettLuce:
-        """The distribution over choices of demos whose mode is shown."""
-        return CovariatePlackettLuce([self.coefficients.get(name, 0.0) for name in FEATURES])
+    def chosen(self, features: Features, length: int, *, rng: np.random.Generator | None = None) -> tuple[int, ...]:
+        """The items that are shown, which are the mode of a distribution over choices; with a random source a draw."""
+        return choose([self.coefficients.get(name, 0.0) for name in FEATURES], features, length, rng=rng)
 
 
 class SharedWords:
@@ -189,8 +188,7 @@ class Pool:
                 of the same inputs.
         """
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
-        length = min(rule.num_demos, len(candidates))
-        chosen = [candidates[i] for i in rule.logits.mode(features, length)]
+        chosen = [candidates[i] for i in rule.chosen(features, min(rule.num_demos, len(candidates)))]
         while rule.max_tokens is not None and sum(self.tokens[i] for i in chosen) > rule.max_tokens:
             chosen.pop()
         return chosen[::-1] if rule.nearest_last else chosen

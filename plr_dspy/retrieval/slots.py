@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
 import dspy
 import numpy as np
-import orjson
 
-from plr_dspy.plackett_luce.covariates import CovariatePlackettLuce
+from plr_dspy.plackett_luce.covariates import fit
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
@@ -149,7 +147,7 @@ class RetrievalSlots(PoolSlots):
         if rule is None:
             return self._digest(demos)
         if inputs is None or not self._passes_inputs_on:
-            return _digest_of([], [self._digest(demos), asdict(rule), self._content])
+            return digest([self._digest(demos), asdict(rule), self._content])
         for name, pool in self.found.items():
             found = pool.shown(inputs, rule, without=inputs)
             demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
@@ -198,33 +196,26 @@ class RetrievalSlots(PoolSlots):
             candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
             for shown, score in seen:
                 if score > mean:
-                    chosen = shown.logits.mode(of_them, min(shown.num_demos, len(candidates)))
+                    chosen = shown.chosen(of_them, min(shown.num_demos, len(candidates)))
                     features.append(of_them)
                     rankings.append(chosen)
                     weights.append(score - mean)
         if len(rankings) < MIN_ELITES:
             return []
-        found = CovariatePlackettLuce.fit(features, rankings, weights, l2=PENALTY).coefficients
+        found = fit(features, rankings, weights, l2=PENALTY)
         scale = max(np.abs(found).max(), 1e-9)
         return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 
     @cached_property
     def _content(self) -> str:
         """Digest of the demos that may be found, and of what compares them."""
-        return _digest_of(self.found.values(), digest(self._embedder))
+        return digest([[pool.demos for pool in self.found.values()], self._embedder])
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
         if rule not in self.rules:
             self.rules.append(rule)
         return tuple((*items, -1 - self.rules.index(rule)) for items in fixed)
-
-
-def _digest_of(pools: Iterable[Pool], more: Any) -> str:
-    """Of the demos of pools, and of plain data."""
-    demos = [digest(demo) for pool in pools for demo in pool.demos]
-    text = orjson.dumps([demos, more], option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def _fixed(ordering: Ordering) -> Ordering:

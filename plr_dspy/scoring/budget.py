@@ -55,8 +55,8 @@ class Budget:
         self._price, self._unpriced = price, list[str]()
         self._lock = threading.Lock()
         self.expect(expected)
-        self._under_way = len(self._ledger.resumed_tokens)
-        for tokens in self._ledger.resumed_tokens:
+        self._under_way = len(self._ledger.paid)
+        for tokens in self._ledger.paid:
             self.end(tokens)
 
     @property
@@ -95,7 +95,7 @@ class Budget:
                 self.refused = COST_LIMIT
             elif self.max_seconds is not None and self._elapsed >= self._share * self.max_seconds:
                 self.refused = TIME_LIMIT
-            elif self.max_calls is not None and self._ledger.calls + self._under_way >= self.max_calls:
+            elif self.max_calls is not None and len(self._ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
             else:
                 self._under_way += 1

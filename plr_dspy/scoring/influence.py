@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +26,6 @@ MOST_PSEUDO = 400
 """Such examples, at most, where labels are many: every answer stands for as many facts as another."""
 
 
-class OverSet(Protocol):
-    """A metric over a set, by what it reads of each example and answer; `metrics.over_set.SetMetric` says more."""
-
-    bounds: tuple[float, float]
-    weighted: bool
-    smooth: bool
-    kind: type | tuple[type, ...]
-
-    def answers(self, facts: Sequence[Any]) -> Sequence[Any]: ...
-    def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float: ...
-
-
 class Influence:
     """Scores answers by their influence on a metric over a set, near a reference.
 
@@ -50,19 +38,26 @@ class Influence:
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
+    Attributes:
+        bounds, kind: Of the metric.
+        of_labels: The outputs of each label on each example, ``[E, L]``, as far as they are known.
+        table: What these score, ``[E, L]``, which is kept up to date.
+
     Args:
-        metric: The metric.
+        metric: A `metrics.over_set.SetMetric`.
         facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
             that these have, whichever were answered.
     """
 
-    def __init__(self, metric: OverSet, facts: Sequence[Any]) -> None:
-        self._metric, self._facts, self.bounds = metric, list(facts), metric.bounds
+    def __init__(self, metric: Any, facts: Sequence[Any]) -> None:
+        self._metric, self._facts = metric, list(facts)
+        self.bounds: tuple[float, float] = metric.bounds
+        self.kind = metric.kind
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
-        self._table: NDArray[np.float64] = np.empty((0, 0))
-        self._of_labels: Sequence[Sequence[Any]] = []
+        self.table: NDArray[np.float64] = np.empty((0, 0))
+        self.of_labels: Sequence[Sequence[Any]] = []
         self._rows: list[tuple[Any, Any]] = []
         self._weights = np.zeros(0)
         self._value = self._base = 0.0
@@ -95,29 +90,13 @@ class Influence:
             totals[group] += weight
             sums[group] += weight * self._influence(fact, outputs)
         self._shifts = {group: sums[group] / total for group, total in totals.items()}
-        for example, label in np.ndindex(*self._table.shape):
-            self._table[example, label] = self.score(example, self._of_labels[example][label])
+        for example, label in np.ndindex(*self.table.shape):
+            self.table[example, label] = self.score(example, self.of_labels[example][label])
 
     def is_enough(self, answered: Sequence[tuple[int, Any]]) -> bool:
         """Whether so many answers make a reference: as many as there are examples, and some of each fact."""
         counts = Counter(self._groups[example] for example, _ in answered)
         return len(answered) >= len(self._facts) and all(counts[fact] >= ENOUGH for fact in self._shares)
-
-    def follow(self, table: NDArray[np.float64], of_labels: Sequence[Sequence[Any]]) -> None:
-        """Keep a table up to date: what the outputs of each label score on each example, ``[E, L]``."""
-        self._table, self._of_labels = table, of_labels
-
-    def reads(self, outputs: Any) -> bool:
-        """Whether outputs are of the kind that the metric reads."""
-        return isinstance(outputs, self._metric.kind)
-
-    def of_label(self, example: int, label: int) -> Any:
-        """The outputs of a label, given by number, on an example."""
-        return self._of_labels[example][label]
-
-    def constant_answers(self) -> list[list[tuple[int, Any]]]:
-        """For each label, all examples answered by it."""
-        return [list(enumerate(column)) for column in zip(*self._of_labels, strict=True)]
 
     def score(self, example: int, outputs: Any) -> float:
         """The score of outputs on an example; 0 as long as there is no reference."""
@@ -176,7 +155,7 @@ class Influence:
 
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
         """The metric of facts and outputs with weights."""
-        return self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist())
+        return float(self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist()))
 
     def _influence(self, fact: Any, outputs: Any) -> float:
         """What the weight of an answer changes at the reference, per unit."""

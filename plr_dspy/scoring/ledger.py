@@ -71,9 +71,8 @@ class Ledger:
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
         out_of_time: Where time ended the making of demos: as what was noted of it, each time.
         course: Of the last compile that the file tells of.
-        calls: Program calls paid for; a failed call that was made again counts twice.
-        tokens: By model and kind.
-        num_resumed, resumed_tokens: Program calls that the file held, and the tokens of each.
+        paid: Tokens of each program call paid for; a failed call that was made again counts twice.
+        num_resumed: Program calls that the file held, the first of these.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -83,9 +82,8 @@ class Ledger:
         self.unstable: list[str] = []
         self.out_of_time: list[Any] = []
         self.course = Course()
-        self.calls = self.num_resumed = 0
-        self.tokens: dict[str, Counter[str]] = defaultdict(Counter)
-        self.resumed_tokens: list[Tokens] = []
+        self.paid: list[Tokens] = []
+        self.num_resumed = 0
         self._keys: list[str] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -93,6 +91,19 @@ class Ledger:
         self._file: int | None = None
         if path is not None:
             self._read(path)
+
+    @property
+    def calls(self) -> int:
+        """Program calls paid for."""
+        return len(self.paid)
+
+    @property
+    def tokens(self) -> dict[str, Counter[str]]:
+        """Tokens of all calls, by model and kind."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for model, found in (each for tokens in list(self.paid) for each in tokens.items()):
+            counts[model].update(found)
+        return counts
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
@@ -115,7 +126,7 @@ class Ledger:
             if self._closed:
                 return False
             self.cells[key] = cell
-            self._count(tokens)
+            self.paid.append(tokens)
             name = str(example) if self._keys is None else self._keys[example]
             self._write({"cell": (fingerprint, name), "score": cell.score, **told})
             return True
@@ -153,12 +164,6 @@ class Ledger:
                 os.close(self._file)
                 self._file = None
 
-    def _count(self, tokens: Tokens) -> None:
-        """Count a call and its tokens."""
-        self.calls += 1
-        for model, counts in tokens.items():
-            self.tokens[model].update(counts)
-
     def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
         if self._file is None:
@@ -195,9 +200,9 @@ class Ledger:
         self._file = os.open(path, flags, 0o600)
         os.ftruncate(self._file, whole)
         if content[whole:].startswith(b'{"cell"'):  # The call counts, and may be made again.
-            self.calls += 1
+            self.paid.append({})
             self._write({"lost": 1})
-        self.num_resumed = self.calls
+        self.num_resumed = len(self.paid)
 
     def _replay(self, record: Any, unsettled: list[tuple[str, str]]) -> None:
         """Take a line of the file; the cells that failed since the last decision are the unsettled ones."""
@@ -210,15 +215,14 @@ class Ledger:
                 if key in self.earlier and self.earlier[key].outcome != FAILED:
                     raise ValueError(f"it repeats {key}")
                 self.earlier[key] = cell
-                self._count(tokens)
-                self.resumed_tokens.append(tokens)
+                self.paid.append(tokens)
                 if cell.outcome == FAILED:
                     unsettled.append(key)
                 elif key in unsettled:
                     unsettled.remove(key)
                 return
             case {"lost": int(count)}:
-                self.calls += count
+                self.paid += [{}] * count
                 return
             case {"retry": _}:
                 for key in unsettled:

@@ -145,7 +145,7 @@ class CellScorer:
         """A cell with its score, which of a metric over a set depends on the reference."""
         if self.influence is None or cell.outcome == FAILED:
             return cell
-        if not (cell.outcome or self.influence.reads(cell.value)):
+        if not (cell.outcome or isinstance(cell.value, self.influence.kind)):
             raise ValueError(
                 "log_dir holds calls of another metric, which did not keep the outputs that this one reads: pass "
                 "another log_dir"
@@ -154,12 +154,10 @@ class CellScorer:
 
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
-        cells = {
-            e: cell for e in self._examples_of(ordering, self._asked) if (cell := self.cell(ordering, e)) is not None
-        }
+        cells = {e: self.ledger.cells[self.key(ordering, e)] for e in self._examples_of(ordering, self._asked)}
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
-            found |= {e: self.influence.of_label(e, labels[e]) for e in found.keys() & labels.keys()}
+            found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
         return found
 
     def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:

@@ -99,20 +99,24 @@ class Search(ABC):
         mode = self.space.canonical([self._read(d.mode.tolist()) for d in self.distributions])
         return self.space.shortened(mode) or self.space.identity
 
-    def draw(self, num_draws: int) -> list[Ordering]:
-        """Draws from the current distributions, repeats included; fewer where hardly any is allowed."""
-        return self._draw(self.distributions, num_draws)
-
-    def draw_uniformly(self, num_draws: int) -> list[Ordering]:
-        """Draws from uniform distributions in their place."""
-        return self._draw(self._uniform(), num_draws)
+    def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
+        """Draws from the distributions, or uniform ones, repeats included; fewer where hardly any is allowed."""
+        own = [each.copy(generator=self._generator) for each in (self._uniform() if uniformly else self.distributions)]
+        found: list[Ordering] = []
+        for _ in range(MAX_BATCHES):
+            if len(found) >= num_draws:
+                break
+            for rankings in zip(*(each.sample((num_draws,)).tolist() for each in own), strict=True):
+                fitted = self.space.shortened(self.space.canonical([*map(self._read, rankings)]))
+                found += [] if fitted is None else [fitted]
+        return found[:num_draws]
 
     def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
         """Random orderings that are not known, each once, the identity and what is beside them first; fewer when hardly
         any are left."""
         found = dict.fromkeys(o for o in (self.space.identity, *self.space.beside) if o not in known)
         for _ in range(MAX_REDRAWS):
-            for ordering in self.draw_uniformly(number):
+            for ordering in self.draw(number, uniformly=True):
                 if len(found) < number and ordering not in known:
                     found[ordering] = None
             if len(found) == number:
@@ -145,17 +149,6 @@ class Search(ABC):
             each.copy(length=most, length_probabilities=share / len(share))
             for each, share, (_, most) in zip(found, shares, self.space.limits, strict=True)
         ]
-
-    def _draw(self, distributions: Sequence[PlackettLuce], num_draws: int) -> list[Ordering]:
-        own = [each.copy(generator=self._generator) for each in distributions]
-        found: list[Ordering] = []
-        for _ in range(MAX_BATCHES):
-            if len(found) >= num_draws:
-                break
-            for rankings in zip(*(each.sample((num_draws,)).tolist() for each in own), strict=True):
-                fitted = self.space.shortened(self.space.canonical([*map(self._read, rankings)]))
-                found += [] if fitted is None else [fitted]
-        return found[:num_draws]
 
     def _read(self, items: Sequence[int]) -> Sequence[int]:
         """The ranking that ordered items stand for, or the items that a ranking stands for."""

@@ -223,15 +223,10 @@ class OrderingSpace:
     def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
         """The items of a block with like ones ascending, the first of each kind first."""
         kinds = self.kinds[block]
-        if self._all_differ[block]:
+        if len(set(kinds)) == len(kinds):
             return tuple(items)
         waiting = {kind: iter([i for i, other in enumerate(kinds) if other == kind]) for kind in set(kinds)}
         return tuple(next(waiting[kinds[item]]) for item in items)
-
-    @cached_property
-    def _all_differ(self) -> list[bool]:
-        """Whether no two items of a block look alike, for each block."""
-        return [len(set(kinds)) == len(kinds) for kinds in self.kinds]
 
     def _every(self, block: int) -> Iterator[Ordering]:
         """The distinct orderings of the blocks from one on, one at a time: there may be very many."""

@@ -160,7 +160,7 @@ class ThompsonSearch(Search):
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
-            found |= dict.fromkeys(self.draw_uniformly(NUM_CANDIDATES // 6))
+            found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
             found |= dict.fromkeys(climb(self.space, best, fitted.predict, rng))
         return [ordering for ordering in found if ordering not in self._counts]
 

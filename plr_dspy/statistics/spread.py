@@ -82,7 +82,10 @@ def spread(
     deviation = min(math.sqrt(max(0.0, float((sampled.means**2).mean()) - sampled.noise)), most)
     least, greatest = float(np.quantile(low, TAIL)), float(np.quantile(high, 1 - TAIL))
     gains_at = _gains(scores, others, disagreement, num_distinct, num_searched, rng)
-    own = _mean_interval(scores[0], lowest, highest)
+    # The 95 % interval of the own score, with two pseudo-examples at either end (Agresti and Coull).
+    with_ends = np.append(scores[0], [lowest, lowest, highest, highest])
+    mean, margin = float(with_ends.mean()), 2 * float(with_ends.std()) / math.sqrt(len(with_ends))
+    own = max(lowest, mean - margin), min(highest, mean + margin)
     gains = np.where(low > 0, gains_at(low), 0.0)
     least_gain = min(max(0.0, float(np.quantile(gains, TAIL))), highest - own[1])
     most_gain = min(max(0.0, float(np.quantile(gains_at(high), 1 - TAIL))), highest - own[0])
@@ -199,10 +202,3 @@ def _gains(
         return np.asarray(best if observed else best + error + mean * deviations)
 
     return gains
-
-
-def _mean_interval(scores: Array, lowest: float, highest: float) -> tuple[float, float]:
-    """The 95 % interval of a mean score on this scale, with two pseudo-examples at either end (Agresti and Coull)."""
-    scores = np.append(scores, [lowest, lowest, highest, highest])
-    mean, margin = float(scores.mean()), 2 * float(scores.std()) / math.sqrt(len(scores))
-    return max(lowest, mean - margin), min(highest, mean + margin)

@@ -394,6 +394,5 @@ class TestFromAlternatives:
 )
 def test_where_the_label_stands(reply, labels, answered, name, position):
     labels = labels.split()
-    places = [module.Position(text, {text: -0.1}) for text in reply.split("|")]
     label = None if answered is None else labels[answered]
-    assert label_position(places, labels, label, name=name) == position
+    assert label_position(reply.split("|"), labels, label, name=name) == position

@@ -193,14 +193,6 @@ def test_refuses_parameters_out_of_range_by_name(rule, options):
         rule(**options)
 
 
-def test_mixture_and_single_are_not_mixed_up():
-    elites = torch.tensor([[0, 1]])
-    single, mixture = (MaximumLikelihood(), RankEMA()), MixtureEM()
-    for rule, other in ((single[0], mixture), (single[1], mixture), (mixture, single[1])):
-        with pytest.raises(TypeError, match=r"use MixtureEM"):
-            rule.update(other.initial(2), elites)
-
-
 def test_rules_by_name():
     assert update_rule("ema") == RankEMA()
     assert update_rule("mle") == MaximumLikelihood()

@@ -177,12 +177,12 @@ class TestOrderingModel:
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
         assert np.isfinite([*np.ravel(numbers), *fitted.calibration(first).offsets]).all()
 
-    def test_of_very_many_orderings_those_are_modelled_that_log_probabilities_promise_most_of(self):
+    def test_of_very_many_orderings_most_of_those_that_promise_most_are_modelled_and_some_bad_ones(self):
         world = World(num_orderings=400, leaning=2.0)
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
-        best = [world.orderings[i] for i in np.argsort(-world.truth)[:40]]
-        assert len(fitted.orderings) < 300
-        assert np.mean([ordering in fitted.orderings for ordering in best]) > 0.9
+        ranked = [world.orderings[i] in fitted.orderings for i in np.argsort(-world.truth)]
+        assert sum(ranked) == len(fitted.orderings) < 250
+        assert np.mean(ranked[:40]) > 0.6 > 0.4 > np.mean(ranked[-40:]) > 0.1
 
     def test_where_most_calls_bring_none_scores_alone_count(self):
         world = World()

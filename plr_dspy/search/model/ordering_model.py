@@ -78,7 +78,7 @@ class OrderingModel:
                 kinds = self._kinds(orderings)
                 responses = self._respond(told, logs, kinds)
                 means = np.array(told.shrunk_means if responses.means is None else responses.means)
-                means[np.argsort(told.counts, kind="stable")[-MOST_SCORED:]] = np.inf
+                means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
