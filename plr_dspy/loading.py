@@ -11,7 +11,7 @@ from dspy.utils import magicattr
 from plr_dspy.baselines.per_input import PerInputOrder
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.programs.checks import saved_state
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 
@@ -64,7 +64,7 @@ def load_program(
                     program = part
         retrievals = {
             name: loaded(predictor, saved["retrieval"], embedder)
-            for name, predictor in named_predictors(program)
+            for name, predictor in program.named_predictors()
             for saved in [state if predictor is program else state.get(name, {})]
             if "retrieval" in saved
         }
@@ -77,7 +77,7 @@ def load_program(
         ) from error
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded into the student: {error}") from error
-    for name, predictor in named_predictors(program):
+    for name, predictor in program.named_predictors():
         fields, demos = predictor.signature.fields.keys(), list(predictor.demos)
         demos += retrievals[name].pool.demos if name in retrievals else []
         if demos and not any(fields & demo.keys() for demo in demos):

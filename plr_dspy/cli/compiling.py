@@ -30,7 +30,6 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -161,7 +160,7 @@ def _named_program(reference: str, saved: Path | None) -> dspy.Module:
 
 def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
     """The examples of a file of JSON lines, or of CSV with a header, for a program."""
-    signatures, examples = [each.signature for _, each in named_predictors(program)], []
+    signatures, examples = [each.signature for _, each in program.named_predictors()], []
     kinds = {name: field.annotation for each in signatures for name, field in each.fields.items()}
     for number, row in _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path):
         if missing := [name for name in inputs if not isinstance(row, dict) or name not in row]:

@@ -25,7 +25,6 @@ from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.splits import mixed, shown_by, value_key
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.cells import FAILED
@@ -390,7 +389,7 @@ def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
 
 def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
     """The examples with inputs that differ and that no demo shows."""
-    shown = shown_by([demo for _, each in named_predictors(student) for demo in each.demos], trainset)
+    shown = shown_by([demo for _, each in student.named_predictors() for demo in each.demos], trainset)
     unshown = [example for i, example in enumerate(trainset) if i not in shown]
     usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
     if len(usable) < 2:

@@ -23,7 +23,7 @@ from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
@@ -85,7 +85,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
 
     A ValueError says where there is no such output, or more than one, or one that the probabilities would replace.
     """
-    predictors = dict(named_predictors(program))
+    predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
         raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
@@ -202,7 +202,7 @@ class CalibratedProgram(dspy.Module):
 
     def _now(self) -> dict[str, str | None]:
         """Return the adapter, the model and a digest of the prompt that a call would be made with."""
-        predictor = dict(named_predictors(self.program))[self.predictor]
+        predictor = dict(self.program.named_predictors())[self.predictor]
         fields = list(predictor.signature.fields)
         shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
         prompt = [fields, predictor.signature.dump_state(), serialize_object(shown)]

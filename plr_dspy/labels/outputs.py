@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
 
@@ -137,7 +136,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
     """Find the only output with few possible values, of the predictor `only` or all; a text says why there is none."""
-    predictors = {name: each for name, each in named_predictors(program) if only in (None, name)}
+    predictors = {name: each for name, each in program.named_predictors() if only in (None, name)}
     found = [output for name, predictor in predictors.items() for output in label_outputs(name, predictor)]
     if not found:
         fields = [field for each in predictors.values() for field in each.signature.output_fields.values()]
@@ -173,7 +172,7 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
         raise ValueError(f"{purpose} is not possible: {output}")
     kinds = ", ".join(
         f"{name}: {get_annotation_name(field.annotation)}"
-        for predictor, each in named_predictors(program)
+        for predictor, each in program.named_predictors()
         if only in (None, predictor)
         for name, field in each.signature.output_fields.items()
     )
@@ -202,7 +201,7 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
 def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array, *, by_accuracy: bool = True) -> None:
     """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
     texts, most = list(output.labels), int(counts.argmax())
-    demos = output.numbers(dict(named_predictors(program))[output.predictor].demos)
+    demos = output.numbers(dict(program.named_predictors())[output.predictor].demos)
     if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
         logger.warning(
             f"all {len(demos)} demos have the label {texts[demos[0]]!r}, so the model may answer it too often: give "

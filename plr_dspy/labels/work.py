@@ -17,7 +17,6 @@ from plr_dspy.labels.reader import Decision, LogprobRequests, Reading, labels_re
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.cells import Cell
 from plr_dspy.statistics.calibration import Array
@@ -71,7 +70,7 @@ class LabelWork(MetricWork):
         is_original = self._original is not None and all(
             list(predictor.demos) == list(self._original.get(name, predictor.demos))
             and not isinstance(predictor, RetrievingPredict)
-            for name, predictor in named_predictors(program)
+            for name, predictor in program.named_predictors()
         )
         decision = self._own if is_original else self._likeliest
         try:

@@ -21,7 +21,7 @@ from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE, cost_of_attempt, token_counter
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
-from plr_dspy.programs.copies import ProgramFactory, language_models, named_predictors
+from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
@@ -75,7 +75,7 @@ def pools_of(
     count, pools = token_counter(), {}
     others = [(example, f"trainset[{number}]") for number, example in labelled.items()]
     others += [(demo, f"candidates[{i}]") for i, demo in enumerate(given)]
-    for name, predictor in named_predictors(program):
+    for name, predictor in program.named_predictors():
         own = [(demo, OWN) for demo in predictor.demos]
         made = [
             (each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in attempts if name in each.demos
@@ -103,7 +103,7 @@ def labels_say_all(program: dspy.Module, examples: Mapping[int, dspy.Example]) -
 
 def stand_ins(program: dspy.Module, examples: Mapping[int, dspy.Example], number: int) -> list[Attempt]:
     """Return so many attempts before they are made, with demos for predictors whose fields the examples lack."""
-    needed = {name: predictor.signature.fields for name, predictor in named_predictors(program)}
+    needed = {name: predictor.signature.fields for name, predictor in program.named_predictors()}
     attempts = []
     for index, example in islice(examples.items(), number):
         known = {field: value for field, value in example.items() if value is not None}
@@ -131,11 +131,11 @@ class TeacherWork(MetricWork):
             self._metric = lambda example, prediction: optimizer.metric(example, prediction, dspy.settings.trace)
         self._threshold = optimizer.metric_threshold
         teacher = job.program if job.teacher is None else job.teacher
-        asked, needed = named_predictors(teacher), named_predictors(job.program)
+        asked, needed = teacher.named_predictors(), job.program.named_predictors()
         student: Any = job.program
         if isinstance(student, CalibratedProgram) and job.teacher is not None:
             student = student.program  # The teacher has no calibration.
-        names, of_student = [name for name, _ in asked], [name for name, _ in named_predictors(student)]
+        names, of_student = [name for name, _ in asked], [name for name, _ in student.named_predictors()]
         if names != of_student:
             raise ValueError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
         for (name, one), (_, other) in zip(asked, needed, strict=True):
@@ -152,7 +152,7 @@ class TeacherWork(MetricWork):
             labelled = {name: rng.sample(examples, number) for name in names}
         self.teacher = ProgramFactory(teacher).build(labelled)
         self.models += language_models(self.teacher)
-        predictors = zip(needed, named_predictors(self.teacher), strict=True)
+        predictors = zip(needed, self.teacher.named_predictors(), strict=True)
         self._shown = {name: (each, list(each.demos)) for (name, _), (_, each) in predictors}
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:

@@ -24,7 +24,7 @@ from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import json_obstacle
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
@@ -169,7 +169,7 @@ class PLFewShot(PLReorder):
         teacher = _check_teacher(teacher)
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
-        if not (given or examples or any(predictor.demos for _, predictor in named_predictors(program))):
+        if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
             raise ValueError(
                 f"trainset must hold more examples with different inputs{' that valset does not hold' * bool(valset)} "
                 f"than its {len(trainset)}, a quarter of which would become demos: pass 100 or more such examples, or "

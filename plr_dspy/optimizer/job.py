@@ -15,7 +15,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
@@ -103,7 +103,7 @@ class Job:
     @property
     def models(self) -> list[dspy.BaseLM]:
         """The language models of the predictors."""
-        models = [each.lm or dspy.settings.lm for _, each in named_predictors(self.program)]
+        models = [each.lm or dspy.settings.lm for _, each in self.program.named_predictors()]
         return [lm for lm in models if lm is not None]
 
     def arguments(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def prepare(
     valset, rng, name = [] if valset is None else valset, random.Random(seed), optimizer.trainset_name
     program, calibrated = _checked_copy(optimizer, student, trainset, valset)
     choices = optimizer._choices(program, trainset, valset, rng, teacher)
-    others, predictors = choices.pop("others", ()), named_predictors(program)
+    others, predictors = choices.pop("others", ()), program.named_predictors()
     demos = [demo for _, predictor in predictors for demo in predictor.demos]
     prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
     splits = make_splits(

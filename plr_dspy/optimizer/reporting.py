@@ -24,7 +24,7 @@ from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import models_of, own_copy
-from plr_dspy.programs.copies import language_models, named_predictors
+from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, Retrieval, Signal, SlotReport
@@ -117,7 +117,7 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
 def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotReport]:
     """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
     ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(shown)
-    distributions, predictors = iter(outcome.distributions), dict(named_predictors(job.program))
+    distributions, predictors = iter(outcome.distributions), dict(job.program.named_predictors())
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
 
     def start(text: str) -> str:
@@ -257,7 +257,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
 
 def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
-    predictors, number, answers = named_predictors(job.program), job.optimizer.max_demos, list[Any]()
+    predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()
     names = set(predictors[0][1].signature.input_fields)
     examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]

@@ -16,7 +16,7 @@ from dspy.predict.predict import serialize_object
 from dspy.utils.saving import get_dependency_versions
 
 from plr_dspy.metrics.by_example import forward_of
-from plr_dspy.programs.copies import is_language_model, language_models, named_predictors
+from plr_dspy.programs.copies import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
         raise TypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
-    names = [predictor for predictor, _ in named_predictors(student)]
+    names = [predictor for predictor, _ in student.named_predictors()]
     if len(set(names)) < len(names):
         raise ValueError(
             f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
@@ -106,7 +106,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
 def _check_demos(student: dspy.Module) -> None:
     """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those JSON cannot hold."""
     mismatches, with_demos = [], 0
-    for name, predictor in named_predictors(student):
+    for name, predictor in student.named_predictors():
         demos, shown = predictor.demos, set(predictor.signature.fields)
         if not isinstance(demos, Sequence):
             raise TypeError(f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none")
@@ -130,7 +130,7 @@ def _check_demos(student: dspy.Module) -> None:
 def _signature(student: dspy.Module) -> inspect.Signature | None:
     """The signature of what a call of the program runs; None where that is not written in Python."""
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-        fields = named_predictors(student)[0][1].signature.input_fields.items()
+        fields = student.named_predictors()[0][1].signature.input_fields.items()
         needed = [Parameter(n, Parameter.KEYWORD_ONLY) for n, field in fields if field.is_required()]
         return inspect.Signature([*needed, Parameter("others", Parameter.VAR_KEYWORD)])
     try:
@@ -142,7 +142,7 @@ def _signature(student: dspy.Module) -> inspect.Signature | None:
 def json_obstacle(program: dspy.Module) -> str:
     """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
     obstacles = []
-    for name, predictor in named_predictors(program):
+    for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
                 try:

@@ -32,7 +32,7 @@ class ProgramFactory:
 
     def __init__(self, program: dspy.Module) -> None:
         self._program = program
-        self._predictors = {id(predictor) for _, predictor in named_predictors(program)}
+        self._predictors = {id(predictor) for _, predictor in program.named_predictors()}
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
@@ -42,7 +42,7 @@ class ProgramFactory:
         except Exception:  # of an object that leads to a module, and cannot be copied
             self._shared = _shared_parts(self._program, cautious=True)
             program = copy.deepcopy(self._program, dict(self._shared))
-        for name, predictor in named_predictors(program):
+        for name, predictor in program.named_predictors():
             if id(predictor) in self._predictors:
                 raise TypeError(
                     f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
@@ -50,12 +50,6 @@ class ProgramFactory:
                 )
             predictor.demos = list(demos.get(name, predictor.demos))
         return program
-
-
-def named_predictors(program: dspy.Module) -> list[tuple[str, dspy.Predict]]:
-    """The predictors of a program by their names in it, without those in frozen (compiled) sub-modules."""
-    found: list[tuple[str, dspy.Predict]] = program.named_predictors()
-    return found
 
 
 def language_models(program: dspy.Module) -> list[Any]:

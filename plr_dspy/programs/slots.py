@@ -18,7 +18,7 @@ import dspy
 import numpy as np
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
-from plr_dspy.programs.copies import ProgramFactory, named_predictors
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
@@ -70,7 +70,7 @@ class PromptSlots(ABC):
 
     def __init__(self, program: dspy.Module) -> None:
         self.program = program
-        self._predictors = dict(named_predictors(program))
+        self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
 
     @abstractmethod
@@ -271,7 +271,7 @@ def add_labelled_demos(
     A program in which some predictor has demos stays as it is: the optimizer that chose them left the others without
     on purpose. So does a predictor whose prompt would not show the examples. Returns the names of the others.
     """
-    predictors = dict(named_predictors(program))
+    predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
         return []
     demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))

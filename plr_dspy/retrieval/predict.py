@@ -11,7 +11,6 @@ import dspy
 from dspy.predict.predict import serialize_object
 from pydantic import TypeAdapter
 
-from plr_dspy.programs.copies import named_predictors
 from plr_dspy.retrieval.rule import Embeddings, Pool, Rule
 
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
@@ -104,7 +103,7 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
     Demos that they have are shown before those that are found.
     """
-    predictors = dict(named_predictors(program))
+    predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
         if not isinstance(predictor, RetrievingPredict):
