@@ -19,7 +19,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,16 +31,14 @@ from landscapes import SyntheticLandscape
 from replay import Pool as Known
 from replay import compiled
 
+from paper.held_out import HeldOut
 from plr_dspy import CrossEntropySearch, PlainTextAdapter
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.rule import Pool, Rule
-from plr_dspy.scoring.ledger import Ledger
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 
@@ -80,28 +77,16 @@ def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
     return [(tuple(rng.sample(range(num_demos), num_demos)),) for _ in range(count)]
 
 
-@contextmanager
-def scoring(student: dspy.Module, examples: list[dspy.Example], num_threads: int) -> Iterator[CellScorer]:
-    """Score a program's orders as a compile does, with a ledger on disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder) / "cells.jsonl")
-        ledger.number_examples(list(map(digest, examples)))
-        common = {"names": [str(i) for i in range(len(examples))], "num_threads": num_threads}
-        work, slots = MetricWork(metric, examples), ProgramSlots(student)
-        yield CellScorer(ProgramEvaluator(slots, work, ledger=ledger, **common))
-        ledger.close()
-
-
 def cells(_: int) -> Rows:
-    """Ten orders a round, on 1,000 examples."""
+    """Of 100 orders on 1,000 examples, with a ledger on disk."""
     yield "ms a cell", "KB a cell"
-    examples, orders = questions("question", 1_000), shuffled_orders(8, 100, seed=0)
-    with scoring(Answering(sleeps=False), examples, num_threads=8) as scorer:
-        scorer.table(orders[:1], range(len(examples)))
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-        for first in range(0, len(orders), 10):
-            scorer.table(orders[first : first + 10], range(len(examples)))
-        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    examples, orders = questions("question", 1_000), shuffled_orders(8, 101, seed=0)
+    scored = {"metric": metric, "examples": examples, "num_threads": 8}
+    HeldOut(Answering(sleeps=False), **scored).rows(orders[:1])
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        HeldOut(Answering(sleeps=False), **scored, folder=Path(folder)).rows(orders[1:])
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield f"{seconds / 100:.2f}", f"{(after - before) / 100_000:.1f}"
 
 
@@ -139,11 +124,9 @@ def threads(_: int, num_threads: int = 16) -> Rows:
         orders = shuffled_orders(8, 15, seed=number)
         programs = [factory.build(slots.demos(order)) for order in orders]
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
-        with scoring(student, devset, num_threads) as scorer:
-            start = time.perf_counter()
-            scorer.table(orders, range(len(devset)))
-            ours = time.perf_counter() - start
         start = time.perf_counter()
+        HeldOut(student, metric=metric, examples=devset, num_threads=num_threads).rows(orders)
+        ours, start = time.perf_counter() - start, time.perf_counter()
         for program in programs:
             evaluate(program)
         plain = time.perf_counter() - start
