@@ -1,6 +1,6 @@
 """Repeat the figures of the docs that need no model, each beside the one in the docs: what `make evidence` runs.
 
-python benchmarks/evidence.py                      # some compiles of each figure, 10 minutes on 2 cores
+python benchmarks/evidence.py                      # some compiles of each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
 Each figure is made again from fewer compiles than the docs', and must agree with it within the noise of both, so that
