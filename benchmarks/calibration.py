@@ -1,22 +1,29 @@
-"""What calibration gives on recorded answers, and what is left for the order of the demos under it.
+"""What calibration gives on recorded answers, and what is left for the order of the demos under it; and in simulations.
 
-python benchmarks/calibration.py --recorded DATA/mr_k5_seed1.npz DATA/subj_k5_seed1.npz --splits 40
-python benchmarks/calibration.py --unbiased    # what it costs a model that leans to no label
-python benchmarks/calibration.py --reanchor    # beside dspy.experimental.ReAnchor
+python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
+python benchmarks/calibration.py      # simulated, beside dspy.experimental.ReAnchor
+python benchmarks/calibration.py --labels 2 4 10 --shares 0 --leans 0 --inputs 10 20 40 64     # where there is no bias
 
-Half of the examples are the pool, the other half is held out. Each order is calibrated by the mean probabilities of its
-labels on the pool, which needs no label there. The best orders are those of the highest accuracy on the whole pool.
+Of recorded answers half of the examples are the pool, the other half is held out. Each order is calibrated by the mean
+probabilities of its labels on the pool, which needs no label there. The best orders are those of the highest accuracy
+on the whole pool. Means are over `--splits`.
+
+Simulated models lean to the last label by so much in log-odds; one label is right for a share of the inputs, or with 0
+for as many as each other one. What is fitted to the first inputs is used on 500 others. Means are over 200 worlds.
 """
 
 from __future__ import annotations
 
-from itertools import product
+import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from command import head, options, row
+from command import options, print_table
 from dspy.experimental import Choice
 from dspy.teleprompt.reanchor import calibrate as reanchor
 from scipy.special import log_softmax, logsumexp
@@ -84,19 +91,25 @@ def reanchored(table: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.log([weights[name] for name in names]) if kept else np.zeros(len(names))
 
 
-def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
-    """Accuracy on held-out inputs of a world, by what was fitted to its first inputs."""
-    table, right = leaning_world(num_labels, share, lean, num_inputs, seed)
-    known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
-    counts = np.bincount(answers, minlength=num_labels).astype(float)
-    scales, offsets = fit_linear(known, answers, seed=seed) or (np.ones(num_labels), np.zeros(num_labels))
-    right_is, rows = np.eye(num_labels)[answers], np.arange(num_inputs)
-    ways = [(right_is[rows, known.argmax(axis=1)].mean(), np.zeros(num_labels))]
+def by_labels(table: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Offsets ``[L]`` where labels decide: none, or to likely shares, whichever is best by cross-validation."""
+    num_inputs, num_labels = table.shape
+    counts, rows = np.bincount(right, minlength=num_labels).astype(float), np.arange(num_inputs)
+    right_is = np.eye(num_labels)[right]
+    ways = [(right_is[rows, table.argmax(axis=1)].mean(), np.zeros(num_labels))]
     for shares in likely_shares(counts):
-        ways.append((right_is[rows, cross_validated(known, shares)].mean(), batch_offsets(known, prior=shares)))
+        ways.append((right_is[rows, cross_validated(table, shares)].mean(), batch_offsets(table, prior=shares)))
+    return max(ways, key=lambda way: way[0])[1]
+
+
+def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
+    """Accuracy on held-out inputs of a world, by what was fitted to its first inputs."""
+    table, right = leaning_world(num_labels, share or 1 / num_labels, lean, num_inputs, seed)
+    known, answers, held = table[:num_inputs], right[:num_inputs], table[num_inputs:]
+    scales, offsets = fit_linear(known, answers, seed=seed) or (1.0, 0.0)
     told = {
         "as it is": held,
-        "labels decide": held + max(ways, key=lambda way: way[0])[1],
+        "labels decide": held + by_labels(known, answers),
         "batch": held + batch_offsets(known),
         "linear": held * scales + offsets,
         "ReAnchor": held + reanchored(known, answers),
@@ -104,53 +117,26 @@ def compared(num_labels: int, share: float, lean: float, num_inputs: int, seed: 
     return {name: float((rows.argmax(axis=1) == right[num_inputs:]).mean()) for name, rows in told.items()}
 
 
-def print_unbiased() -> None:
-    """Print the accuracy that batch calibration costs a model whose probabilities are right and lean to no label."""
-    sizes = (10, 20, 40, 64)
-    print(head("labels", *(f"{size} inputs" for size in sizes)))
-    for num_labels in (2, 4, 10):
-        costs = []
-        for size in sizes:
-            lost = []
-            for seed in range(200):
-                table, right = leaning_world(num_labels, 1 / num_labels, 0.0, size, seed)
-                held, calibrated = table[size:], table[size:] + batch_offsets(table[:size])
-                before, after = (each.argmax(axis=1) == right[size:] for each in (held, calibrated))
-                lost.append((before * 1.0 - after).mean())
-            costs.append(f"{100 * np.mean(lost):.1f}")
-        print(row(num_labels, *costs))
-
-
-def print_reanchor() -> None:
-    """Print the accuracy of each way to calibrate in simulated worlds."""
-    for number, world in enumerate(product((2, 4), (None, 0.85), (0.0, 2.0), (20, 64))):
-        num_labels, share, lean, num_inputs = world
-        draws = [compared(num_labels, share or 1 / num_labels, lean, num_inputs, seed) for seed in range(200)]
-        means = pd.DataFrame(draws).mean()
-        if not number:
-            print(head("labels", "shares", "lean", "examples", *means.index))
-        shares = "even" if share is None else f"{share:.0%} one"
-        told = (f"{mean:.3f}".lstrip("0") for mean in means)
-        print(row(num_labels, shares, f"{lean:g}", num_inputs, *told), flush=True)
-
-
-def print_recorded(paths: list[Path], num_splits: int) -> None:
-    """Print what calibration gives on recorded answers."""
-    for number, path in enumerate(paths):
-        table, gold = recorded_answers(path)
-        means = pd.DataFrame([split(table, gold, seed) for seed in range(num_splits)]).mean()
-        if not number:
-            print(head("recorded answers", *means.index))
-        print(row(path.stem, *(f"{mean:.3f}" for mean in means)))
-
-
 def main() -> None:
-    args = options(__doc__ or "", recorded=[Path], splits=40, unbiased=False, reanchor=False)
-    if args.unbiased:
-        print_unbiased()
-    if args.reanchor:
-        print_reanchor()
-    print_recorded(args.recorded, args.splits)
+    args = options(
+        __doc__ or "", recorded=[Path], splits=40, labels=[2, 4], shares=[0.0, 0.85], leans=[0.0, 2.0], inputs=[20, 64]
+    )
+    worlds: dict[tuple[Any, ...], Callable[[int], dict[str, float]]] = {
+        (path.stem,): partial(split, *recorded_answers(path)) for path in args.recorded
+    }
+    names, number = ["recorded answers"], args.splits
+    if not args.recorded:
+        names, number = ["labels", "share", "lean", "inputs"], 200
+        worlds = {
+            world: partial(simulated, *world)
+            for world in itertools.product(args.labels, args.shares, args.leans, args.inputs)
+        }
+    means = ((*world, pd.DataFrame(map(draw, range(number))).mean()) for world, draw in worlds.items())
+    first = next(means)
+    print_table(
+        [*names, *first[-1].index],
+        ((*world, *(f"{mean:.3f}" for mean in found)) for *world, found in itertools.chain([first], means)),
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +20,9 @@ from plr_dspy.statistics.comparisons import mean_interval
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).parent / "recorded"
+
+SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
+"""Options that say which model answers, the local one or one behind a server; the cache is DSPy's."""
 
 Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
@@ -41,7 +45,6 @@ def options(text: str, *, among: dict[str, Sequence[str]] | None = None, **defau
         else:
             several = isinstance(default, list)
             kind = type(default[0] if several else default)
-            kind = Path if issubclass(kind, Path) else kind
             given = {"nargs": "+" if several else None, "default": default, "help": f"default: {default}"}
             parser.add_argument(flag, type=kind, choices=choices, **given)
     return parser.parse_args()
@@ -57,29 +60,11 @@ def processes(jobs: int) -> Iterator[Mapper]:
         yield executor.map
 
 
-@contextmanager
-def served(args: argparse.Namespace, task: Any, *, cache: bool = False) -> Iterator[None]:
-    """Answer DSPy's calls by the model that the options name, with prompts in plain text for a task of the paper."""
-    import dspy
-
-    from paper.model import ServedModel
-
-    model = ServedModel(args.model, tuple(args.api_base), cache=cache)
-    with (
-        model.open(format="plain") as make_lm,
-        dspy.context(lm=make_lm(task.max_tokens("plain")), adapter=task.adapter("plain")),
-    ):
-        yield
-
-
-def row(*cells: object) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def head(*names: str) -> str:
-    """The first two lines of a Markdown table."""
-    return f"{row(*names)}\n|{'---|' * len(names)}"
+def print_table(names: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a Markdown table, each row as soon as it is there."""
+    for number, cells in enumerate(itertools.chain([names], rows)):
+        rule = "" if number else f"\n|{'---|' * len(names)}"
+        print(f"| {' | '.join(map(str, cells))} |{rule}", flush=True)
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:

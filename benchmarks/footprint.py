@@ -18,7 +18,7 @@ from typing import Any
 import dspy
 from command import options
 from landscapes import SyntheticLandscape
-from replay import ReplayEngine, metric, replayed_examples, replayed_program
+from replay import ReplayEngine, metric
 
 import plr_dspy
 from plr_dspy import PLReorder
@@ -62,10 +62,12 @@ def depth(frame: FrameType | None) -> int:
 
 def main() -> None:
     args = options(__doc__ or "", calls=300, list=False)
-    landscape, labels = SyntheticLandscape("mixed", 8, 1, num_examples=100), ("negative", "positive")
-    program, trainset = replayed_program(landscape, labels), replayed_examples(landscape, labels)
+    landscape = SyntheticLandscape("mixed", 8, 1, num_examples=100)
     for signal in ("score", "logprobs"):
-        engine, common = Watched(landscape, labels), {"num_threads": 1, "display_progress": False}
+        engine, common = Watched(landscape), {"num_threads": 1, "display_progress": False}
+        program = engine.program(dspy.Predict)
+        labels = [engine.labels[right] for right in landscape.right_labels]
+        trainset = [dspy.Example(text=landscape.text(i), label=x).with_inputs("text") for i, x in enumerate(labels)]
         optimizer = PLReorder(metric, max_metric_calls=args.calls, signal=signal, **common)
         lm = dspy.LM("openai/replay", engine=engine, cache=False)
         with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):

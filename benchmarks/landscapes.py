@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,8 @@ Order = tuple[int, ...]
 class Landscape(ABC):
     """Answers to every example under every order of one list of demos.
 
-    Of `num_examples` as many as `num_held_out` are not known to a search, which knows `classes`, the right labels of
-    the demos, and `example_classes` where they are given. Where demos may be left out, a prompt shows `max_shown` of
-    them at most, and the program begins without any.
+    Of `num_examples` as many as `num_held_out` are not known to a search. Where demos may be left out, a prompt shows
+    `max_shown` of them at most, and the program begins without any.
     """
 
     num_demos: int
@@ -38,28 +37,29 @@ class Landscape(ABC):
     num_labels: int = 2
     num_held_out: int = 1_000
     max_shown: int | None = None
-    classes: list[int] | None = None
-    example_classes: list[int] | None = None
 
     @abstractmethod
     def log_probabilities(self, order: Order) -> np.ndarray:
         """Of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
 
-    @property
-    def right_labels(self) -> np.ndarray:
-        """The right one of each example, ``[num_examples]``."""
-        known = self.example_classes
-        return np.arange(self.num_examples) % self.num_labels if known is None else np.array(known)
+    @cached_property
+    def classes(self) -> Sequence[int]:
+        """The right labels of the demos; they take turns where a landscape does not say."""
+        return [i % self.num_labels for i in range(self.num_demos)]
 
-    @property
-    def label_scores(self) -> np.ndarray:
-        """What each label scores on each example, ``[num_examples, L]``."""
-        return np.eye(self.num_labels)[self.right_labels]
+    @cached_property
+    def right_labels(self) -> np.ndarray:
+        """Those of the examples, ``[num_examples]``."""
+        return np.arange(self.num_examples) % self.num_labels
 
     def told(self, order: Order, example: int) -> np.ndarray:
         """The log-probabilities ``[L]`` of one call."""
         told: np.ndarray = self.log_probabilities(order)[example]
         return told
+
+    def text(self, example: int) -> str:
+        """The input of an example, which begins with its number."""
+        return f"example {example}"
 
     def answers(self, order: Order) -> np.ndarray:
         """Whether each example is answered right: bool ``[num_examples]``."""
@@ -83,9 +83,6 @@ class TwoLabels(Landscape):
         right = -np.logaddexp(0.0, -odds)
         table = np.stack([right, right - odds], axis=1)
         return np.take_along_axis(table, np.stack([self.right_labels, 1 - self.right_labels], axis=1), axis=1)
-
-    def answers(self, order: Order) -> np.ndarray:
-        return self.odds(order) > 0
 
 
 class SyntheticLandscape(TwoLabels):
@@ -112,7 +109,7 @@ class SyntheticLandscape(TwoLabels):
         # First the leaning's, then the quality's.
         self._effects = [_standardized([self._effect(each, rng) for each in kinds], sample) for _ in range(2)]
         self._margin = rng.normal(0.35, 0.9, num_examples)
-        self.example_classes = rng.permutation(np.arange(num_examples) % 2).tolist()
+        self.right_labels = rng.permutation(np.arange(num_examples) % 2)
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
 
     def odds(self, order: Order) -> np.ndarray:
@@ -171,11 +168,19 @@ class OwnEffectsLandscape(TwoLabels):
     """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
 
     Their standard deviations over orders, `own` and `common`, are in logits. Without a common effect no order is better
-    than another on new examples, whatever it scores on those seen.
+    than another on new examples, whatever it scores on those seen. If `leaning`, the common effect is one towards a
+    label, and which label is the likelier one has nothing to do with the right one.
     """
 
     def __init__(
-        self, num_demos: int, seed: int, num_examples: int = 1_200, *, common: float = 0.0, own: float = 1.2
+        self,
+        num_demos: int,
+        seed: int,
+        num_examples: int = 1_200,
+        *,
+        common: float = 0.0,
+        own: float = 1.2,
+        leaning: bool = False,
     ) -> None:
         rng = np.random.default_rng([seed, num_demos, 11])
         self.num_demos, self.num_examples = num_demos, num_examples
@@ -183,12 +188,13 @@ class OwnEffectsLandscape(TwoLabels):
         scale = np.sqrt((weights**2).sum())
         self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
         self._own = own * rng.normal(size=(num_examples, num_demos, num_demos)) * weights / scale
-        self._margin = rng.normal(0.35, 0.9, num_examples)
+        self._margin = rng.normal(0.0 if leaning else 0.35, 0.9, num_examples)
+        self._towards = 2 * self.right_labels - 1 if leaning else np.ones(num_examples)
 
     def odds(self, order: Order) -> np.ndarray:
         items, places = np.array(order), np.arange(self.num_demos)
-        effects = self._common[items, places].sum() + self._own[:, items, places].sum(axis=1)
-        odds: np.ndarray = self._margin + effects
+        common, own = self._common[items, places].sum(), self._own[:, items, places].sum(axis=1)
+        odds: np.ndarray = self._margin + common * self._towards + own
         return odds
 
 
@@ -210,22 +216,6 @@ GoodOriginalLandscape = partial(CoinLandscape, chance=0.6, original=0.7)
 """The original order is right on more examples than the others, which are all equally good."""
 
 
-class LeaningLandscape(TwoLabels):
-    """Orders lean to a label by what demo stands where, and the odds have nothing to do with the right labels."""
-
-    def __init__(self, num_demos: int, seed: int, num_examples: int = 1_200) -> None:
-        rng = np.random.default_rng([seed, num_demos, 99])
-        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
-        self._leanings = rng.normal(size=(num_demos, num_demos)) / np.sqrt(num_demos)
-        self._margin = rng.normal(size=num_examples)
-        self.example_classes = self.right_labels.tolist()
-
-    def odds(self, order: Order) -> np.ndarray:
-        leaning = self._leanings[np.array(order), np.arange(self.num_demos)].sum()
-        noise = 0.3 * self.noise(order).normal(size=self.num_examples)
-        return (2 * self.right_labels - 1) * (self._margin + leaning + noise)
-
-
 class NoisyLogitsLandscape(Landscape):
     """Logits of three labels that say something of the right one, with noise of their own for every prompt.
 
@@ -240,8 +230,7 @@ class NoisyLogitsLandscape(Landscape):
     ) -> None:
         rng = np.random.default_rng([seed, num_demos, 77])
         self.num_demos, self.num_examples, self.seed, self._noise = num_demos, num_examples, seed, noise
-        self.example_classes = self.right_labels.tolist()
-        self._base = rng.normal(size=(num_examples, 3)) + self.label_scores
+        self._base = rng.normal(size=(num_examples, 3)) + np.eye(3)[self.right_labels]
         shape = (num_demos, num_demos, num_examples, 3)
         self._own = own / np.sqrt(num_demos) * rng.normal(size=shape) if own else np.zeros((*shape[:2], 1, 1))
 
@@ -279,7 +268,6 @@ class ArrangementWorld(TwoLabels):
         rng = np.random.default_rng([num_demos, seed])
         self.classes = (rng.permutation(num_demos) % 2).tolist()
         self.num_demos, self.num_examples = num_demos, num_examples
-        self.example_classes = self.right_labels.tolist()
         self._worth = rng.normal(size=num_demos)
         self._bias = rng.normal()
         self._easiness = rng.normal(0.2, 0.9, size=self.num_examples)
@@ -310,7 +298,7 @@ class RecordedLandscape(Landscape):
         shuffled = np.random.default_rng(seed).permutation(len(data["gold"]))
         tables = data["logprobs"].astype(np.float32)[:, shuffled]
         self._known = {tuple(map(int, order)): t for order, t in zip(data["orders"], tables, strict=True)}
-        self.example_classes = data["gold"][shuffled].astype(int).tolist()
+        self.right_labels = data["gold"][shuffled].astype(int)
         self.classes = data["demo_labels"].astype(int).tolist()
         self.num_labels = len(data["labels"])
         self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
@@ -323,17 +311,76 @@ class RecordedLandscape(Landscape):
         return max(float(self.answers(order)[list(examples)].mean()) for order in self._known)
 
 
-class Renamed(Landscape):
-    """A landscape with its demos in another original order."""
+class Rearranged(Landscape):
+    """A landscape with its demos in another original order, and its examples, too, where theirs is given."""
 
-    def __init__(self, landscape: Landscape, original: Sequence[int]) -> None:
-        self._landscape, self._original = landscape, tuple(original)
+    def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
+        self._landscape, self._demos = landscape, tuple(demos)
+        self._examples = list(examples) or list(range(landscape.num_examples))
         self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.num_labels, self.example_classes = landscape.num_labels, landscape.example_classes
-        self.classes = landscape.classes and [landscape.classes[i] for i in original]
+        self.num_labels, self.right_labels = landscape.num_labels, landscape.right_labels[self._examples]
+        self.classes = [landscape.classes[i] for i in demos]
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        return self._landscape.log_probabilities(tuple(self._original[i] for i in order))
+        table: np.ndarray = self._landscape.log_probabilities(tuple(self._demos[i] for i in order))
+        return table[self._examples]
+
+
+LIKENESS = {
+    "helps": (3.0, 0.9, 0.3, 0.3, 1.0),
+    "hurts": (-3.0, 0.9, 0.3, 0.3, 1.0),
+    "does not matter": (0.0, 0.9, 0.5, 0.5, 1.0),
+    "misleads": (3.0, 0.0, 0.5, 0.3, 1.0),
+    "tells nothing": (0.0, 0.9, 0.0, 0.0, 2.0),
+}
+"""By what likeness does: that in logits, how often words tell the label, qualities and leanings of demos, and noise."""
+
+
+class LikenessLandscape(Landscape):
+    """Any of the examples may be shown as demos, and what a demo does differs by the words that it shares with each.
+
+    Each demo has a quality and a leaning to a label of its own, which count the more the nearer it stands to the
+    question; a demo that shares words with the input moves the answer towards the label that it shows.
+    """
+
+    num_labels, num_held_out, max_shown = 3, 400, 8
+
+    def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
+        self._likeness, agree, quality, leaning, self._noise = LIKENESS[kind]
+        rng = np.random.default_rng([seed, zlib.crc32(kind.encode())])
+        topics = rng.integers(3, size=num_examples)
+        agrees, others = rng.random(num_examples) < agree, rng.integers(1, 3, size=num_examples)
+        self.right_labels, self.classes = np.where(agrees, topics, (topics + others) % 3), []
+        self._words = [
+            {f"t{topic}w{word}" for word in rng.integers(25, size=4)} | {f"w{w}" for w in rng.integers(99, size=4)}
+            for topic in topics
+        ]
+        self._qualities = quality * rng.normal(size=num_examples)
+        self._leanings = leaning * rng.normal(size=(num_examples, 3))
+        self._easiness = rng.normal(size=num_examples)
+        self.num_demos = self.num_examples = num_examples
+        self.seed = seed
+
+    def text(self, example: int) -> str:
+        return f"n{example} {' '.join(sorted(self._words[example]))}"
+
+    def told(self, order: Order, example: int) -> np.ndarray:
+        right = self.right_labels[example]
+        rng = np.random.default_rng([self.seed, example, zlib.crc32(repr(list(order)).encode())])
+        logits = self._noise * rng.normal(size=3)
+        logits[right] += 0.5 + self._easiness[example]
+        for place, demo in enumerate(reversed(order)):
+            weight = 0.8**place
+            logits += weight * self._leanings[demo]
+            logits[right] += weight * self._qualities[demo]
+            logits[self.right_labels[demo]] += (
+                weight * self._likeness / 4 * len(self._words[example] & self._words[demo])
+            )
+        told: np.ndarray = log_softmax(logits)
+        return told
+
+    def log_probabilities(self, order: Order) -> np.ndarray:
+        return np.stack([self.told(order, example) for example in range(self.num_examples)])
 
 
 WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
@@ -344,5 +391,6 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     "own noise 3": partial(NoisyLogitsLandscape, noise=1.0, own=3.0),
     "lone original": GoodOriginalLandscape,
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
+    **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }
 """Synthetic landscapes by name, which take a number of demos, a seed and a number of examples."""

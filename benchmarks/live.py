@@ -1,4 +1,4 @@
-"""Live comparisons: held-out accuracy of several ways to spend program calls, over tasks and draws of examples.
+"""Live comparisons: held-out scores of several ways to spend program calls, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # all methods, the bundled reviews, the local model
 python benchmarks/live.py --tasks mr subj --data-dir DATA --sides original PLReorder@250 scores@250 scores@1000
@@ -17,58 +17,60 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
                   calibrated" have demos="auto", where rules that find demos for each input compete; with ", then
                   calibrated" after these, BatchCalibration of the choice has 64 of the calls
-nearest last      `--demos` demos found for each input, the nearest last; "nearest first"; "vote": their most frequent
-                  label, without a language model; "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
+nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order"; "vote": their
+                  most frequent label, without a language model; "KNNFewShot": DSPy's, which bootstraps the nearest at
+                  each prediction
+others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
+                  rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from 8 choices for
+                  each labelled example (`--choices`), whose calls are not counted
+
+With `--share` so many of the labelled and of the held-out examples have one label, which the seed decides, and the F1
+of this label is what counts; "F1" before PLReorder, scores, calibrate or calibrated chooses by it, not by accuracy.
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
 that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot" and DEmO.
-Tables have the difference of each side to each of `--against` (the first side): the mean with
-its interval over draws, and the interval over all held-out examples. With --cache calls that several sides make are
-made once, and the seconds say nothing. What is done is kept in `--out` by everything that decides it, so that the same
-command goes on where it was stopped, and takes up nothing of another model, other examples or another version.
+Tables have the difference of each side to each of `--against` (the first side): the mean with its interval over draws,
+and the interval over all held-out examples. With --cache DSPy keeps all calls: those that several sides make are made
+once, a command that was stopped goes on, and the seconds say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import hashlib
 import itertools
-import json
 import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import dspy
 import numpy as np
-from command import head, options, row, with_interval
+from command import SERVED, options, print_table, with_interval
 from dspy.utils.callback import BaseCallback
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-import paper
-import plr_dspy
 from paper.held_out import HeldOut
-from paper.model import LOCAL, ServedModel
+from paper.model import MakeLM, ServedModel
 from paper.tasks import CLASSIFICATION
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, evaluate_programs
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.local.server import find_weights
-from plr_dspy.programs.identity import digest
+from plr_dspy.plackett_luce.covariates import fit
+from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
-from plr_dspy.retrieval.rule import Pool, Rule
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
+from plr_dspy.retrieval.slots import PENALTY
 from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval
-from quickstart import BUNDLED, Data, load_data, mean
+from quickstart import BUNDLED, load_data, mean
 
 ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
@@ -76,8 +78,11 @@ USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReord
 ORDERS = 10
 """Of "TopK calibrated": each on a tenth of the calls."""
 
-NOT_DECIDING = {"against", "api_base", "data_dir", "out", "seeds", "sides", "tasks", "threads"}
-"""Options that do not decide a result, or that a result's task, seed, side and examples stand for."""
+NEAREST = 16
+"""Labelled examples that learnt rules choose among."""
+
+PROPOSAL = {"similarity": 2.0, "rank": 1.0}
+"""The coefficients that choices are drawn with, which rules are learnt from: near ones, in all orders."""
 
 Made = tuple[dspy.Module, int]
 """A program, and the calls that it took."""
@@ -85,91 +90,144 @@ Made = tuple[dspy.Module, int]
 
 @dataclass(frozen=True)
 class Result:
-    """A program's demos, the calls and the seconds that it took, and its scores on the held-out examples."""
+    """A program, the calls and the seconds that it took, and its scores: by held-out example, or the F1 of them all."""
 
-    demos: list[dict[str, Any]]
+    program: dspy.Module
     calls: int
     seconds: float
     scores: list[float]
 
 
-class Draw:
-    """One draw of examples, and what every side makes of it."""
+@dataclass(frozen=True)
+class Given:
+    """Stands where a `Retrieval` does: the demos of each example, by its inputs."""
 
-    def __init__(self, data: Data, seed: int, args: argparse.Namespace) -> None:
-        rng = random.Random(seed)
-        self.labelled = rng.sample(data.train, min(args.pool, len(data.train)))
-        self.test = rng.sample(data.test, min(args.test, len(data.test)))
-        self.data, self.seed, self.args = data, seed, args
+    pool: Pool
+    by_inputs: dict[str, list[Any]]
+
+    def demos(self, inputs: Any) -> list[Any]:
+        return self.by_inputs[source_of(inputs)]
+
+
+def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
+    """What makes language models of the model that the options name."""
+    return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format="plain")
+
+
+class Draw:
+    """One draw of examples of a task, and what every side makes of it.
+
+    Attributes:
+        others: Draws of the other tasks, with the same seed.
+        rare: The label whose F1 counts; None where accuracy does.
+    """
+
+    others: list[Draw]
+    rare: str | None = None
+
+    def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
+        data, self.rng = load_data(name, args.data_dir), random.Random(seed)
+        self.task, self.seed, self.args, self._make_lm = data.task, seed, args, make_lm
+        if args.share:
+            counts = Counter(each[self.task.output_field] for each in data.test)
+            frequent = sorted(label for label, count in counts.items() if count >= args.share * args.test)
+            self.rare = self.rng.choice(frequent)
+        self.labelled, self.test = self._drawn(data.train, args.pool), self._drawn(data.test, args.test)
         self.metric = data.task.metric()
         self.common = {"num_threads": args.threads, "seed": seed, "display_progress": False}
+        self.output = calibrated_output(self.program(EMPTY))
         self._known: dict[str, Result] = {}
 
+    def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
+        """So many examples at random; where a label is rare, with its share."""
+        if self.rare is None:
+            return self.rng.sample(examples, min(number, len(examples)))
+        field, num_rare = self.task.output_field, round(self.args.share * number)
+        own = self.rng.sample([each for each in examples if each[field] == self.rare], num_rare)
+        others = self.rng.sample([each for each in examples if each[field] != self.rare], number - num_rare)
+        return self.rng.sample(own + others, number)
+
+    def answering(self) -> Any:
+        """Have the model answer with prompts of this task."""
+        lm = self._make_lm(self.task.max_tokens("plain"))
+        return dspy.context(lm=lm, adapter=self.task.adapter("plain"))
+
     def result(self, side: str) -> Result:
-        """Made, or read where it was made before."""
+        """What a side comes to; made once."""
         if side not in self._known:
             how, _, calls = side.partition("@")
             searched = SEARCH in self.args.sides and how not in OWN_CALLS and not calls
             budget = int(calls) if calls else self.result(SEARCH).calls if searched else OWN_CALLS.get(how)
-            folder = self.folder(f"{how}@{budget}")
-            if not (path := folder / "result.json").exists():
-                write_atomically(path, json.dumps(asdict(self._made(how, budget, folder))).encode())
-            self._known[side] = found = Result(**json.loads(path.read_text()))
+            began = time.perf_counter()
+            program, taken = SIDES[how](self, budget)
+            found = Result(program, taken, time.perf_counter() - began, self._scores(program))
+            self._known[side] = found
             told = f"{side} {mean(found.scores):.3f}, {found.calls:,} calls, {found.seconds:.0f} s"
-            print(f"{self.data.task.name}, seed {self.seed}: {told}", flush=True)
+            print(f"{self.task.name}, seed {self.seed}: {told}", flush=True)
         return self._known[side]
 
-    def _made(self, how: str, calls: int | None, folder: Path) -> Result:
-        """Make a side, and score it; what was paid for is kept in its folder."""
-        began = time.perf_counter()
-        program, taken = SIDES[how](self, calls)
-        seconds = time.perf_counter() - began
-        demos = [dict(demo) for predictor in program.predictors()[:1] for demo in predictor.demos]
-        scored = {"metric": self.metric, "num_threads": self.args.threads, "folder": folder}
-        return Result(demos, taken, seconds, HeldOut(program, examples=self.test, **scored).scores())
+    def _scores(self, program: dspy.Module) -> list[float]:
+        threads = self.args.threads
+        if self.rare is None:
+            return HeldOut(program, metric=self.metric, examples=self.test, num_threads=threads).scores()
+        scored = evaluate_programs({"": program}, F1(self.rare), self.test, num_threads=threads, display_progress=False)
+        return [scored.programs[""].score]
 
     def program(self, side: str) -> dspy.Module:
         """The program without demos, with labelled ones, or with those of a side."""
-        student = dspy.Predict(self.data.task.signature)
+        student = dspy.Predict(self.task.signature)
         if side == ORIGINAL:
-            return dspy.LabeledFewShot(k=self.args.demos).compile(student, trainset=self.labelled)
-        student.demos = [dspy.Example(**demo) for demo in self.result(side).demos] if side != EMPTY else []
+            optimizer, sample = dspy.LabeledFewShot(k=self.args.demos), self.rare is None  # else they are shuffled
+            return optimizer.compile(student, trainset=self.labelled, sample=sample)
+        student.demos = self.result(side).program.predictors()[0].demos if side != EMPTY else []
         return student
 
-    def folder(self, side: str) -> Path:
-        """The folder of a side, where `decided_by.json` says what its result is of."""
-        decided_by = {name: value for name, value in vars(self.args).items() if name not in NOT_DECIDING}
-        code = [*Path(plr_dspy.__file__).parent.rglob("*.py"), *Path(paper.__file__).parent.rglob("*.py")]
-        decided_by |= {
-            "task": self.data.task.name,
-            "seed": self.seed,
-            "side": side,
-            "dspy": dspy.__version__,
-            "examples": [digest(part) for part in (self.labelled, self.test)],
-            "weights": digest_of_files(find_weights()) if self.args.model == LOCAL else None,
-            "code": digest_of_files(Path(__file__), *sorted(code)),
+    @cached_property
+    def pool(self) -> Pool:
+        """The labelled examples as demos that are found for an input."""
+        return Pool(self.program(EMPTY), self.labelled, [source_of(each.inputs()) for each in self.labelled])
+
+    def shown_to(self, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]) -> dspy.Module:
+        """The program that shows to each of these examples the labelled ones of these numbers."""
+        demos = {
+            source_of(example.inputs()): [self.labelled[i] for i in chosen]
+            for example, chosen in zip(examples, choices, strict=True)
         }
-        text = json.dumps(decided_by, indent=2, sort_keys=True)
-        name = f"{side.replace(' ', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        folder: Path = self.args.out / self.data.task.name / f"seed{self.seed}" / name
-        write_atomically(folder / "decided_by.json", text.encode())
-        return folder
+        return retrieve_in(self.program(EMPTY), {"self": Given(self.pool, demos)})  # type: ignore[dict-item]
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """Of a rule that is fitted to choices which made the right label likelier than the mean choice did.
+
+        Each labelled example is left out of its own pool.
+        """
+        rng, proposal = np.random.default_rng(self.seed), Rule(coefficients=PROPOSAL).logits
+        found = [self.pool.features(each.inputs(), NEAREST, without=each.inputs()) for each in self.labelled]
+        features, rankings, likely = [], [], np.zeros((self.args.choices, len(self.labelled)))
+        right = self.output.numbers(self.labelled)
+        for likelihoods in likely:
+            drawn = [proposal.sample(of_each, self.args.demos, rng) for _, of_each in found]
+            nearest_last = [[items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)]
+            with self.answering():
+                program = self.shown_to(self.labelled, nearest_last)
+                told = read_replies(program, self.labelled, self.output, num_threads=self.args.threads)
+            rows = np.arange(len(told.inputs))
+            likelihoods[told.inputs] = np.exp(told.log_probabilities[rows, right[told.inputs]])
+            features += [of_each for _, of_each in found]
+            rankings += drawn
+        weights = np.maximum(0.0, likely - likely.mean(axis=0)).ravel()
+        return fit(features, rankings, weights, l2=PENALTY)
 
 
-@functools.cache
-def digest_of_files(*paths: Path) -> str:
-    """Digest the contents of files, in their order."""
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
-
-
-def optimized(draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, **settings: Any) -> Made:
+def optimized(
+    draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
+) -> Made:
     """What an optimizer of this package makes of another side, with the calls that are left."""
     spent = 0 if base in (ORIGINAL, EMPTY) else draw.result(base).calls
     budget = {} if calls is None else {"max_metric_calls": calls - spent}
     if kind is PLFewShot:
         budget["max_demos"] = draw.args.demos
-    log = draw.folder(" ".join([kind.__name__, base, *map(str, settings.items()), str(calls)])) / "log"
-    optimizer = kind(draw.metric, log_dir=log, **draw.common, **budget, **settings)
+    optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **budget, **settings)
     made = optimizer.compile(draw.program(base), trainset=draw.labelled)
     return made, spent + optimizer.report.program_calls["total"]
 
@@ -185,9 +243,10 @@ class Calls(BaseCallback):  # type: ignore[misc]
             self.count += 1
 
 
-def batch_calibrated(draw: Draw, calls: int | None, program: dspy.Module | None = None) -> Made:
+def batch_calibrated(draw: Draw, calls: int | None, *, program: dspy.Module | None = None, by_f1: bool = False) -> Made:
     """A program, or the original, with its answers calibrated, or as it is where labels decide so."""
-    optimizer, counted = BatchCalibration(num_inputs=calls, **draw.common), Calls()
+    metric = F1(draw.rare) if by_f1 else None
+    optimizer, counted = BatchCalibration(num_inputs=calls, metric=metric, **draw.common), Calls()
     with dspy.context(callbacks=[counted]):
         made = optimizer.compile(program or draw.program(ORIGINAL), trainset=draw.labelled)
     return made, counted.count
@@ -196,22 +255,21 @@ def batch_calibrated(draw: Draw, calls: int | None, program: dspy.Module | None 
 def calibrated_afterwards(draw: Draw, calls: int | None, **settings: Any) -> Made:
     """What `PLFewShot` chooses with all but 64 of the calls, which calibrate it."""
     program, searched = optimized(draw, (calls or 364) - 64, kind=PLFewShot, base=EMPTY, **settings)
-    made, more = batch_calibrated(draw, 64, program)
+    made, more = batch_calibrated(draw, 64, program=program)
     return made, searched + more
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
     rng, program = random.Random(draw.seed), draw.program(ORIGINAL)
-    output, demos = calibrated_output(program, None), program.predictors()[0].demos
+    demos = program.predictors()[0].demos
     pool = [each for each in draw.labelled if not any(each.toDict() == dict(demo) for demo in demos)]
     examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
-    right = np.array([list(output.labels).index(example[output.name]) for example in examples])
-    best, found = -1.0, program
+    right, best, found = draw.output.numbers(examples), -1.0, program
     for number in range(ORDERS):
         ordered = program.deepcopy()
         ordered.predictors()[0].demos = rng.sample(list(demos), len(demos)) if number else list(demos)
-        told = read_replies(ordered, examples, output, num_threads=draw.args.threads, max_errors=1)
+        told = read_replies(ordered, examples, draw.output, num_threads=draw.args.threads, max_errors=1)
         kept = told.calibrated_to()
         moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
         correct = (moved.argmax(axis=1) == right[told.inputs]).sum() / len(examples)
@@ -220,27 +278,36 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     return found, ORDERS * len(examples)
 
 
-def found(draw: Draw, _: int | None, *, rule: Rule | None) -> Made:
-    """Demos found for each input by a rule; without one, a vote of the nearest, which calls no language model."""
-    student = draw.program(EMPTY)
-    (name, predictor), *_ = student.named_predictors()
-    pool = Pool(predictor, draw.labelled, [""] * len(draw.labelled))
-    if rule is None:
-        return Vote(pool, draw.args.demos), 0
-    return retrieve_in(student, {name: Retrieval(pool, replace(rule, num_demos=draw.args.demos))}), 0
+def found(draw: Draw, _: int | None, *, rule: Rule) -> Made:
+    """Demos found for each input by a rule."""
+    retrieval = Retrieval(draw.pool, replace(rule, num_demos=draw.args.demos))
+    return retrieve_in(draw.program(EMPTY), {"self": retrieval}), 0
+
+
+def in_random_order(draw: Draw, _: int | None) -> Made:
+    """The nearest demos in an order of each input's own."""
+    rng, rule = np.random.default_rng(draw.seed), Rule(num_demos=draw.args.demos)
+    choices = [rng.permutation(draw.pool.shown(each.inputs(), rule)).tolist() for each in draw.test]
+    return draw.shown_to(draw.test, choices), 0
+
+
+def learnt(draw: Draw, _: int | None, *, on: str, num_candidates: int | None = None) -> Made:
+    """Demos found by a rule learnt on the task itself, or on the others; the nearest ones where no number is given."""
+    fitted = [each.coefficients for each in (draw.others if on == "others" else [draw])]
+    named = dict(zip(FEATURES, np.round(np.mean(fitted, axis=0), 3).tolist(), strict=True))
+    return found(draw, None, rule=Rule(coefficients=named, num_candidates=num_candidates or draw.args.demos))
 
 
 def knn_few_shot(draw: Draw, _: int | None) -> Made:
     """DSPy's own way to show the nearest demos, by the words that inputs share."""
-    (name,) = draw.data.task.signature.input_fields
-    words = TfidfVectorizer().fit([each[name] for each in draw.labelled])
+    words = TfidfVectorizer().fit([each[draw.task.input_field] for each in draw.labelled])
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray())
     options = {"trainset": draw.labelled, "vectorizer": embedder, "metric": draw.metric}
     return dspy.KNNFewShot(draw.args.demos, **options).compile(draw.program(EMPTY)), 0
 
 
 class Vote(dspy.Module):  # type: ignore[misc]
-    """Answers as most of the nearest examples do, the nearest of these first."""
+    """Answers as most of the nearest examples do, the nearest of these first; it calls no language model."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()
@@ -294,28 +361,35 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot auto, then calibrated": partial(calibrated_afterwards, demos="auto"),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
-    "vote": partial(found, rule=None),
+    "random order": in_random_order,
+    "others' order": partial(learnt, on="others"),
+    "others' choice": partial(learnt, on="others", num_candidates=NEAREST),
+    "own choice": partial(learnt, on="own", num_candidates=NEAREST),
+    "vote": lambda draw, _: (Vote(draw.pool, draw.args.demos), 0),
     "KNNFewShot": knn_few_shot,
 }
+WITHOUT_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *[*SIDES][[*SIDES].index("nearest last") :]]
+SIDES |= {f"F1 {side}": partial(SIDES[side], by_f1=True) for side in ("PLReorder", "scores", "calibrate", "calibrated")}
 OWN_CALLS: dict[str, int | None] = {
-    **dict.fromkeys((ORIGINAL, EMPTY, SEARCH, HALF, "nearest last", "nearest first", "vote", "KNNFewShot"), 0),
+    **dict.fromkeys(WITHOUT_CALLS, 0),
     **dict.fromkeys(PUBLISHED),
-    "calibrated": 64,
+    **dict.fromkeys(("calibrated", "F1 calibrated"), 64),
 }
 """Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
 
 
-def print_table(title: str, draws: Sequence[dict[str, Result]], against: Sequence[str]) -> None:
+def print_sides(title: str, draws: Sequence[dict[str, Result]], against: Sequence[str]) -> None:
     """Print lines of Markdown: each side, and its differences."""
     of_each = [name for other in against for name in (f"less {other}, over draws", "over examples")]
-    print(f"\n{title}, {len(draws)} draw(s), {len(draws[0][against[0]].scores)} held-out examples each\n")
-    print(head("", "accuracy", "calls", "s", *of_each))
+    rows = []
     for side in draws[0]:
-        results = [each[side] for each in draws]
-        accuracy = mean([mean(result.scores) for result in results])
-        calls, seconds = (mean([getattr(r, name) for r in results]) for name in ("calls", "seconds"))
+        scores, calls, seconds = zip(
+            *((mean(each[side].scores), each[side].calls, each[side].seconds) for each in draws), strict=True
+        )
         differences = [cell for other in against for cell in gain(draws, side, other)]
-        print(row(side, f"{accuracy:.3f}", f"{calls:,.0f}", f"{seconds:.0f}", *differences))
+        rows.append((side, f"{mean(scores):.3f}", f"{mean(calls):,.0f}", f"{mean(seconds):.0f}", *differences))
+    print(f"\n{title}, {len(draws)} draw(s)\n")
+    print_table(("", "score", "calls", "s", *of_each), rows)
 
 
 def gain(draws: Sequence[dict[str, Result]], side: str, other: str) -> tuple[str, str]:
@@ -339,12 +413,10 @@ def main() -> None:
         demos=8,
         pool=108,
         test=200,
+        share=0.0,
         candidates=16,
-        model=LOCAL,
-        api_base=[str],
-        cache=False,
-        threads=2,
-        out=Path("runs/live"),
+        choices=8,
+        **SERVED,
     )
     if unknown := [side for side in args.sides if side.partition("@")[0] not in SIDES]:
         raise SystemExit(f"--sides must be of {list(SIDES)}, with @ and a number of calls; got {unknown}")
@@ -353,19 +425,18 @@ def main() -> None:
     if args.candidates < 6:
         raise SystemExit("--candidates must be at least 6, so that half of the search has some")
     found: dict[str, list[dict[str, Result]]] = {task: [] for task in args.tasks}
-    served_model = ServedModel(args.model, tuple(args.api_base), cache=args.cache)
-    with served_model.open(format="plain") as make_lm:
-        for seed, task in itertools.product(args.seeds, args.tasks):
-            data = load_data(task, args.data_dir)
-            lm, adapter = make_lm(data.task.max_tokens("plain")), data.task.adapter("plain")
-            with dspy.context(lm=lm, adapter=adapter):
-                draw = Draw(data, seed, args)
-                found[task].append({side: draw.result(side) for side in args.sides})
+    with opened(args) as make_lm:
+        for seed in args.seeds:
+            draws = {task: Draw(task, seed, args, make_lm) for task in args.tasks}
+            for task, draw in draws.items():
+                draw.others = [each for each in draws.values() if each is not draw]
+                with draw.answering():
+                    found[task].append({side: draw.result(side) for side in args.sides})
     against = args.against or args.sides[:1]
-    for task, draws in found.items():
-        print_table(f"{task}, {args.demos} demos", draws, against)
+    for task, results in found.items():
+        print_sides(f"{task}, {args.demos} demos", results, against)
     if len(found) > 1:
-        print_table(f"all {len(found)} tasks", [each for draws in found.values() for each in draws], against)
+        print_sides(f"all {len(found)} tasks", list(itertools.chain(*found.values())), against)
 
 
 if __name__ == "__main__":

@@ -17,19 +17,20 @@ from collections import Counter
 
 import dspy
 import numpy as np
-from command import head, options, row, served
+from command import SERVED, options, print_table
+from live import opened
 
 from paper.held_out import HeldOut
-from paper.model import LOCAL
 from paper.tasks import TASKS
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.data import load_reviews
 
 TASK = TASKS["mr"]
+EXPECTED = ("student", "returned", "gain")
 
 
-def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> dict[str, tuple[float, ...]]:
-    """What the report expects, with its interval, and what held-out reviews give."""
+def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> list[tuple[float, ...]]:
+    """Of `EXPECTED`, what the report expects, with its interval, and what held-out reviews give."""
     rng = random.Random(seed)
     rows = [*load_reviews("train"), *load_reviews("test")]
     shuffled, shares = rng.sample(rows, len(rows)), {"positive": positive, "negative": 1.0 - positive}
@@ -52,39 +53,22 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> d
     print(optimizer.report, flush=True)
     scored = {"metric": TASK.metric(), "examples": held_out, "num_threads": args.threads}
     before, after = (float(weights @ HeldOut(each, **scored).scores()) for each in (student, program))
-    comparison = optimizer.report.comparison
-    return {
-        "student": (*comparison.expected_original, before),
-        "returned": (*comparison.expected_chosen, after),
-        "gain": (comparison.expected_gain, *comparison.gain_interval, after - before),
-    }
+    told = optimizer.report.comparison
+    gain = (told.expected_gain, *told.gain_interval, after - before)
+    return [(*told.expected_original, before), (*told.expected_chosen, after), gain]
 
 
 def main() -> None:
-    args = options(
-        __doc__ or "",
-        shares=[0.2, 0.5, 0.8],
-        seeds=list(range(10)),
-        calls=250,
-        rows=80,
-        test=300,
-        model=LOCAL,
-        api_base=[str],
-        cache=False,
-        threads=2,
-    )
-    found: dict[str, list[tuple[float, ...]]] = {}
-    with served(args, TASK, cache=args.cache):
-        for seed, positive in itertools.product(args.seeds, args.shares):
-            for name, numbers in promised_and_kept(positive, seed, args).items():
-                found.setdefault(name, []).append(numbers)
-                print(positive, seed, name, np.round(numbers, 3).tolist(), flush=True)
-    print(head("", "expected", "held out", "held out less expected", "held out lies in the interval"))
-    for name, of_compiles in found.items():
-        expected, low, high, true = np.array(of_compiles).T
-        inside = f"{((low <= true) & (true <= high)).sum()} of {len(of_compiles)}"
-        means = f"{expected.mean():.3f}", f"{true.mean():.3f}", f"{(true - expected).mean():+.3f}"
-        print(row(name, *means, inside))
+    given = {"shares": [0.2, 0.5, 0.8], "seeds": list(range(10)), "calls": 250, "rows": 80, "test": 300}
+    args = options(__doc__ or "", **given, **SERVED)
+    with opened(args) as make_lm, dspy.context(lm=make_lm(TASK.max_tokens("plain")), adapter=TASK.adapter("plain")):
+        found = [promised_and_kept(share, seed, args) for seed, share in itertools.product(args.seeds, args.shares)]
+    rows = []
+    for name, of_compiles in zip(EXPECTED, np.array(found).transpose(1, 2, 0), strict=True):
+        expected, low, high, true = of_compiles
+        inside = f"{((low <= true) & (true <= high)).sum()} of {len(true)}"
+        rows.append((name, *(f"{each.mean():.3f}" for each in (expected, true, true - expected)), inside))
+    print_table(("", "expected", "held out", "held out less expected", "held out lies in the interval"), rows)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,198 @@
-"""A language model that answers from a landscape, so that compiles on one go the whole way through DSPy."""
+"""Ways to choose an order of demos, run on landscapes: compiles go the whole way through DSPy."""
 
 from __future__ import annotations
 
+import functools
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import dspy
 import numpy as np
 from dspy import lm15
-from landscapes import Landscape
+from landscapes import Landscape, Order
+from sklearn.metrics import f1_score
 
-from plr_dspy import PLReorder, Report
+from plr_dspy import F1, BatchCalibration, OrderingSpace, PLFewShot, PLReorder
+from plr_dspy.baselines import TopKOrder
+from plr_dspy.report.data import Comparison
+from plr_dspy.report.text import MIN_WIN_PROBABILITY
+from plr_dspy.retrieval.predict import RetrievingPredict
 
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
 """How the texts of demos and of the example begin, which comes last: their numbers in the landscape stand for them."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "light": {"signal": "score"},
+    "logprobs": {"signal": "logprobs"},
+    "calibrated": {"calibrate": True},
+}
+"""Of the optimizers to learn from a call."""
+
+FINDS = ["fixed", "retrieved", "auto"]
+"""Ways of `PLFewShot` to show demos."""
+
+METHODS = [*WAYS, "paper", "top-k", "batch", *FINDS, *(f"F1 {way}" for way in (*WAYS, "batch"))]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A landscape, and how many of its first examples are known; the rest are held out.
+
+    With a `share`, what counts of these is the F1 of the `rare` label, weighted so that it has this share.
+    """
+
+    landscape: Landscape
+    num_known: int
+    rare: int = 1
+    share: float = 0.0
+
+    @property
+    def space(self) -> OrderingSpace:
+        size, most = self.landscape.num_demos, self.landscape.max_shown
+        if most is None:
+            return OrderingSpace.of_sizes(size)
+        return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
+
+    def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
+        """What an order scores on the held-out examples; with offsets of labels, by answers that these calibrate."""
+        told = self.landscape.log_probabilities(order)
+        return self.score((told + np.array(offsets or 0.0)).argmax(axis=1)[self.num_known :])
+
+    def score(self, answers: np.ndarray) -> float:
+        """What answers to the held-out examples score."""
+        right = self.landscape.right_labels[self.num_known :]
+        if not self.share:
+            return float((answers == right).mean())
+        is_rare = right == self.rare
+        weights = np.where(is_rare, self.share / is_rare.mean(), (1.0 - self.share) / (1.0 - is_rare.mean()))
+        return float(f1_score(is_rare, answers == self.rare, zero_division=0.0, sample_weight=weights))
 
 
 class ReplayEngine:
     """Answers in the format of DSPy's `ChatAdapter`, with log-probabilities of labels where a request asks for them.
 
     A label is one token, and those of other labels are the likeliest in its place; the rest of a reply is certain. It
-    counts its calls, and those of them that were told log-probabilities.
+    counts its calls.
     """
 
-    def __init__(self, landscape: Landscape, labels: Sequence[str]) -> None:
-        self._landscape, self._labels = landscape, list(labels)
-        self.calls = self.told = 0
-        self._lock = threading.Lock()
+    def __init__(self, landscape: Landscape) -> None:
+        self.landscape, self.calls = landscape, 0
+        self.labels = [f"label {number}" for number in range(landscape.num_labels)]
+
+        self.answers = functools.lru_cache(maxsize=256)(lambda order: landscape.log_probabilities(order).argmax(axis=1))
+
+    def program(self, kind: type[dspy.Predict]) -> Any:
+        """A program of one label, whose demos are those of the landscape in their original order."""
+        output = (Literal[tuple(self.labels)], dspy.OutputField())
+        program = kind(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
+        program.engine = self
+        labels = map(self.labels.__getitem__, self.landscape.classes)
+        program.demos = [dspy.Example(text=f"demo {i}", label=label) for i, label in enumerate(labels)]
+        return program
 
     def complete(self, request: Any) -> Any:
         """Answer a request."""
+        self.calls += 1
         texts = [message.text or "" for message in request.messages]
         *order, example = [int(number) for text in texts for number in NAMES.findall(text)]
-        values = self._landscape.told(tuple(order), example)
+        values = self.landscape.told(tuple(order), example)
         likeliest = np.argsort(-values, kind="stable")
-        head, label, tail = "[[ ## label ## ]]\n", self._labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
+        head, label, tail = "[[ ## label ## ]]\n", self.labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
         choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
-        most = request.config.logprobs
-        if most is not None:
-            tops = [{"token": self._labels[i], "logprob": float(values[i])} for i in likeliest[:most]]
+        if request.config.logprobs is not None:
+            tops = [
+                {"token": self.labels[i], "logprob": float(values[i])} for i in likeliest[: request.config.logprobs]
+            ]
             places = [{"token": head, "logprob": 0.0}], tops, [{"token": tail, "logprob": 0.0}]
             choice["logprobs"] = {"content": [{**told[0], "top_logprobs": told} for told in places]}
-        with self._lock:
-            self.calls += 1
-            self.told += most is not None
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         reply = {"id": "replay", "model": "replay", "choices": [choice | {"finish_reason": "stop"}]}
         return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
+
+
+class Lookup(dspy.Predict):  # type: ignore[misc]
+    """Answers from a landscape without a language model: what calls tell is scores alone, but thousands a second."""
+
+    engine: ReplayEngine
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        self.engine.calls += 1
+        answers = self.engine.answers(shown_by(self))
+        return dspy.Prediction(label=self.engine.labels[answers[int(NAMES.findall(inputs["text"])[0])]])
+
+
+def shown_by(predictor: dspy.Predict) -> Order:
+    """The demos that a predictor shows, by their numbers in the landscape."""
+    return tuple(int(NAMES.findall(demo["text"])[0]) for demo in predictor.demos)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compile comes to: what its result scores on held-out examples, its calls, and what the report says."""
+
+    order: Order
+    score: float
+    calls: int
+    changed: bool
+    comparison: Comparison | None
+
+    @property
+    def claims(self) -> bool:
+        """Whether the result is called better than the original."""
+        return self.comparison is not None and self.comparison.probability >= MIN_WIN_PROBABILITY
+
+
+def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
+    """Compile a program whose calls a landscape answers, by one of `METHODS`.
+
+    Without a budget, "top-k" and the paper's search make as many calls as in the paper.
+    """
+    engine, by_f1, way = ReplayEngine(pool.landscape), method.startswith("F1 "), method.removeprefix("F1 ")
+    student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *FINDS) else Lookup)
+    objective = F1(engine.labels[pool.rare]) if by_f1 else metric
+    common = {"metric": objective, "num_threads": 1, "seed": seed, "display_progress": False}
+    optimizer: Any
+    if way == "batch":
+        optimizer = BatchCalibration(**common | {"metric": objective if by_f1 else None})
+    elif way == "top-k":
+        optimizer = TopKOrder(max_metric_calls=budget, **common)
+    elif way == "paper":
+        optimizer = PLReorder(max_metric_calls=budget, auto="paper", **_paper_sizes(pool, budget), **common)
+    elif way in FINDS:
+        optimizer = PLFewShot(max_metric_calls=budget, demos=way, signal="score", **common)
+    elif pool.landscape.max_shown is None:
+        optimizer = PLReorder(max_metric_calls=budget, **WAYS[way], **common)
+    else:
+        candidates, student.demos = student.demos, []
+        optimizer = PLFewShot(max_metric_calls=budget, candidates=candidates, **WAYS[way], **common)
+    examples = [
+        dspy.Example(text=pool.landscape.text(i), label=engine.labels[right]).with_inputs("text")
+        for i, right in enumerate(pool.landscape.right_labels)
+    ]
+    lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
+        program = optimizer.compile(student, trainset=examples[: pool.num_known])
+        calls, report = engine.calls, getattr(optimizer, "report", None)
+        assert report is None or calls == report.program_calls["total"]
+        if finds := any(isinstance(each, RetrievingPredict) for each in program.predictors()):
+            answers = [engine.labels.index(program(text=each.text).label) for each in examples[pool.num_known :]]
+    offsets, order = getattr(getattr(program, "calibration", None), "offsets", ()), shown_by(program.predictors()[0])
+    score = pool.score(np.array(answers)) if finds else pool.held_out(order, offsets)
+    changed = finds or (order, offsets) != (pool.space.identity[0], ())
+    return Compiled(order, score, calls, changed, report and report.comparison)
+
+
+def _paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
+    """The largest B and K of PLR Algorithm 1 for which two rounds fit a budget."""
+    num_selection = max(1, round(0.2 * pool.num_known))
+    for num_samples in range(15, 1, -1):
+        num_draws = max(1, round(num_samples * 2 / 3))
+        calls = 2 * num_samples * (pool.num_known - num_selection) + (3 + num_draws) * num_selection
+        if budget is None or calls <= budget or num_samples == 2:
+            break
+    return {"num_samples": num_samples, "num_final_draws": num_draws}
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
@@ -57,54 +200,26 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
     return bool(example.label == prediction.label)
 
 
-def replayed_program(landscape: Landscape, labels: Sequence[str]) -> dspy.Predict:
-    """A program of one label, whose demos are those of a landscape in their original order."""
-    output = (Literal[tuple(labels)], dspy.OutputField())
-    program = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
-    kinds = landscape.classes or []
-    program.demos = [dspy.Example(text=f"demo {i}", label=labels[kind]) for i, kind in enumerate(kinds)]
-    return program
+def halving(pool: Pool, budget: int, seed: int, keep: float = 0.4) -> tuple[Order, int]:
+    """Successive halving over the whole pool: the least that a search must beat; gives the best order, and the calls.
 
-
-def replayed_examples(landscape: Landscape, labels: Sequence[str]) -> list[dspy.Example]:
-    """The examples of a landscape with their right labels."""
-    return [
-        dspy.Example(text=f"example {i}", label=labels[right]).with_inputs("text")
-        for i, right in enumerate(landscape.right_labels)
-    ]
-
-
-def shown_order(program: dspy.Module) -> tuple[int, ...]:
-    """The demos that a program of one predictor shows, by their numbers in the landscape."""
-    (predictor,) = program.predictors()
-    return tuple(int(demo["text"].removeprefix("demo ")) for demo in predictor.demos)
-
-
-@contextmanager
-def replaying(landscape: Landscape, labels: Sequence[str]) -> Iterator[ReplayEngine]:
-    """Answer the calls of DSPy's programs from a landscape."""
-    engine = ReplayEngine(landscape, labels)
-    lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
-    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
-        yield engine
-
-
-def compiled_through_dspy(
-    landscape: Landscape, *, num_known: int, signal: str, budget: int, seed: int
-) -> tuple[tuple[int, ...], Report]:
-    """Compile a program whose language model answers from a landscape, of which it knows the first examples.
-
-    Returns:
-        The order that the compiled program shows, and the report, whose calls are those that the model answered.
+    Of 225 random orders, or of arrangements, which begin with 4 examples each in a third of the calls.
     """
-    labels = [f"label {i}" for i in range(landscape.num_labels)]
-    options = {"max_metric_calls": budget, "num_threads": 1, "seed": seed, "display_progress": False}
-    optimizer = PLReorder(metric, signal=signal, **options)
-    with replaying(landscape, labels) as engine:
-        trainset = replayed_examples(landscape, labels)[:num_known]
-        program = optimizer.compile(replayed_program(landscape, labels), trainset=trainset)
-    report = optimizer.report
-    assert report is not None and report.signal is not None and report.signal.used == signal
-    assert engine.calls == report.program_calls["total"] <= budget
-    assert engine.told == (engine.calls if signal == "logprobs" else 0)
-    return shown_order(program), report
+    first, rng = 0, np.random.default_rng(seed)
+    if pool.landscape.max_shown is None:
+        drawn = [tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(225)]
+    else:
+        first, number = 4, max(1, budget // 12)
+        arrangements = dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])
+        drawn = [order for (order,) in arrangements][:number]
+    alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
+    rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
+    for rung in range(rungs):
+        more = max(1, (budget - calls) // (rungs - rung) // len(alive))
+        more = min(first if first and not rung else more, pool.num_known - examples)
+        if calls + more * len(alive) > budget:
+            break
+        calls, examples = calls + more * len(alive), examples + more
+        ranked = sorted(alive, key=lambda order: -pool.landscape.answers(order)[:examples].sum())
+        alive = ranked[: max(1, int(np.ceil(keep * len(alive))))]
+    return alive[0], calls

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
-from command import head, options, processes, row
+from command import options, print_table, processes
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
@@ -144,19 +144,17 @@ def main() -> None:
     with processes(args.jobs) as run:
         found = np.array(list(run(partial(results, tables=args.tables), chosen)))
     if args.splits:
-        print(head("disagreement", "deviation", "orders x examples", "power"))
-        for world, (*_, power) in zip(chosen, found, strict=True):
-            shape = f"{world.orders} x {world.examples}"
-            print(row(world.disagreement, world.deviation, shape, f"{power:.2f}"))
+        shapes = ((each.disagreement, each.deviation, f"{each.orders} x {each.examples}") for each in chosen)
+        powers = ((*shape, f"{power:.2f}") for shape, power in zip(shapes, found[:, 2], strict=True))
+        print_table(("disagreement", "deviation", "orders x examples", "power"), powers)
         return
-    null = found[[world.deviation == 0 for world in chosen]]
-    print(head(f"{len(chosen)} worlds", "mean", "worst"))
-    for name, values, worst in (
-        ("the interval of the deviation held the truth", found[:, 0], np.min),
-        ("the interval of the gain held the truth", found[:, 1], np.min),
-        ("an effect was seen where there is none", null[:, 2], np.max),
-    ):
-        print(row(name, f"{values.mean():.3f}", f"{worst(values):.3f}"))
+    told = {
+        "the interval of the deviation held the truth": (found[:, 0], np.min),
+        "the interval of the gain held the truth": (found[:, 1], np.min),
+        "an effect was seen where there is none": (found[[world.deviation == 0 for world in chosen], 2], np.max),
+    }
+    rows = ((name, f"{values.mean():.3f}", f"{worst(values):.3f}") for name, (values, worst) in told.items())
+    print_table((f"{len(chosen)} worlds", "mean", "worst"), rows)
 
 
 if __name__ == "__main__":
