@@ -63,9 +63,10 @@ class TopKOrder(Reorderer):
         if budget is not None:
             least = 2 * num_train + 2 * MIN_EXAMPLES
             if budget < least:
+                fewer = ", or pass fewer examples" if budget >= 2 + 2 * MIN_EXAMPLES else ""
                 raise ValueError(
                     f"max_metric_calls must be at least {least}, for two orders on {num_train} train examples and a "
-                    f"comparison; got {budget}: raise it, or use PLReorder, which scores orders on some of them"
+                    f"comparison; got {budget}: raise it{fewer} (PLReorder scores orders on some of them)"
                 )
             left = min(max(int(FINAL_SHARE * budget), 2 * MIN_EXAMPLES), budget - 2 * num_train)
             num_best = max(1, min(num_best, left // num_selection - 1))

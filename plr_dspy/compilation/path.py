@@ -200,7 +200,11 @@ class Compilation:
             if not orderings:
                 return NOTHING_LEFT
             wanted = self.staged.wanted(orderings)
-            affordable = self.scorer.affordable(wanted, kept=self.plan.race_calls + self.plan.final_calls)
+            # What race and comparison took within a smaller budget serves them again: mostly calls of the original.
+            known = sum(map(len, self.scorer.known_cells(wanted).values()))
+            again = max(0, self.scorer.budget.calls - self.scorer.calls() - known)
+            kept = max(self._least_compared, self.plan.race_calls + self.plan.final_calls - again)
+            affordable = self.scorer.affordable(wanted, kept=kept)
             if len(affordable) < MIN_SHARE * len(wanted):
                 return BUDGET
             scored = self.staged.score(affordable)

@@ -159,17 +159,17 @@ def make_plan(
     Raises:
         ValueError: when a budget is too small for what was asked.
     """
-    sizes: Any = {"num_train": num_train, "num_selection": num_selection}
+    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
     fixed = {name: value for name, value in chosen.items() if value is not None}
 
+    def plan_for(calls: int, **changed: Any) -> Plan | None:
+        values = {**fixed, **changed}
+        exhaustive = _exhaustive_plan(calls, values, **sizes)
+        return exhaustive or _racing_plan(calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes)
+
     if auto == "paper":
-        return _paper_plan(max_metric_calls, fixed, **sizes)
-    sizes |= {"num_distinct": num_distinct}
-
-    def plan_for(calls: int) -> Plan | None:
-        exhaustive = _exhaustive_plan(calls, fixed, **sizes)
-        return exhaustive or _racing_plan(calls, fixed, searched=searched, min_first=MIN_FIRST[signal], **sizes)
-
+        has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
+        return _paper_plan(max_metric_calls, fixed, num_train, num_selection, has_light=has_light)
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - spent
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
@@ -178,7 +178,8 @@ def make_plan(
     enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
     purpose, lower = "a search and a final comparison", ""
     if "num_samples" in fixed:
-        purpose, lower = f"num_samples={fixed['num_samples']}", ", or lower num_samples"
+        purpose = f"num_samples={fixed['num_samples']}"
+        lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
     if spent:
         purpose = f"{spent} calls that may make demos, then {purpose}"
         lower = ", or pass candidates='labeled', which makes none by calls"
@@ -254,8 +255,10 @@ def _exhaustive_plan(
     return plan if plan.planned_calls <= budget else None
 
 
-def _paper_plan(budget: int | None, fixed: Mapping[str, Any], *, num_train: int, num_selection: int) -> Plan:
-    """The paper's values."""
+def _paper_plan(
+    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, *, has_light: bool
+) -> Plan:
+    """The paper's values; `has_light` says whether other settings have a plan for the budget."""
     plan = Plan(
         num_iterations=15,
         num_samples=15,
@@ -270,9 +273,10 @@ def _paper_plan(budget: int | None, fixed: Mapping[str, Any], *, num_train: int,
     plan = replace(plan, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
+        light = ", or use auto='light'" * has_light
         raise ValueError(
             f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and the "
-            f"finalists; got {budget}: raise it, or use auto='light'"
+            f"finalists; got {budget}: raise it{light}"
         )
     return plan
 

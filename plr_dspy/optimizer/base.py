@@ -179,7 +179,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots = ProgramSlots(program)
         if not slots.slots:
-            unshown = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos)
+            enough = bool(self.num_demos and len(trainset) > 2)
+            unshown = ", and no prompt of it shows the fields of the examples" * enough
             raise ValueError(
                 f"{self.student_name} has no demos to order{unshown}: compile it first with dspy.BootstrapFewShot or "
                 "PLFewShot, which make demos of its own answers"

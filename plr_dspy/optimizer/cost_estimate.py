@@ -48,7 +48,7 @@ class Estimate:
         program_calls: Program calls of all phases, at most; a compile never makes more.
         bootstrap_calls: Those of them that make demos before the search.
         plan: The phases after that, with their program calls (`search_calls`, `race_calls`, `final_calls`; what one
-            leaves goes to the next) and examples.
+            leaves goes to the next; of the paper's algorithm before any limit) and examples.
         prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. What a predictor
             reads of another's outputs is taken to be as in its first demo, or empty. None where prompts cannot be made.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list

@@ -136,8 +136,8 @@ class PLFewShot(PLReorder):
             self.demos != "retrieved" or self.calibrate is not False or self.candidates == "bootstrapped"
         ):
             raise ValueError(
-                "max_metric_calls=0 takes the default rule of demos='retrieved', not calibrated and of demos that need "
-                "no teacher: pass that, or more calls"
+                "max_metric_calls=0 makes no call: it needs demos='retrieved', no calibrate, and candidates that no "
+                "teacher makes; or raise it"
             )
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
@@ -290,6 +290,7 @@ class PLFewShot(PLReorder):
     ) -> dict[str, Any]:
         """Return what a report says of the demos that were chosen, and keep the best program of each number."""
         scored = expected_scores(compilation, outcome)
-        best = best_by_number(job, outcome, scored)
+        failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
+        best = {} if failed else best_by_number(job, outcome, scored)
         self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
         return choice_of_demos(job, outcome, scored, best)

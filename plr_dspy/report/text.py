@@ -329,7 +329,7 @@ def _numbers_of_demos(report: Report) -> list[str]:
         before = gain.expected_original[0] if gain is not None and gain.expected_original else other.score
         if not (other.num_demos or report.original.num_demos or gain is None) and round(other.score - before, 3) <= 0:
             # No demos are the program as it was, over which the gain is known, unless calibration makes it better.
-            better, sure = False, gain.gain_interval[0] > 0
+            better, sure = False, gain.probability >= MIN_WIN_PROBABILITY
         else:
             # The ends of both intervals that lie between the scores; each is independent of the other, or wider.
             ends = (other.interval[gap < 0] - other.score, chosen.interval[gap > 0] - chosen.score)

@@ -74,8 +74,12 @@ def _write_above(stack: ExitStack) -> None:
     """Write log lines, warnings and what else goes to the standard error above the bars, until the stack ends."""
     from tqdm.contrib import DummyTqdmFile
 
-    # A bar whose thread began before another's and ended before it leaves its own stream behind.
-    above = {id(each): DummyTqdmFile(getattr(each, "_wrapped", each)) for each in (sys.stdout, sys.stderr)}
+    above = {}
+    for stream in (sys.stdout, sys.stderr):
+        bare: Any = stream  # A bar whose thread began before another's and ended before it leaves its own behind.
+        while isinstance(bare, DummyTqdmFile):
+            bare = bare._wrapped
+        above[id(stream)] = DummyTqdmFile(bare)
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", [])}:
         # Not those whose stream is whatever `sys.stderr` is.

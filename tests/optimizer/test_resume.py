@@ -438,6 +438,11 @@ class TestFailed:
             compiled(tmp_path, num_threads=1)
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
+    def test_a_raised_budget_is_spent_on_the_search_too(self, tmp_path, engine):
+        before, after = (compiled(tmp_path, max_metric_calls=limit).program_calls for limit in (150, 210))
+        assert after["search"] > before["search"]
+        assert 150 < after["total"] <= 210 and after["race"] + after["final"] > 20
+
     def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
         def metric(example, prediction):
             return 1 / (example.question != "question 30") * exact_match(example, prediction)

@@ -232,11 +232,11 @@ class TestText:
         ) in text
         report = by_hand(best_by_number=numbers)  # Without demos, the program is the one that the gain is over.
         plain = report.original.model_copy(update={"num_demos": 0})
-        for low, said in ((0.01, "worse beyond chance: 0 (-0.400)"), (-0.1, "may be as good: 0, 1")):
-            compared = report.comparison.model_copy(update={"gain_interval": (low, 0.5)})
+        for sure, said in ((0.95, "worse beyond chance: 0 (-0.400)"), (0.85, "may be as good: 0, 1")):
+            compared = report.comparison.model_copy(update={"probability": sure})
             assert said in str(report.model_copy(update={"original": plain, "comparison": compared}))
         # Where calibration is what makes it score more, intervals are compared, as of other numbers.
-        calibrated = compared.model_copy(update={"gain_interval": (0.01, 0.5), "expected_original": (0.2, 0.1, 0.3)})
+        calibrated = compared.model_copy(update={"probability": 0.95, "expected_original": (0.2, 0.1, 0.3)})
         wider = [numbers[0].model_copy(update={"interval": (0.0, 0.9)}), *numbers[1:]]
         changed = {"original": plain, "comparison": calibrated, "best_by_number": wider}
         assert "may be as good: 0, 1" in str(report.model_copy(update=changed))
