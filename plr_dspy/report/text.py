@@ -149,8 +149,11 @@ def _claims(report: Report) -> list[str]:
     calibrated = effect is not None and effect.applied
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
     name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
+    most = report.settings.get("most_useful_calls", math.inf)
+    few = report.stopped == BUDGET and (report.settings.get("max_metric_calls") or 0) >= most
+    stopped = "as many calls as so few examples are worth" if few else report.stopped
     lines = [
-        f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {report.stopped}",
+        f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}",
         _program("your program", report, returned=False),
         *([] if stays else [_program(name, report, returned=True)]),
         *_verdict(report),

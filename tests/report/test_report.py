@@ -288,7 +288,9 @@ class TestText:
         settings = {"most_useful_calls": 302, **options.pop("settings", {})}
         met = dict(zip(("num_met", "num_differing", "num_compared"), found, strict=True))
         options = {**options, "settings": settings, "evidence": Evidence(**met)}
-        assert said in str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
+        text = str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
+        assert said in text
+        assert ("as many calls as so few examples are worth" in text) == (settings.get("max_metric_calls") == 302)
 
     @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
     def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
