@@ -20,9 +20,9 @@ import numpy as np
 from plr_dspy.search.model.components import fit_components, inverted
 from plr_dspy.search.model.table import Array, Mask
 
-NUM_SWEEPS, NUM_QUICK_SWEEPS, SETTLED = 12, 3, 1e-4
+NUM_SWEEPS, NUM_QUICK_SWEEPS, SETTLED = 12, 3, 3e-4
 """Of expectation and maximisation, at most; of a fit that only says which orderings promise most; and the change of the
-noise, as a share of it, at which they end: with many cells, after five."""
+noise, as a share of it, at which they end: with many cells, after six."""
 
 PRIOR_COUNT = 5.0
 """Orderings, examples or answers that the prior of a variance counts as much as."""

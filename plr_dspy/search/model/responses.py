@@ -64,27 +64,26 @@ class LabelResponses:
     told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     calibrating: bool = False
-    _rows: dict[Ordering, tuple[tuple[int, ...], list[int], Array, Mask]] = field(
+    _rows: dict[Ordering, tuple[tuple[int, ...], NDArray[np.int64], Array, Mask]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
-        columns = {example: i for i, example in enumerate(examples.tolist())}
-        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
-        hidden = np.zeros(table.shape, dtype=bool)
-        for row, mask, (ordering, asked) in zip(table, hidden, rows.items(), strict=True):
+        for ordering, asked in rows.items():
             if ordering not in self._rows or self._rows[ordering][0] != tuple(asked):
                 found = {e: told for e in asked if (told := self.told(ordering, e)) is not None}
                 unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
                 for labels, (_, numbers) in zip(unseen, found.values(), strict=True):
                     labels[list(numbers)] = True
                 known = np.array([logs for logs, _ in found.values()]).reshape(unseen.shape)
-                self._rows[ordering] = (tuple(asked), list(found), known, unseen)
-            _, on, known, unseen = self._rows[ordering]
-            places = [columns[example] for example in on]
-            row[places], mask[places] = known, unseen
+                self._rows[ordering] = (tuple(asked), np.array([*found], dtype=np.int64), known, unseen)
+        _, on, *told_of = zip(*map(self._rows.__getitem__, rows), strict=True)
+        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
+        hidden = np.zeros(table.shape, dtype=bool)
+        cells = np.repeat(np.arange(len(rows)), [*map(len, on)]), np.searchsorted(examples, np.concatenate(on))
+        table[cells], hidden[cells] = map(np.concatenate, told_of)
         return table, hidden
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
@@ -46,10 +47,11 @@ class ScoreTable:
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
         """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
-        examples = np.array(sorted({example for row in rows for example in row}), dtype=np.int64)
+        told = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
+        examples, columns = np.unique(told, return_inverse=True)
         table = np.full((len(rows), len(examples)), np.nan)
-        for values, row in zip(table, rows, strict=True):
-            values[np.searchsorted(examples, list(row))] = list(row.values())
+        values = itertools.chain.from_iterable(row.values() for row in rows)
+        table[np.repeat(np.arange(len(rows)), [*map(len, rows)]), columns] = np.fromiter(values, np.float64)
         return cls(table, examples)
 
     def of(self, rows: Sequence[int]) -> ScoreTable:
