@@ -182,7 +182,7 @@ class TestOrderingModel:
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
         ranked = [world.orderings[i] in fitted.orderings for i in np.argsort(-world.truth)]
         assert sum(ranked) == len(fitted.orderings) < 250
-        assert np.mean(ranked[:40]) > 0.6 > 0.4 > np.mean(ranked[-40:]) > 0.1
+        assert np.mean(ranked[:40]) > 0.5 > 0.35 > np.mean(ranked[-40:]) > 0.1
 
     def test_where_most_calls_bring_none_scores_alone_count(self):
         world = World()

@@ -18,7 +18,7 @@ from plr_dspy.search.model.responses import LabelResponses, NoResponses, Respons
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
-MAX_MODELLED = 192
+MAX_MODELLED = 176
 """Orderings that the process is fitted to. Half of them are the most promising; the others are evenly spread over the
 rest: from good ones alone nobody learns what is bad. Bounds the time of a fit."""
 
