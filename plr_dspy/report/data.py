@@ -1,4 +1,4 @@
-"""The report of a compile: plain data that saves to JSON, a text, and a figure."""
+"""The report of a compile: plain data that saves to JSON, a text, a figure, and a page of both."""
 
 from __future__ import annotations
 

@@ -149,9 +149,7 @@ def _claims(report: Report) -> list[str]:
     calibrated = effect is not None and effect.applied
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
     name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
-    most = report.settings.get("most_useful_calls", math.inf)
-    few = report.stopped == BUDGET and (report.settings.get("max_metric_calls") or 0) >= most
-    stopped = "as many calls as so few examples are worth" if few else report.stopped
+    stopped = "as many calls as so few examples are worth" if _has_all_useful(report) else report.stopped
     lines = [
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}",
         _program("your program", report, returned=False),
@@ -183,6 +181,12 @@ def _claims(report: Report) -> list[str]:
     if not stays and (report.comparison is not None or report.retrieves):
         lines.append('keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")')
     return lines
+
+
+def _has_all_useful(report: Report) -> bool:
+    """Whether so few examples have no use for a larger budget: it would be cut to the same number of calls."""
+    most = report.settings.get("most_useful_calls", math.inf)
+    return report.stopped == BUDGET and bool((report.settings.get("max_metric_calls") or 0) >= most)
 
 
 def _program(name: str, report: Report, *, returned: bool) -> str:
@@ -249,7 +253,7 @@ def _advice(report: Report) -> list[str]:
     racing, met = bool(settings.get("racing")), evidence.num_met
     # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
-    enough, calls = ENOUGH_COMPARED * usable, settings.get("max_metric_calls") or 0
+    enough = ENOUGH_COMPARED * usable
     seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
     if not evidence.num_differing:
         if not met:  # The search ended before two of them met.
@@ -257,9 +261,7 @@ def _advice(report: Report) -> list[str]:
         seen = f"no score differed between {what}s on {met} of {usable} examples"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
             return [f"{seen}: the demos may not reach the model, or their {what} decides nothing"]
-    # So few examples have no use for a larger budget: it would be cut to the same number of calls.
-    useless = report.stopped == BUDGET and calls >= settings.get("most_useful_calls", math.inf)
-    if not racing or evidence.num_compared >= enough or useless:
+    if not racing or evidence.num_compared >= enough or _has_all_useful(report):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped != BUDGET:
         return [f"{seen}: the search was ended early ({report.stopped})"]
