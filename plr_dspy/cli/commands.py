@@ -102,6 +102,7 @@ def _run(args: argparse.Namespace) -> int:
                 print(report.details())
             else:
                 report.to_html(args.html)
+                print(f"the page is {args.html}")
         else:
             _check_together(args)
             from plr_dspy.cli import compiling

@@ -30,6 +30,7 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.report.text import KEEP, count
 from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -53,13 +54,15 @@ def _compile(args: argparse.Namespace) -> None:
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
             return
+        saved = KEEP
         try:
             optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
+            saved = f"it is kept in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})"
         finally:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                print(optimizer.report.details())
+                print(optimizer.report.details().replace(KEEP, saved))
 
 
 def _calibrate(args: argparse.Namespace) -> None:
@@ -96,6 +99,7 @@ def _predict(args: argparse.Namespace) -> None:
     told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
     lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
     write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
+    print(f"{count(len(lines), 'prediction')} in {args.out}")
     if unread := sum(answer is None for answer in answers):
         print(f"{unread} of {len(rows)} replies could not be read: their prediction is null", file=sys.stderr)
 

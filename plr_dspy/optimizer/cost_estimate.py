@@ -115,7 +115,9 @@ def _lines(job: Job, found: Estimate) -> list[str]:
         examples = f"{number} of {len(job.splits.train)} train examples"
     search_calls = plan.program_calls - min(plan.race_calls + plan.final_calls, plan.program_calls)
     num_orders, num_finalists = (min(n, num_distinct) for n in (search_calls // first, plan.num_finalists))
-    of_each = ", ".join(f"{slot.predictor}: {prompt_count(slot.space.num_distinct)}" for slot in job.slots.slots)
+    distinct = {slot.predictor: slot.space.num_distinct for slot in job.slots.slots}
+    distinct |= {"found for each input": len(beside)} if (beside := job.slots.space.beside) else {}
+    of_each = ", ".join(f"{name}: {prompt_count(number)}" for name, number in distinct.items())
     return [
         line,
         *["without max_cost:"] * ends_by_cost,

@@ -28,6 +28,9 @@ BUDGET = "budget used up"
 
 EXPECTED = "expected on new examples"
 
+KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
+"""What to do with a program that differs from the user's."""
+
 Interval: TypeAlias = tuple[float, float, float]
 """A score, and the ends of its interval."""
 
@@ -44,12 +47,13 @@ def details(report: Report) -> str:
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
         *_claims(report),
-        f"{len(report.slots)} predictor(s) with demos, {prompt_count(report.distinct_prompts)} distinct prompts",
+        f"{count(len(report.slots), 'predictor')} with demos, {prompt_count(report.distinct_prompts)} distinct prompts",
         f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
-        f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} to compare at the end",
     ]
     if calls:
-        lines.append("calls: " + ", ".join(f"{phase} {count:,}" for phase, count in calls.items()))
+        of_both = settings.get("num_train"), settings.get("num_selection")
+        lines.append("examples: {} to search, {} to compare at the end".format(*of_both))
+        lines.append("calls: " + ", ".join(f"{phase} {number:,}" for phase, number in calls.items()))
     if c is not None and c.gain:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
         lines.append(
@@ -60,7 +64,7 @@ def details(report: Report) -> str:
     for slot in report.slots if not report.retrieves or any(slot.ordering for slot in report.slots) else ():
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
-        lines.append(f"{slot.predictor}: {order}")
+        lines.append(f"{slot.predictor}: {order if slot.ordering else f'none of {slot.num_demos} demos'}")
         for number in slot.ordering:
             origin = f" ({slot.origins[number]})" if slot.origins else ""
             lines.append(f"  demo {number}{origin}: {' → '.join(shorten(t, 40) for t in slot.demos[number].values())}")
@@ -70,10 +74,10 @@ def details(report: Report) -> str:
             told += f" [{best.interval[0]:.3f}, {best.interval[1]:.3f}] by {best.num_examples} examples"
         lines.append(f"{told}, {best.tokens:,} tokens{' (chosen)' * (best is report.chosen_of_number)}")
     for model, counts in report.tokens.items():
-        lines.append(f"tokens of {model}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}")
+        lines.append(f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in counts.items())}")
     for error in report.errors:
         told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
-        lines.append(f"{error.count} call(s) {error.outcome}: {told}")
+        lines.append(f"{count(error.count, 'call')} {error.outcome}: {told}")
     return "\n  ".join(lines)
 
 
@@ -117,9 +121,14 @@ def dollars(cost: float) -> str:
     return f"${cost:,.{decimals}f}"
 
 
-def prompt_count(count: float) -> str:
+def count(number: int, noun: str) -> str:
+    """Write so many of something."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def prompt_count(number: float) -> str:
     """Write a number of prompts in full, or as a power of ten where nobody would read it."""
-    return f"{count:,.0f}" if count < 1e12 else f"10^{math.log10(count):.0f}"
+    return f"{number:,.0f}" if number < 1e12 else f"10^{math.log10(number):.0f}"
 
 
 def shorten(text: str, width: int) -> str:
@@ -142,9 +151,10 @@ def _cost(report: Report) -> str:
 def _claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
-    failed = sum(error.count for error in report.errors if error.outcome != "gave no demo")
-    notes = {"of them before this part": report.program_calls.get("resumed", 0), "failed": failed}
-    noted = ", ".join(f"{count:,} {what}" for what, count in notes.items() if count)
+    notes = {"of them before this part": report.program_calls.get("resumed", 0)}
+    for what, outcome in (("failed", "not scored"), ("with a reply that could not be read", "counted as wrong")):
+        notes[what] = sum(error.count for error in report.errors if error.outcome == outcome)
+    noted = ", ".join(f"{number:,} {what}" for what, number in notes.items() if number)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_cost(report)}"
     calibrated = effect is not None and effect.applied
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
@@ -176,10 +186,10 @@ def _claims(report: Report) -> list[str]:
         lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, which is no less")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
-        lines.append("most of its calls failed (see the details): give it demos, or use another adapter or model")
+        lines.append("most of its calls gave no answer (see the details): give it demos, or another adapter or model")
     lines += [*_numbers_of_demos(report), *_retrieval(report)]
     if not stays and (report.comparison is not None or report.retrieves):
-        lines.append('keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")')
+        lines.append(KEEP)
     return lines
 
 
@@ -190,7 +200,7 @@ def _has_all_useful(report: Report) -> bool:
 
 
 def _program(name: str, report: Report, *, returned: bool) -> str:
-    """Say what your program or the returned one scores, what it shows, and which calls failed."""
+    """Say what your program or the returned one scores, what it shows, and how many calls gave no answer."""
     c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
         (original, chosen), where = scores_of_both(report, c)
@@ -198,11 +208,11 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
         interval = f" [{low}, {high}]" if where == EXPECTED else ""
         parts.append(f"score {value}{interval} {where}")
     tokens = "" if state.demo_tokens is None else f" ({state.demo_tokens:,} tokens)"
-    parts.append(f"{state.num_demos} demo{'' if state.num_demos == 1 else 's'}{tokens}")
+    parts.append(f"{count(state.num_demos, 'demo')}{tokens}")
     if state.num_calls:
         calibrated = returned and report.calibration is not None and report.calibration.applied
-        failed = f"{state.num_failed} of {state.num_calls} calls failed"
-        parts.append(f"{failed} before calibration" if calibrated else failed)
+        unanswered = f"no answer from {state.num_failed} of {count(state.num_calls, 'call')}"
+        parts.append(f"{unanswered} before calibration" if calibrated else unanswered)
     return f"{name}: {', '.join(parts)}"
 
 
@@ -224,7 +234,8 @@ def _verdict(report: Report) -> list[str]:
         if report.history:
             best = f"the best {what} is estimated to score {report.history[-1].best_score_so_far:.3f}"
             said = f"not compared with the {name}; {best} on train examples"
-        return [said, *([] if ended else ["a compile that has a log_dir goes on from here when it is run again"])]
+        going_on = "with log_dir, the same compile goes on from here; without, the next one begins anew"
+        return [said, *([] if ended else [going_on])]
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"

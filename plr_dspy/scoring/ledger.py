@@ -273,6 +273,8 @@ def open_ledger(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(folder / "lock", timeout=0, thread_local=False))
+            if (folder / FILE).is_dir():
+                raise IsADirectoryError(f"{FILE} is a folder")
         except Timeout:
             raise RuntimeError(
                 f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"

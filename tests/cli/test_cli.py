@@ -92,7 +92,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert 0 < first.program_calls["total"] <= 60
     assert cli.main(arguments) == 0, "it goes on from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
-    assert "predictor(s) with demos" in capsys.readouterr().out
+    assert "predictor with demos" in capsys.readouterr().out
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
@@ -187,6 +187,7 @@ def test_calibrate_evaluate_and_predict(folder, capsys, kind):
     capsys.readouterr()
     predicting = common("predict", "--data", f"train.{kind}", "--out", "answers.jsonl", "--demos", "calibrated.json")
     assert cli.main(predicting) == 0
+    assert "predictions in answers.jsonl" in capsys.readouterr().out
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     given = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in given[0]} for row in rows] == given

@@ -93,7 +93,7 @@ class TestTeachers:
             with using(model):
                 optimizer.compile(predict(), trainset=EXAMPLES)
             found.append(optimizer.report.errors[0])
-            assert f"5 call(s) gave no demo: {error}: " in optimizer.report.details()
+            assert f"5 calls gave no demo: {error}: " in optimizer.report.details()
             assert 1 <= len(shown(optimizer)) <= 10
             assert optimizer.report.program_calls["bootstrap"] == 15
             assert model.num_calls == optimizer.report.program_calls["total"] <= 150

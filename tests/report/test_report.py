@@ -106,7 +106,7 @@ class TestData:
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
         assert f"program calls ({failed} failed)" in str(found)
-        told = f"{found.original.num_failed} of {found.original.num_calls} calls failed"
+        told = f"no answer from {found.original.num_failed} of {found.original.num_calls} calls"
         assert told in str(found).splitlines()[1]
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
@@ -205,7 +205,7 @@ class TestText:
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
-        assert text.count("calls failed before calibration") == 1
+        assert text.count("calls before calibration") == 1
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the calls failed.
         assert "assumed" not in str(unassumed)
@@ -357,4 +357,4 @@ def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
     text = str(by_hand(comparison=None, candidates=[], stopped=stopped))
     assert ("best so far: 2 demos" in text) == interrupted
     assert "nothing was compared with the original order" in text
-    assert ("a compile that has a log_dir goes on from here" in text) == interrupted
+    assert ("with log_dir, the same compile goes on from here" in text) == interrupted
