@@ -15,7 +15,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.runtime.terminal import progress_bar
-from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.ledger import FAILED, Cell
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 Interval = tuple[float, float]

@@ -7,8 +7,7 @@ import numpy as np
 
 from plr_dspy import OrderingSpace
 from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.cells import FAILED, Cell
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 
 ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 

@@ -12,8 +12,7 @@ import dspy
 
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.scoring.cells import FAILED
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import FAILED, Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 

@@ -39,7 +39,7 @@ from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
-from plr_dspy.scoring.cells import FAILED, Cell
+from plr_dspy.scoring.ledger import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.search.space import Ordering

@@ -18,9 +18,8 @@ from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.search import Search, as_ordering, mean_score
+from plr_dspy.search.search import Search, Stopper, as_ordering, mean_score
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.splits import mixed, shown_by, value_key
 from plr_dspy.runtime.terminal import progress_bar
-from plr_dspy.scoring.cells import FAILED
+from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.statistics.calibration import (
     FAR_FROM_EVEN,
     Array,

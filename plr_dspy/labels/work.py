@@ -18,7 +18,7 @@ from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.ledger import Cell
 from plr_dspy.statistics.calibration import Array
 
 DECIMALS = 4

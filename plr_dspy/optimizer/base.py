@@ -38,9 +38,8 @@ from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import RandomSearch, Search
+from plr_dspy.search.search import RandomSearch, Search, Stopper
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
-from plr_dspy.search.stopping import Stopper
 
 logger = logging.getLogger(__name__)
 

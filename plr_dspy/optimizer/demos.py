@@ -28,7 +28,7 @@ from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.files import as_json
 from plr_dspy.scoring.budget import TIME_LIMIT
-from plr_dspy.scoring.cells import Cell, error_counts
+from plr_dspy.scoring.ledger import Cell, error_counts
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.ledger import Cell
 from plr_dspy.search.space import Ordering
 
 if TYPE_CHECKING:

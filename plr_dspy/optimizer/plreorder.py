@@ -21,12 +21,11 @@ from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.arguments import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.data import Signal
-from plr_dspy.scoring.cells import FAILED, WRONG, Cell
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import CrossEntropySearch, Search
+from plr_dspy.search.search import CrossEntropySearch, Patience, Search, Stopper, TargetScore
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.stopping import Patience, Stopper, TargetScore
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 

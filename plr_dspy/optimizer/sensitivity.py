@@ -20,7 +20,7 @@ from plr_dspy.optimizer.plreorder import label_responses, label_work
 from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
-from plr_dspy.scoring.cells import FAILED, WRONG
+from plr_dspy.scoring.ledger import FAILED, WRONG
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering

@@ -25,9 +25,8 @@ from plr_dspy.report.data import Signal
 from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.terminal import interrupts
 from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.cells import FAILED, WRONG, Cell, CellKey
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, CellKey, Ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 

@@ -1,4 +1,4 @@
-"""The ledger: calls that were paid for and rounds that were decided on, in memory and in one file that grows."""
+"""The ledger: what calls that were paid for came to, and rounds that were decided on, in one file that grows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import logging
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import orjson
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from plr_dspy.report.data import ErrorCount
 from plr_dspy.runtime.files import as_json
-from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,36 @@ SCHEMA_VERSION = 8
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
 """Exceptions of a provider that may be gone the next time."""
+
+CellKey: TypeAlias = tuple[str, int]
+"""Fingerprint of a prompt, and index of an example."""
+
+LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+WRONG, FAILED = "counted as wrong", "not scored"
+"""Outcomes of a cell without a score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The outcome of one program call.
+
+    Attributes:
+        score: As the metric gave it; None if there was an exception: then `outcome` is `WRONG` or `FAILED`.
+        error, message: Class name of the exception, and the first line of its message.
+        value: JSON data, where the call was not made for a score.
+        label_logprobs: Of all labels that the program might have answered with, where the call told them.
+        unseen_labels: Numbers of those of them that are known to be small, and no more.
+    """
+
+    score: float | None
+    outcome: str = ""
+    error: str = ""
+    message: str = ""
+    value: Any = None
+    label_logprobs: Annotated[tuple[LogProbability, ...], Field(min_length=1)] | None = None
+    unseen_labels: tuple[int, ...] = ()
+
 
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
 """Counts by model and kind, such as "prompt_tokens"."""
@@ -336,3 +366,22 @@ def _changes(was: Facts, now: Facts, *, ignored: Sequence[str]) -> str:
         if name not in ignored:
             phrases.append(f"{name} changed" if is_digest else f"{name} was {before!r}, is {after!r}")
     return "; ".join(phrases)
+
+
+def error_counts(cells: Collection[tuple[CellKey, Cell]], names: Sequence[str] | Mapping[int, str]) -> list[ErrorCount]:
+    """Count the cells that raised, by exception type and outcome, most frequent first; examples have these names."""
+    groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
+    for (fingerprint, example), cell in cells:
+        if cell.error:
+            groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
+    errors = [
+        ErrorCount(
+            type=name,
+            outcome=outcome,
+            count=len(group),
+            message=min(group)[2],
+            examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
+        )
+        for (name, outcome), group in groups.items()
+    ]
+    return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

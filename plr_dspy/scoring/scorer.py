@@ -15,9 +15,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.cells import FAILED, Cell, CellKey
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import FAILED, Cell, CellKey, Ledger
 from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)

@@ -1,20 +1,26 @@
-"""What all searches over orderings have in common, the one that learns nothing, and the paper's."""
+"""What all searches over orderings have in common, the one that learns nothing, the paper's, and what ends them."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
+from typing import TypeAlias
 
 import torch
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
+from plr_dspy.report.data import Iteration
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
+
+Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
+"""Ends a search early: reads its rounds and names a reason, or None to go on."""
 
 MAX_BATCHES, MAX_REDRAWS = 20, 50
 """Batches that draws take in the hope of enough orderings that are allowed, and in the hope of new ones."""
@@ -199,6 +205,32 @@ class CrossEntropySearch(Search):
         elites = super().tell(orderings, scores)
         self.refit(elites)
         return elites
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """Stops when some ordering has scored at least `score` on the train examples."""
+
+    score: float
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if history and history[-1].best_score_so_far >= self.score:
+            return f"stop_at_score={self.score:g} reached"
+        return None
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stops when the best ordering has stayed the same for `num_iterations` rounds."""
+
+    num_iterations: int
+
+    def __call__(self, history: Sequence[Iteration]) -> str | None:
+        if len(history) <= self.num_iterations:
+            return None
+        if len({iteration.best_ordering for iteration in history[-1 - self.num_iterations :]}) > 1:
+            return None
+        return f"patience={self.num_iterations}: no better order"
 
 
 def check_whole(name: str, value: object, least: int) -> None:

@@ -12,8 +12,7 @@ from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored,
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.scoring.cells import error_counts
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import Ledger, error_counts
 from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(40)

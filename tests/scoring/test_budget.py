@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from plr_dspy.scoring.budget import CALL_LIMIT, COST_LIMIT, MARGIN, TIME_LIMIT, Budget
-from plr_dspy.scoring.cells import Cell
-from plr_dspy.scoring.ledger import Ledger
+from plr_dspy.scoring.ledger import Cell, Ledger
 
 
 def tokens(dollars):

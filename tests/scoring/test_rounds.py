@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
-from plr_dspy.scoring.cells import Cell
+from plr_dspy.scoring.ledger import Cell
 from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 
 

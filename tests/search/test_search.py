@@ -10,9 +10,8 @@ from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
 from plr_dspy.report.data import Iteration
-from plr_dspy.search.search import RandomSearch, num_elites
+from plr_dspy.search.search import Patience, RandomSearch, TargetScore, num_elites
 from plr_dspy.search.space import ScoreEstimate
-from plr_dspy.search.stopping import Patience, TargetScore
 
 UPDATES = ["ema", "mle", "mixture"]
 
