@@ -42,10 +42,10 @@ KEPT_SHARE = 0.4
 class Compilation:
     """A compile under way; what it has found can be had at any moment (`unfinished`).
 
-    Where the plan is no racing one, this is PLR Algorithm 1: draws of the final distribution meet on the selection
-    split, and scores of the train split choose nothing. Deviation: the original order, the best orders seen and the
-    mode join the draws; PLR Algorithm 1 compares the draws alone, and can end with an order worse than the original or
-    than one it has seen.
+    Where the plan is no racing one, what meets on the selection split is chosen by its scores there, as by PLR
+    Algorithm 1, which compares draws of the final distribution. Deviation: the original order, the best orders seen and
+    the mode join the draws; from the draws alone PLR Algorithm 1 can end with an order worse than the original or than
+    one it has seen.
 
     Args:
         search, plan: Proposes orderings; the shape of the compile.

@@ -129,9 +129,12 @@ class Reorderer(Checked, Teleprompter, ABC):
             If the student has an attribute ``candidate_programs`` of its own, that stays instead.
 
         Raises:
-            TypeError, ValueError: for bad arguments, before any program call.
-            RuntimeError: when another compile is using `log_dir`, or too few examples run for any order.
-            Exception: of the program or the metric, see `max_errors`.
+            TypeError, ValueError: for bad arguments, before any program call; with `max_cost`, when a call has used a
+                model without a price.
+            RuntimeError: when another compile is using `log_dir`, too few examples run for any order, or hardly any of
+                the first answers can be read.
+            Exception: of the program or the metric, see `max_errors`; or where log-probabilities that the arguments need
+                do not come.
         """
         started = time.monotonic()
         self.report = self.best_program = None

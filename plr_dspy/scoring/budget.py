@@ -66,7 +66,7 @@ class Budget:
 
     @property
     def limit(self) -> int:
-        """Program calls that are never passed."""
+        """The most program calls that may be made."""
         return sys.maxsize if self.max_calls is None else self.max_calls
 
     def expect(self, dollars: float | None) -> None:

@@ -32,9 +32,9 @@ class Influence:
     The reference is a set of answers, such as those of the best program so far. The influence of an answer is the
     derivative of the metric by its weight there: its mean over the reference is 0, and the metric of another set is, to
     first order, the metric of the reference and the mean influence over the other set. So the score of an answer is the
-    sum of both. Where the metric is weighted, all sets have the same shares of facts, so that of the influence the mean
-    over the reference's answers to the same fact is taken away: it says nothing of answers, and much of which examples
-    a few scores happen to be of.
+    sum of both. Where the metric is weighted, the shares of facts (such as right labels) are given, and influences are
+    centred for each fact by itself: how much a fact counts says nothing of answers, and depends on which examples a few
+    scores happen to be of.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 

@@ -42,9 +42,10 @@ class Cell:
     """The outcome of one program call.
 
     Attributes:
-        score: As the metric gave it; None if there was an exception: then `outcome` is `WRONG` or `FAILED`.
+        score: As the metric gave it; None if the call was not made for one, or if there was an exception.
+        outcome: After an exception `WRONG` or `FAILED`; else empty.
         error, message: Class name of the exception, and the first line of its message.
-        value: JSON data, where the call was not made for a score.
+        value: JSON data: what a metric over a set reads, or what the call was made for in place of a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
         unseen_labels: Numbers of those of them that are known to be small, and no more.
     """
@@ -88,8 +89,8 @@ class Ledger:
 
     With a file, each cell is one line of JSON, written when the cell is added: what is killed loses nothing that had
     been added. A line that was being written, the last, is dropped when the file is read again; its call counts. Failed
-    cells count as paid. Of those added after the last `settle`, a new ledger does not know the ones that may go well
-    the next time: all before a `retry`, and those of the provider.
+    calls count as paid. A new ledger forgets the failed cells on which nothing has been decided yet (`settle`), so that
+    their calls are made again: those that failed by the provider, and all of them after a `retry`.
 
     Args:
         path: The file; it is read if it exists. None keeps everything in memory.
@@ -259,12 +260,15 @@ class Ledger:
                     self.earlier.pop(key, None)
             case {"schema_version": version} if version != SCHEMA_VERSION:
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
-            case {"identity": identity, "unstable": unstable}:
+            case {"identity": identity, "unstable": unstable}:  # No decision, as those below are.
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
+                return
             case {"out_of_time": stopped}:
                 self.out_of_time.append(stopped)
+                return
             case {"arguments": arguments}:
                 self.course = Course(dict(arguments))
+                return
             case {"round": scored}:
                 self.course.rounds.append([(ordering, list(map(int, numbers))) for ordering, numbers in scored])
                 self.course.ended = None

@@ -50,7 +50,7 @@ class NothingRan(RuntimeError):
 
 
 class CellScorer:
-    """Scores orderings; no cell (prompt and example) is paid twice.
+    """Scores orderings; no call that has ended with an answer is made twice for a cell (prompt and example).
 
     A cell counts for the phase that asks for it first, whether it is paid for then or was by an earlier part of the
     compile: so a compile that goes on from a ledger takes the course that it would have taken without a stop.

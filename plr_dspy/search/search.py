@@ -30,8 +30,8 @@ class Search(ABC):
     """A search that is asked for orderings and told their scores (ask and tell); it knows nothing of language models.
 
     It holds a distribution for each block of its space, at first uniform over numbers of items and over their orders.
-    Where places count from the end, the first item of a distribution is shown last: so orderings of all lengths tell of
-    the same logits. What is drawn and not allowed is shortened from its beginning until it is.
+    Where places count from the end, the item that a distribution draws first is shown last: then orderings of all
+    lengths tell of the same logits. What is drawn and not allowed is shortened from its beginning until it is.
 
     Attributes:
         space, num_samples, elite_fraction: As in `CrossEntropySearch`.
@@ -209,7 +209,7 @@ class CrossEntropySearch(Search):
 
 @dataclass(frozen=True)
 class TargetScore:
-    """Stops when some ordering has scored at least `score` on the train examples."""
+    """Stops when the search expects at least `score` of some ordering on the train examples."""
 
     score: float
 

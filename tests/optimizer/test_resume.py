@@ -438,6 +438,23 @@ class TestFailed:
             compiled(tmp_path, num_threads=1)
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
+    def test_a_rate_limit_is_asked_again_also_where_the_metric_counts(self, tmp_path, engine):
+        class Counting:
+            count = 0
+
+            def __call__(self, example, prediction):
+                self.count += 1
+                return exact_match(example, prediction)
+
+        def limited():
+            raise lm15.RateLimitError("slow down")
+
+        with dspy.context(lm=lm_of(engine, num_retries=0)):
+            engine.at = {10: limited, 20: interrupt}
+            with pytest.raises(KeyboardInterrupt):
+                compiled(tmp_path, num_threads=1, metric=Counting())
+            assert compiled(tmp_path, num_threads=1, metric=Counting()).errors == []
+
     def test_a_raised_budget_is_spent_on_the_search_too(self, tmp_path, engine):
         before, after = (compiled(tmp_path, max_metric_calls=limit).program_calls for limit in (150, 210))
         assert after["search"] > before["search"]
