@@ -133,8 +133,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 model without a price.
             RuntimeError: when another compile is using `log_dir`, too few examples run for any order, or hardly any of
                 the first answers can be read.
-            Exception: of the program or the metric, see `max_errors`; or where log-probabilities that the arguments need
-                do not come.
+            Exception: of the program or the metric, see `max_errors`; or that log-probabilities do not come that must.
         """
         started = time.monotonic()
         self.report = self.best_program = None
