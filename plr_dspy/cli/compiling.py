@@ -201,12 +201,15 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row by the number of its last line."""
-    content, number = path.read_bytes(), 0
+    content, number = path.read_bytes(), 1
+    csv.field_size_limit(sys.maxsize)
     try:
         lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
-        header = next(lines, [])
+        header = [name.strip() for name in next(lines, [])]
         if len(set(header)) < len(header):
             raise ValueError(f"two columns have the same name, in {header}")
+        if len(header) == 1 and (other := set(header[0]) & set(";\t|")):
+            raise ValueError(f"commas must come between cells, and not {other.pop()!r}")
         for cells in filter(None, lines):
             number = lines.line_num
             if len(cells) != len(header):

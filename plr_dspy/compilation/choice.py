@@ -206,7 +206,8 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
     gain = replace(gain, expected=influence.limited(as_it_is + gain.expected) - as_it_is)
     low, high = influence.bounds
-    sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
+    # Answers by which the metric is the same say nothing of a gain.
+    sure = 0.0 if values[0] == values[1] else paired_probability([b - a for a, b in zip(*rows, strict=True)])
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:  # as wide an interval as gives that probability
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), high - low)

@@ -209,8 +209,8 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array, *, 
         )
     if by_accuracy and is_uneven(counts, least=FAR_FROM_EVEN):
         logger.warning(
-            f"{100 * counts[most] / counts.sum():.0f} % of the examples have the label {texts[most]!r}: a program "
-            "that always answers it has that accuracy, so compare with it"
+            f"{100 * counts[most] / counts.sum():.0f} % of the examples with a known label have {texts[most]!r}: "
+            "a program that always answers it has that accuracy, so compare with it"
         )
 
 

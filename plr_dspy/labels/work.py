@@ -13,9 +13,9 @@ from dspy.utils.callback import BaseCallback
 
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.labels.reader import Decision, LogprobRequests, Reading, labels_read
+from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.over_set import DatasetMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.ledger import Cell
@@ -23,6 +23,8 @@ from plr_dspy.statistics.calibration import Array
 
 DECIMALS = 4
 """Of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers."""
+
+SEVERAL = "the program calls its classifier several times for an answer"
 
 LONGEST_CALL = 0.05
 """Seconds: a metric that takes longer asks a model or a service in a way that nobody else sees."""
@@ -86,7 +88,12 @@ class LabelWork(MetricWork):
         if not self.scores.size:
             return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
         if several := len(reader.readings) > 1:
-            self.requests.reason = "the program calls its classifier several times for an answer"
+            self.requests.reason = SEVERAL
+            if self._likeliest is not None:  # Its other answers alone would be scored as calibrated.
+                raise NoProbabilities(
+                    f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
+                    "call BatchCalibration(predictor=...) instead"
+                )
         found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
@@ -98,7 +105,10 @@ class LabelWork(MetricWork):
             self.lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
         elif found.label != label:
             self.lacking = "the program answers something else than the label that its classifier said"
-        elif cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
+        elif (
+            not isinstance(self._over_set, DatasetMetric)  # whose function may mean nothing of a single example
+            and cell.score != self.scores[example, list(self.output.labels).index(found.label)]
+        ):
             self.lacking = "the metric scores the same answer differently when it is asked again"
         return cell if self.lacking else replace(cell, **self._told(found))
 

@@ -35,7 +35,7 @@ class SetMetric(ABC):
     bootstrapping, go by.
 
     Attributes:
-        bounds: The least and the largest value.
+        bounds: The least and the largest value; see `limits`.
         weighted: Whether `value` takes any weights, and depends on what it reads of examples and predictions alone.
             Otherwise weights are numbers of copies.
         smooth: Whether it has derivatives by these weights.
@@ -71,6 +71,10 @@ class SetMetric(ABC):
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]:
         """Outputs that any example with one of these facts may have; none where outputs have no end."""
         return ()
+
+    def limits(self, outputs: Sequence[Any]) -> tuple[float, float]:
+        """The least and the largest value, as far as such outputs tell."""
+        return self.bounds
 
     def check(self, *parts: Sequence[dspy.Example]) -> None:
         """Warn where one of the parts has few examples of some kind, and refuse examples that cannot be scored.
@@ -338,7 +342,6 @@ class AverageScoreBy(SetMetric):
         if isinstance(metric, SetMetric):
             raise ValueError(f"metric must be a metric by example; got {metric!r}, which is one over a set")
         self.group, self.metric, self.worst, self.field = group, metric, worst, field
-        self.bounds = (0.0, 1.0) if metric is None else (-math.inf, math.inf)
         self._ask = None if metric is None else metric_caller(metric)
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
@@ -358,6 +361,10 @@ class AverageScoreBy(SetMetric):
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self(example, prediction)
+
+    def limits(self, outputs: Sequence[Any]) -> tuple[float, float]:
+        scores = [each for each in outputs if each is not None]
+        return min([0.0, *scores]), max([1.0, *scores])
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         names, groups = np.unique(facts, return_inverse=True)

@@ -26,6 +26,7 @@ from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
+from plr_dspy.report.text import count
 from plr_dspy.runtime.files import as_json
 from plr_dspy.scoring.budget import TIME_LIMIT
 from plr_dspy.scoring.ledger import Cell, error_counts
@@ -236,8 +237,8 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
             teaching.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
             if budget.refused and not stopped:
-                told = "bootstrapping, which has a quarter of time and money, ended after %d examples: %s"
-                logger.warning(told, i, budget.refused)
+                told = "bootstrapping, which has a quarter of time and money, ended after %s: %s"
+                logger.warning(told, count(i, "example"), budget.refused)
                 out_of_time = end if budget.refused == TIME_LIMIT else None
             stopped = True
             continue

@@ -28,6 +28,7 @@ from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
+from plr_dspy.scoring.ledger import FAILED
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,8 @@ class PLFewShot(PLReorder):
         others = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
         if isinstance(slots, RetrievalSlots):
             others |= {name: found.demos for name, found in slots.found.items()}
-        if obstacle := json_obstacle(ProgramFactory(program).build(others)):
+        obstacle = json_obstacle(ProgramFactory(program).build(others))
+        if obstacle and obstacle != json_obstacle(program):  # which is known
             logger.warning("of the demos to choose from, %s", obstacle)
         self._spent = len(attempts)
         return {
@@ -222,6 +224,12 @@ class PLFewShot(PLReorder):
             raise RuntimeError(
                 f"a quarter of max_seconds={self.max_seconds:g} was over before bootstrapped demos gave anything to "
                 "choose from: raise it; with log_dir, the next compile goes on from there"
+            )
+        if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
+            failed = attempts[0].cell
+            raise RuntimeError(
+                f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
+                f"by {failed.error} ({failed.message}): mend the program, the metric or the examples"
             )
         if out_of_time:
             teaching.ledger.note({"out_of_time": out_of_time})

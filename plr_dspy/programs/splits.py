@@ -102,10 +102,10 @@ def check_splits(
         usable = len(splits.train) + (0 if num_valset else len(splits.selection))
         beside = ", or one beside a valset" * (num_valset > 0)
         shared = " or in valset too" * (splits.num_shared > 0)
-        raise ValueError(
-            f"{name} must hold at least two examples that no demo shows{beside}; of its {num_trainset} examples "
-            f"{usable} are left, the others are shown by demos{shared} or given twice: {cure}"
-        )
+        left = f"of its {num_trainset} {usable} are left, the others are shown by demos{shared} or given twice"
+        if usable == num_trainset:
+            left = f"it holds {num_trainset}"
+        raise ValueError(f"{name} must hold at least two examples that no demo shows{beside}; {left}: {cure}")
 
 
 def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: Collection[str] = ()) -> set[int]:

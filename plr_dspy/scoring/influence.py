@@ -39,7 +39,7 @@ class Influence:
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
     Attributes:
-        bounds, kind: Of the metric.
+        bounds, kind: Of the metric, the former as far as what it was referred to tells.
         of_labels: The outputs of each label on each example, ``[E, L]``, as far as they are known.
         table: What these score, ``[E, L]``, which is kept up to date.
 
@@ -51,7 +51,7 @@ class Influence:
 
     def __init__(self, metric: Any, facts: Sequence[Any]) -> None:
         self._metric, self._facts = metric, list(facts)
-        self.bounds: tuple[float, float] = metric.bounds
+        self.bounds: tuple[float, float] = metric.limits([])
         self.kind = metric.kind
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
@@ -69,6 +69,8 @@ class Influence:
         rows = [(self._facts[example], outputs) for example, outputs in answered]
         if not rows:
             return
+        low, high = self._metric.limits([outputs for _, outputs in rows])
+        self.bounds = min(low, self.bounds[0]), max(high, self.bounds[1])
         self._shifts = {}  # Should the metric raise, there is no reference.
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
         of_each = min(len(answers), max(1, MOST_PSEUDO // max(1, len(self._shares))))

@@ -92,9 +92,10 @@ def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Examples that each label is right for, ``[L]``, by what labels score, ``[E, L]``; several of one share it."""
+    """Examples that each label is right for, ``[L]``, by what labels score, ``[E, L]``; several of one share it, and
+    where all score the same none is right."""
     best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
-    return np.asarray((best / best.sum(axis=1, keepdims=True)).sum(axis=0))
+    return np.asarray((best / best.sum(axis=1, keepdims=True))[~best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:

@@ -64,9 +64,8 @@ def folder(tmp_path, monkeypatch):
     rows = [dict(example) for example in brief_reviews("train", 24)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+        file.write("review, sentiment\n")
+        csv.DictWriter(file, rows[0].keys()).writerows(rows)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
@@ -220,6 +219,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--train", "case.csv"), "line 2 of case.csv has 'Sentiment', and the program 'sentiment'"),
         (common("predict", "--data", "train.csv", "--out", "told.csv"), "--out: predictions are written as JSON"),
         (compile_arguments("--train", "twice.csv"), "two columns have the same name"),
+        (compile_arguments("--train", "semicolons.csv"), "commas must come between cells, and not ';'"),
         (compile_arguments("--train", "latin.csv"), "of latin.csv cannot be read as CSV in UTF-8"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
@@ -244,6 +244,7 @@ def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "open.csv").write_text('review,sentiment\n"open,negative\n')
     (folder / "case.csv").write_text("review,Sentiment\na,negative\n")
     (folder / "twice.csv").write_text("review,sentiment,sentiment\na,negative,\n")
+    (folder / "semicolons.csv").write_text("review;sentiment\na;negative\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     try:

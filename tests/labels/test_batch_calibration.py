@@ -228,7 +228,7 @@ class TestLabelsDecide:
         assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
         assert "always 'positive'" in caplog.text
         assert "all 8 demos have the label 'positive'" in caplog.text
-        assert "% of the examples have the label 'positive'" in caplog.text
+        assert "% of the examples with a known label have 'positive'" in caplog.text
 
 
 class TestRequests:

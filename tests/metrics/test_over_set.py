@@ -101,6 +101,10 @@ def test_average_score_by_group(groups, worst):
     means = [np.mean([s for name, s in groups if name == group]) for group in {name for name, _ in groups}]
     found = value(metric, examples, [dspy.Prediction(points=score) for _, score in groups])
     assert found == pytest.approx(min(means) if worst else np.mean(means))
+    scored = Influence(metric, [name for name, _ in groups])
+    assert scored.limited(70.0) == 1.0  # As far as is known.
+    scored.refer(enumerate([50.0, *(score for _, score in groups[1:])]))
+    assert (scored.limited(70.0), scored.limited(-1.0)) == (50.0, 0.0)
 
 
 class TestRecallAtPrecision:

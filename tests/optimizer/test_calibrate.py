@@ -6,7 +6,7 @@ import dspy
 import numpy as np
 import pytest
 from fakes import digest, interrupt, using
-from label_engines import normal
+from label_engines import around, normal
 from label_world import DEMOS, EXAMPLES, FRESH, LABELS, Engine, exact, go, number, student, twice, two
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PLFewShot, PLReorder, Report, order_sensitivity
@@ -247,6 +247,10 @@ class TestBadInput:
         assert not engine.prompts
         with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
             go(engine, program=twice(), calibrate=True)
+        unsure = around(lambda classify, text: [classify(text=text) for _ in range(1 + ("7" in text))][-1])
+        unsure.predict.demos = list(DEMOS)
+        with pytest.raises(NoProbabilities, match=r"several times for an answer: leave calibrate out"):
+            go(engine, program=unsure, calibrate=True)
         go(engine, log_dir=tmp_path)
         before = len(engine.prompts)
         with pytest.raises(ValueError, match="calibrate was False, is True"):

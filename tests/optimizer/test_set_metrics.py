@@ -67,6 +67,8 @@ def test_finds_what_answers_the_rare_label(metric, signal):
     assert c.chosen > c.original
     assert c.probability > 0.5
     assert c.gain == pytest.approx(c.chosen - c.original)
+    if signal == "auto":
+        assert report.signal.used == "logprobs"
     low, high = metric.bounds
     assert all(low <= value <= high for value in (*c.expected_original, *c.expected_chosen))
 
@@ -291,6 +293,13 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
             assert c.expected_chosen[0] == pytest.approx(c.expected_original[0] + c.expected_gain)
         else:
             assert c.expected_chosen[0] == c.expected_original[0]
+
+
+@pytest.mark.parametrize(("calibrate", "seed"), [(True, 1), (False, 0)])
+def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate, seed):
+    options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate, "seed": seed}
+    c = compiled(PLFewShot, F1("positive"), engine=Engine(), **options)[1].comparison
+    assert c.gain == c.expected_gain == c.probability == 0.0
 
 
 def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):

@@ -94,9 +94,12 @@ class TestCalibrated:
 
 
 def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
-    scores = np.repeat(np.eye(2), [90, 10], axis=0)
+    scores = np.concatenate(
+        [np.repeat(np.eye(2), [90, 10], axis=0), np.zeros((200, 2))]
+    )
     by_metric, by_accuracy = (shares_to_try(scores, between=between) for between in (True, False))
     assert np.isnan(by_metric[0]).all()
     assert np.isnan(by_accuracy[-1]).all()
     assert np.allclose(by_metric[1], by_accuracy[0])
+    assert by_accuracy[0, 0] == pytest.approx(91 / 102)
     assert not np.isnan([*by_metric[1:], *by_accuracy[:-1]]).any()

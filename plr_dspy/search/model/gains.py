@@ -126,7 +126,7 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
 
     def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
         total = size * error + scale * estimate
-        own = (np.diag(errors) + scale * estimate + kind * apart)[others]
+        own = (np.diag(errors) + scale * estimate + kind * apart)[others] + 1e-12
         strange = np.log(own) + (means - weights @ means)[others] ** 2 / own
         before = np.where(itself, 0.0, 2.0 * scale * estimate + kind * (apart + apart[reference]))
         share = before / (before + 2.0 * size * error)
