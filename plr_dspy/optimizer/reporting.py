@@ -27,7 +27,16 @@ from plr_dspy.programs.calls import models_of, own_copy
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, Retrieval, Signal, SlotReport
+from plr_dspy.report.data import (
+    Alternative,
+    Candidate,
+    Confusion,
+    ProgramState,
+    Report,
+    RetrievalReport,
+    Signal,
+    SlotReport,
+)
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime.redaction import Redactor
@@ -221,7 +230,7 @@ def _alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) 
     return Alternative(name=name, tokens=tokens, **expected, **more)
 
 
-def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> Retrieval:
+def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> RetrievalReport:
     """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, ExpectedScore] = {}
     for each in scored:
@@ -238,7 +247,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
     price = price_of(*models) if len(models) == 1 else None
     rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
     fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
-    return Retrieval(
+    return RetrievalReport(
         rule=None if rule is None else asdict(rule),
         text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
         num_pooled=number,

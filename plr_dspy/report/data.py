@@ -121,7 +121,7 @@ class Alternative(Part):
     cost: float | None = None
 
 
-class Retrieval(Part):
+class RetrievalReport(Part):
     """What was chosen where demos may be found for each input.
 
     Attributes:
@@ -297,7 +297,7 @@ class Report(Part):
     dspy_version: str
     schema_version: Literal[16] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
-    retrieval: Retrieval | None = None
+    retrieval: RetrievalReport | None = None
     vote: Alternative | None = None
     confusion: Confusion | None = None
 

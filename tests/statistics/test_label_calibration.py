@@ -94,9 +94,7 @@ class TestCalibrated:
 
 
 def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
-    scores = np.concatenate(
-        [np.repeat(np.eye(2), [90, 10], axis=0), np.zeros((200, 2))]
-    )
+    scores = np.concatenate([np.repeat(np.eye(2), [90, 10], axis=0), np.zeros((200, 2))])
     by_metric, by_accuracy = (shares_to_try(scores, between=between) for between in (True, False))
     assert np.isnan(by_metric[0]).all()
     assert np.isnan(by_accuracy[-1]).all()
