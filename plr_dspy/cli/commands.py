@@ -120,7 +120,8 @@ def _run(args: argparse.Namespace) -> int:
         # What a check of this package raised is the user's; what a program, a model or Python raised a failure.
         place = traceback.extract_tb(error.__traceback__)[-1]
         checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
-        message = Redactor([], variables=[getattr(args, "api_key_env", None)])(str(error))
+        told = " ".join([str(error), *getattr(error, "__notes__", ())])
+        message = Redactor([], variables=[getattr(args, "api_key_env", None)])(told)
         if checked and isinstance(error, (ValueError, TypeError, ImportError)):
             for argument, option in OPTIONS.items():
                 message = message.replace(argument, option)

@@ -42,10 +42,10 @@ GRACE = 2.0
 """Seconds that an interrupt leaves to the calls under way."""
 
 GOING_ON = (
-    "With log_dir, the same compile goes on from here when you run it again. If you change the program or the metric "
-    "first, pass accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not."
+    ". The same compile goes on from here when you run it again. If you change the program or the metric first, pass "
+    "accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not"
 )
-"""What can be done after an error of the program or the metric."""
+"""What can be done with a log_dir after an error of the program or the metric."""
 
 
 class WrongAnswer(Exception):
@@ -281,7 +281,7 @@ class ProgramEvaluator:
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
         if hasattr(self._ended_by, "add_note"):  # Python 3.11
-            self._ended_by.add_note(f"plr_dspy ended the compile at {name}: {reason}. {GOING_ON}")
+            self._ended_by.add_note(f"({name}: {what}; {reason}{GOING_ON * self.ledger.is_file})")
 
     def _first_line(self, error: BaseException) -> str:
         """The first line of a message, in characters that can be written, without secrets."""

@@ -124,6 +124,11 @@ class Ledger:
             self._read(path)
 
     @property
+    def is_file(self) -> bool:
+        """Whether a file keeps what is added."""
+        return self._file is not None
+
+    @property
     def calls(self) -> int:
         """Program calls paid for."""
         return len(self.paid)
