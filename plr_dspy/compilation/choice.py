@@ -214,16 +214,17 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         gain = replace(gain, deviation=max(gain.deviation, deviation))
     gain = replace(gain, probability=probability)
 
-    def with_interval(ordering: Ordering, value: float) -> tuple[float, float, float]:
-        ends = fitted.interval(ordering, value, reference=original)
-        return value, influence.limited(ends[0]), influence.limited(ends[1])
+    def with_interval(ordering: Ordering, value: float, seen: float) -> tuple[float, float, float]:
+        low, high = fitted.interval(ordering, value, reference=original)
+        # As of gains: what is shrunk may be as large as was seen, or more.
+        return value, influence.limited(low), influence.limited(high + max(0.0, seen - value))
 
     compared = comparison(
         *rows,
         num_candidates=outcome.comparison.num_candidates,
         gain=gain,
-        expected_original=with_interval(original, as_it_is),
-        expected_chosen=with_interval(outcome.ordering, as_it_is + gain.expected),
+        expected_original=with_interval(original, as_it_is, as_it_is),
+        expected_chosen=with_interval(outcome.ordering, as_it_is + gain.expected, values[1] if gain.expected else 0.0),
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):
