@@ -102,7 +102,7 @@ def judge(
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
         estimate, calibration = estimates[ordering], fitted.calibration(ordering)
-        limited = replace(estimate, expected=round(expected[ordering] - before, 9))
+        limited = replace(estimate, expected=round(expected[ordering] - before, 9) + 0.0)
         offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
         results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)

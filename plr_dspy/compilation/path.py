@@ -120,7 +120,7 @@ class Compilation:
                 [ordering for _, ordering in entries[1:]],
                 num_examples=plan.num_train_examples,
                 num_calls=ended["race_calls"],
-                kept=plan.final_calls,
+                kept=ended["kept"],
                 num_winners=plan.num_best_seen,
                 original=self.original,
                 original_share=plan.original_share,
@@ -161,24 +161,31 @@ class Compilation:
         planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
         # Whoever ended the search early wants to spend less.
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
-        affordable = scorer.budget.calls_left
+        affordable = scorer.budget.calls_left + self._made_before()
         share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
         most = min(scorer.budget.limit, plan.planned_calls + scorer.calls("bootstrap"))
-        race_calls = most - plan.final_calls - scorer.calls()
+        race_calls, kept = most - plan.final_calls - scorer.calls(), plan.final_calls
         if share < 1.0:
-            kept = max(self._least_compared, share * plan.final_calls)
-            race_calls = min(race_calls, round(share * plan.race_calls), int(affordable - kept))
+            kept = max(self._least_compared, round(share * plan.final_calls))
+            race_calls = min(race_calls, round(share * plan.race_calls), affordable - kept)
         ended = {
             "stopped": self.stopped,
             "nothing_found": self._nothing_found,
             "share": share,
             "race_calls": max(0, race_calls),
+            "kept": max(0, kept - len(scorer.known_cells({self.original: self.selection})[self.original])),
             "cut": self._cut,
             "limits": self._limits_of(self.stopped),
         }
         if self.stopped != TIME_LIMIT:
             scorer.ledger.note({"ended": ended})
         return ended
+
+    def _made_before(self, num_asked: int = 0) -> int:
+        """Calls of the original that race and comparison made within a smaller budget, and which serve them again; the
+        search asks for so many, at least."""
+        made = self.scorer.known_cells({self.original: range(self.selection.stop)})[self.original]
+        return max(0, len(made) - max(num_asked, self.staged.num_asked(self.original)))
 
     def _limits_of(self, stopped: str) -> dict[str, Any]:
         """What must be as it was for a search that stopped so to have ended."""
@@ -199,10 +206,8 @@ class Compilation:
             if not orderings:
                 return NOTHING_LEFT
             wanted = self.staged.wanted(orderings)
-            # What race and comparison took within a smaller budget serves them again: mostly calls of the original.
-            known = sum(map(len, self.scorer.known_cells(wanted).values()))
-            again = max(0, self.scorer.budget.calls - self.scorer.calls() - known)
-            kept = max(self._least_compared, self.plan.race_calls + self.plan.final_calls - again)
+            to_come = self.plan.race_calls + self.plan.final_calls
+            kept = max(self._least_compared, to_come - self._made_before(len(wanted.get(self.original, ()))))
             affordable = self.scorer.affordable(wanted, kept=kept)
             if len(affordable) < MIN_SHARE * len(wanted):
                 return BUDGET

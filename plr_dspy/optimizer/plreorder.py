@@ -168,7 +168,7 @@ class PLReorder(Reorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
-        if isinstance(program, CalibratedProgram):
+        if isinstance(program, CalibratedProgram) and not isinstance(self.metric, RecallAtPrecision):
             logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
     def work(self, job: Job) -> MetricWork:

@@ -102,7 +102,7 @@ def check_splits(
         usable = len(splits.train) + (0 if num_valset else len(splits.selection))
         beside = ", or one beside a valset" * (num_valset > 0)
         shared = " or in valset too" * (splits.num_shared > 0)
-        left = f"of its {num_trainset} {usable} are left, the others are shown by demos{shared} or given twice"
+        left = f"of its {num_trainset} examples {usable} are left, the others are shown by demos{shared} or given twice"
         if usable == num_trainset:
             left = f"it holds {num_trainset}"
         raise ValueError(f"{name} must hold at least two examples that no demo shows{beside}; {left}: {cure}")

@@ -69,7 +69,7 @@ def details(report: Report) -> str:
             origin = f" ({slot.origins[number]})" if slot.origins else ""
             lines.append(f"  demo {number}{origin}: {' → '.join(shorten(t, 40) for t in slot.demos[number].values())}")
     for best in report.best_by_number:
-        told = f"best of {best.num_demos} demos: score {best.score:.3f}"
+        told = f"best of {count(best.num_demos, 'demo')}: score {best.score:.3f}"
         if best.interval is not None:
             told += f" [{best.interval[0]:.3f}, {best.interval[1]:.3f}] by {best.num_examples} examples"
         lines.append(f"{told}, {best.tokens:,} tokens{' (chosen)' * (best is report.chosen_of_number)}")
@@ -174,16 +174,21 @@ def _claims(report: Report) -> list[str]:
     elif effect is not None and not report.settings.get("calibrate"):
         unread = report.original.num_failed / max(1, report.original.num_calls)
         alone = (1 - unread) * effect.original_calibrated
+        metric = str(report.settings.get("metric"))
+        by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
         if alone > effect.original and alone >= effect.chosen:
-            metric = str(report.settings.get("metric"))
-            by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
             lines.append(
                 "calibration alone, which needs no search, is expected to give at least as much: use "
                 f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
             )
+        elif unread and effect.original_calibrated >= max(effect.original, effect.chosen):
+            lines.append(
+                f"calibration alone may give as much, if it can read what could not be read: try BatchCalibration{by}"
+            )
     always, c = _always(report), report.comparison
     if always is not None and c is not None and always[0] >= scores_of_both(report, c)[0][not stays][0]:
-        lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, which is no less")
+        program = "your program" if stays else f"the {name}"
+        lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, no less than {program}")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
         lines.append("most of its calls gave no answer (see the details): give it demos, or another adapter or model")
@@ -200,7 +205,7 @@ def _has_all_useful(report: Report) -> bool:
 
 
 def _program(name: str, report: Report, *, returned: bool) -> str:
-    """Say what your program or the returned one scores, what it shows, and how many calls gave no answer."""
+    """Say what your program or the returned one scores, what it shows, and how many calls gave no score."""
     c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
         (original, chosen), where = scores_of_both(report, c)
@@ -211,8 +216,8 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     parts.append(f"{count(state.num_demos, 'demo')}{tokens}")
     if state.num_calls:
         calibrated = returned and report.calibration is not None and report.calibration.applied
-        unanswered = f"no answer from {state.num_failed} of {count(state.num_calls, 'call')}"
-        parts.append(f"{unanswered} before calibration" if calibrated else unanswered)
+        unscored = f"no score from {state.num_failed} of {count(state.num_calls, 'call')}"
+        parts.append(f"{unscored} before calibration" if calibrated else unscored)
     return f"{name}: {', '.join(parts)}"
 
 
@@ -353,7 +358,8 @@ def _numbers_of_demos(report: Report) -> list[str]:
         kind = f"{'better' if better else 'worse'} beyond chance" if sure else "may be as good"
         found[kind].append(f"{other.num_demos}{f' ({gap:+.3f})' * sure}")
     parts = [f"{kind}: {', '.join(numbers)}" for kind, numbers in found.items() if numbers]
-    return ["; ".join([f"numbers of demos: {chosen.num_demos} chosen", *parts])]
+    calibrated = ", calibrated" * (report.calibration is not None and report.calibration.applied)
+    return ["; ".join([f"numbers of demos{calibrated}: {chosen.num_demos} chosen", *parts])]
 
 
 def _retrieval(report: Report) -> list[str]:

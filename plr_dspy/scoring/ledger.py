@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "cells.jsonl"
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
 """Exceptions of a provider that may be gone the next time."""

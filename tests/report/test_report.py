@@ -106,7 +106,7 @@ class TestData:
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
         assert f"program calls ({failed} failed)" in str(found)
-        told = f"no answer from {found.original.num_failed} of {found.original.num_calls} calls"
+        told = f"no score from {found.original.num_failed} of {found.original.num_calls} calls"
         assert told in str(found).splitlines()[1]
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
@@ -212,8 +212,8 @@ class TestText:
         assert "always answering 'b' 0.60" in unassumed.details() and "always" not in str(unassumed)
         no_better = effect.model_copy(update={"always": [0.62, 0.38]})
         text = str(by_hand(calibration=no_better, signal=signal))
-        assert "always answering 'a' scores 0.620, which is no less\n" in text
-        assert "calibration alone" not in str(unassumed)
+        assert "always answering 'a' scores 0.620, no less than the returned program\n" in text
+        assert "calibration alone may give as much, if it can read what" in str(unassumed)
         worse = effect.model_copy(update={"chosen": 0.52})
         assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
 
