@@ -77,7 +77,10 @@ def _calibrate(args: argparse.Namespace) -> None:
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     found = calibrated.calibration
-    print("answers stay as they are" if found is None else f"calibrated: {found}")
+    shares = () if found is None else zip(found.labels, found.shares, strict=False)
+    to = ", ".join(f"{label!r} {share:.2f}" for label, share in shares) or "no shares"
+    print("answers stay as they are" if found is None else f"calibrated to {to} by {found.num_inputs} inputs")
+    print(f"the program is {args.out}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
