@@ -20,7 +20,7 @@ import orjson
 from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import evaluate_programs, program_answers
-from plr_dspy.labels.batch_calibration import BatchCalibration
+from plr_dspy.labels.batch_calibration import BatchCalibration, shares_by_label
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
@@ -77,9 +77,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     found = calibrated.calibration
-    shares = () if found is None else zip(found.labels, found.shares, strict=False)
-    to = ", ".join(f"{label!r} {share:.2f}" for label, share in shares) or "no shares"
-    print("answers stay as they are" if found is None else f"calibrated to {to} by {found.num_inputs} inputs")
+    to = f" to {shares_by_label(found.labels, found.shares)}" if found and found.shares else ""
+    print("answers stay as they are" if found is None else f"calibrated{to} by {found.num_inputs} inputs")
     print(f"the program is {args.out}")
 
 
@@ -205,7 +204,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row by the number of its last line."""
     content, number = path.read_bytes(), 1
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)  # what a C long holds everywhere
     try:
         lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip() for name in next(lines, [])]
@@ -221,6 +220,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except (ValueError, csv.Error) as error:
         if isinstance(error, UnicodeDecodeError):
             number = content[: error.start].count(b"\n") + 1
+        elif isinstance(error, csv.Error):
+            number = lines.line_num
         raise ValueError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error
 
 

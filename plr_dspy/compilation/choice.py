@@ -102,7 +102,7 @@ def judge(
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
         estimate, calibration = estimates[ordering], fitted.calibration(ordering)
-        limited = replace(estimate, expected=round(expected[ordering] - before, 9) + 0.0)
+        limited = replace(estimate, expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
         offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
         results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
@@ -214,17 +214,19 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         gain = replace(gain, deviation=max(gain.deviation, deviation))
     gain = replace(gain, probability=probability)
 
-    def with_interval(ordering: Ordering, value: float, seen: float) -> tuple[float, float, float]:
+    def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
         low, high = fitted.interval(ordering, value, reference=original)
-        # As of gains: what is shrunk may be as large as was seen, or more.
-        return value, influence.limited(low), influence.limited(high + max(0.0, seen - value))
+        return value, influence.limited(low), influence.limited(high + further)
 
+    after_it = as_it_is + gain.expected
+    # As of gains: what is shrunk may be as large as was seen, or more.
+    further = max(0.0, values[1] - after_it) if gain.expected else 0.0
     compared = comparison(
         *rows,
         num_candidates=outcome.comparison.num_candidates,
         gain=gain,
-        expected_original=with_interval(original, as_it_is, as_it_is),
-        expected_chosen=with_interval(outcome.ordering, as_it_is + gain.expected, values[1] if gain.expected else 0.0),
+        expected_original=with_interval(original, as_it_is),
+        expected_chosen=with_interval(outcome.ordering, after_it, further),
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):

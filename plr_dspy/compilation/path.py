@@ -182,8 +182,8 @@ class Compilation:
         return ended
 
     def _made_before(self, num_asked: int = 0) -> int:
-        """Calls of the original that race and comparison made within a smaller budget, and which serve them again; the
-        search asks for so many, at least."""
+        """Calls of the original that race and comparison made within a smaller budget, and which serve them again: all
+        but those that the search has asked for, or is about to, of which there are so many."""
         made = self.scorer.known_cells({self.original: range(self.selection.stop)})[self.original]
         return max(0, len(made) - max(num_asked, self.staged.num_asked(self.original)))
 

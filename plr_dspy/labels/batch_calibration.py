@@ -183,9 +183,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
-        to = f" to {_named(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+        to = f" to {shares_by_label(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
         done = "answers stay as they are" if calibration is None else f"calibrated{to}"
-        before = _named(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
+        before = shares_by_label(replies.labels, np.exp(replies.log_probabilities).mean(axis=0))
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
         logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
@@ -202,7 +202,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         }
         for shares in likely_shares(counts, between=self.metric is not None):
             answers = cross_validated(told, shares, unseen=replies.unseen)
-            ways[f"calibrated to {_named(labels, shares)}"] = answers, replies.calibrated_to(shares)
+            ways[f"calibrated to {shares_by_label(labels, shares)}"] = answers, replies.calibrated_to(shares)
 
         def value(numbers: NDArray[np.int64]) -> float:
             """What answers to all inputs, by number, are worth."""
@@ -271,7 +271,7 @@ class LabelReplies:
         tables = (self.log_probabilities, moved)
         counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
         if all(is_uneven(each, least=FAR_FROM_EVEN) for each in counts):
-            before, after = (_named(self.labels, each / each.sum()) for each in counts)
+            before, after = (shares_by_label(self.labels, each / each.sum()) for each in counts)
             logger.warning(
                 f"answers are far from the same share of each label before calibration ({before}) and after it "
                 f"({after}): if the labels are not equally frequent, pass labelled examples, or their shares as prior"
@@ -373,7 +373,7 @@ def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
     return found[:num_labels], found[num_labels:]
 
 
-def _named(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
+def shares_by_label(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
     """Shares by label, for people."""
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
 

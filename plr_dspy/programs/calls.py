@@ -281,7 +281,8 @@ class ProgramEvaluator:
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
         if hasattr(self._ended_by, "add_note"):  # Python 3.11
-            self._ended_by.add_note(f"({name}: {what}; {reason}{GOING_ON * self.ledger.is_file})")
+            where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
+            self._ended_by.add_note(f"({where}: {reason}{GOING_ON * self.ledger.is_file})")
 
     def _first_line(self, error: BaseException) -> str:
         """The first line of a message, in characters that can be written, without secrets."""

@@ -26,6 +26,9 @@ FEW_EXAMPLES = 30
 BUDGET = "budget used up"
 """The reason for its end that a search gives when it used all of its calls."""
 
+WRONG, FAILED = "counted as wrong", "not scored"
+"""Outcomes of calls without a score."""
+
 EXPECTED = "expected on new examples"
 
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
@@ -152,7 +155,7 @@ def _claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
     notes = {"of them before this part": report.program_calls.get("resumed", 0)}
-    for what, outcome in (("failed", "not scored"), ("with a reply that could not be read", "counted as wrong")):
+    for what, outcome in (("failed", FAILED), ("with a reply that could not be read", WRONG)):
         notes[what] = sum(error.count for error in report.errors if error.outcome == outcome)
     noted = ", ".join(f"{number:,} {what}" for what, number in notes.items() if number)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_cost(report)}"

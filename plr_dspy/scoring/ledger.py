@@ -17,6 +17,8 @@ from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
 from plr_dspy.report.data import ErrorCount
+from plr_dspy.report.text import FAILED as FAILED
+from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.runtime.files import as_json
 
 logger = logging.getLogger(__name__)
@@ -32,9 +34,6 @@ CellKey: TypeAlias = tuple[str, int]
 """Fingerprint of a prompt, and index of an example."""
 
 LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-
-WRONG, FAILED = "counted as wrong", "not scored"
-"""Outcomes of a cell without a score."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,8 +337,8 @@ def test_what_is_found_is_saved_though_nobody_reads_the_report(offline):
 @pytest.mark.parametrize(
     ("metric", "code", "words"),
     [
-        ("disconnected", cli.FAILED, "ConnectionError: in the metric: no route; "),
-        ("mistaken", cli.FAILED, "plr-dspy: TypeError: unsupported operand"),
+        ("disconnected", cli.FAILED, "plr-dspy: ConnectionError: no route (on trainset["),
+        ("mistaken", cli.FAILED, "in the metric: the last of "),
         ("broken", cli.FAILED, "plr-dspy: BrokenPipeError: of the metric"),
         ("stopped", cli.INTERRUPTED, "plr-dspy: interrupted"),
     ],
