@@ -157,8 +157,8 @@ class PLFewShot(PLReorder):
         Raises:
             ValueError: when nothing was scored with so many; the message says which numbers there are.
         """
-        if self.report is None:
-            raise ValueError("program_with needs a compile: call compile first")
+        if self.report is None or not self._found:
+            raise ValueError("program_with needs a compile that made calls: call compile first")
         if type(num_demos) is not int or num_demos not in self._found:
             raise ValueError(f"num_demos must be one of {list(self._found)}, which were scored; got {num_demos!r}")
         return self._found[num_demos]()

@@ -101,6 +101,7 @@ class RandomSample(Reorderer):
                 return OrderSensitivity(
                     scores=np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))).tolist(),
                     num_examples=scores.shape[1],
+                    num_usable=len(job.scored_examples),
                     program_calls=scorer.budget.calls,
                     **sizes,
                     **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),

@@ -22,6 +22,7 @@ class OrderSensitivity:
     Attributes:
         scores: Mean score of each order, the program's own first; the others are random, or all there are.
         num_distinct, num_examples: Orders of the demos that there are, and examples that scored each of `scores`.
+        num_usable: Examples of the dataset that can score orders.
         num_unusable: Answers that could not be parsed, and prompts too long for the model; they count as wrong.
         p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
         noise: Standard deviation that the choice of examples gives to the mean score of an order, beside the others.
@@ -35,6 +36,7 @@ class OrderSensitivity:
     scores: list[float]
     num_distinct: int
     num_examples: int
+    num_usable: int
     num_unusable: int
     p_value: float
     noise: float
@@ -118,7 +120,8 @@ class OrderSensitivity:
         advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
         # Its error is the own score's, from few examples, and about twice that of the mean of orders, from few orders.
         count, more = len(self.scores), 4 * self.num_examples
-        what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
+        has = f", where the dataset has {self.num_usable:,}" * (more > self.num_usable)
+        what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits{has}."
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)
         if self.matters and few_orders:
             more = min(4 * count, self.num_distinct)

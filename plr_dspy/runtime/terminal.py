@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -58,7 +59,8 @@ def progress_bar(
     """Show a bar of program calls, of which there are so many at most; `at_end` is called when it has ended."""
     shown = _shows_progress.set(display)
     try:
-        with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=not display) as bar:
+        hidden = not display or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+        with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden) as bar:
             with ExitStack() as stack:
                 if not bar.disable:
                     _write_above(stack)

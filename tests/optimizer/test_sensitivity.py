@@ -111,7 +111,8 @@ class TestSimulated:
 def result(**changes):
     """An effect that is as clear as the gain."""
     values = {"scores": [0.5, *np.linspace(0.4, 0.8, 9)], "num_distinct": 40_320, "num_searched": 100}
-    values |= {"num_examples": 30, "num_unusable": 0, "program_calls": 300, "p_value": 0.001, "noise": 0.05}
+    values |= {"num_examples": 30, "num_usable": 200, "num_unusable": 0, "program_calls": 300}
+    values |= {"p_value": 0.001, "noise": 0.05}
     values |= {"deviation": 0.1, "deviation_interval": (0.06, 0.2)}
     values |= {"expected_gain": 0.3, "gain_interval": (0.1, 0.5)}
     return OrderSensitivity(**{**values, **changes})
@@ -143,6 +144,7 @@ MEND = "see what the model answers (dspy.inspect_history()), mend the program or
         ({**MAY_PAY, "noise": 0.1}, f"a search (PLReorder), which may pay. {EXAMPLES}"),
         (MAY_BE_GOOD, f"no search yet. {ORDERS}"),
         (UNKNOWN, f"no search yet. {EXAMPLES}"),
+        ({**UNKNOWN, "num_usable": 60}, f"no search yet. {EXAMPLES[:-1]}, where the dataset has 60."),
         ({"num_unusable": 151}, MEND),
     ],
 )  # fmt: skip
