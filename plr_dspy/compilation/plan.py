@@ -44,9 +44,6 @@ original"). Where demos are chosen, the original is seldom a rival, and a search
 CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
 """Program calls over the square of the number of examples, at most, and the least such limit."""
 
-MANY_ORDERS = 100
-"""More orders than these are scored on all examples at once, where all of them are to be scored."""
-
 MAX_ROUNDS = 1_000
 """A search ends with its calls, not its rounds, unless the user says so."""
 
@@ -60,14 +57,14 @@ class Plan:
         num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
         num_train_examples, num_selection_examples: Examples that score a sample, with `racing` at most, the same ones
             for all samples; and those of the final comparison.
-        exhaustive: Whether the search scores every distinct ordering on the whole train split.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
+        num_cells: Different program calls that there are; None where that is not known.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.
         num_first_examples: Examples that score an ordering at first.
         num_more_examples: Each time it is asked for again; this and all below of racing plans only.
-        num_entrants, race_calls: Of the race that ends the search; of an exhaustive plan, all orderings enter.
+        num_entrants, race_calls: Of the race that ends the search.
         original_share: Of the race's calls for the original one alone, before the first heat.
     """
 
@@ -77,9 +74,9 @@ class Plan:
     num_train_examples: int = 0
     num_selection_examples: int = 0
     max_metric_calls: int | None = None
+    num_cells: int | None = None
     elite_fraction: float = 0.125
     num_final_draws: int = 0
-    exhaustive: bool = False
     racing: bool = False
     with_mode: bool = True
     num_initial: int = 0
@@ -102,8 +99,6 @@ class Plan:
     @property
     def search_calls(self) -> int:
         """Program calls of the search before the race, at most."""
-        if self.exhaustive:
-            return self.num_entrants * self.num_train_examples
         if self.max_metric_calls is not None and self.racing:
             return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
@@ -116,11 +111,11 @@ class Plan:
     @property
     def program_calls(self) -> int:
         """Program calls of the compile, at most."""
-        planned = self.planned_calls
-        return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
+        limits = (self.planned_calls, self.max_metric_calls, self.num_cells)
+        return min(limit for limit in limits if limit is not None)
 
 
-NOTHING_TO_DO = Plan(elite_fraction=1.0, exhaustive=True, max_metric_calls=0)
+NOTHING_TO_DO = Plan(max_metric_calls=0)
 """The plan where all choices give the same prompt."""
 
 
@@ -163,9 +158,7 @@ def make_plan(
     fixed = {name: value for name, value in chosen.items() if value is not None}
 
     def plan_for(calls: int, **changed: Any) -> Plan | None:
-        values = {**fixed, **changed}
-        exhaustive = _exhaustive_plan(calls, values, **sizes)
-        return exhaustive or _racing_plan(calls, values, searched=searched, min_first=MIN_FIRST[signal], **sizes)
+        return _racing_plan(calls, {**fixed, **changed}, searched=searched, min_first=MIN_FIRST[signal], **sizes)
 
     if auto == "paper":
         has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
@@ -229,30 +222,6 @@ def _racing_plan(
         num_initial = max(MIN_ORDERS, min(random, affordable))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
-
-
-def _exhaustive_plan(
-    budget: int, fixed: Mapping[str, Any], *, num_train: int, num_selection: int, num_distinct: int
-) -> Plan | None:
-    """Every order on every train example, as many as the budget pays for on the others; None if it is too small."""
-    left = budget - num_distinct * num_train
-    plan = Plan(
-        num_iterations=MAX_ROUNDS,
-        num_samples=min(24, num_distinct),
-        num_best_seen=min(num_distinct - 1, max(2, left // num_selection - 1)),
-        num_train_examples=num_train,
-        num_selection_examples=num_selection,
-        exhaustive=True,
-        racing=True,
-        max_metric_calls=budget,
-        num_initial=min(fixed.get("num_samples", num_distinct), num_distinct),
-        # A quarter first: a search that is ended early, or can find nothing, saves the rest.
-        num_first_examples=num_train if num_distinct > MANY_ORDERS else -(-num_train // 4),
-        num_more_examples=num_train,
-        num_entrants=num_distinct,
-    )
-    plan = replace(plan, **fixed)
-    return plan if plan.planned_calls <= budget else None
 
 
 def _paper_plan(

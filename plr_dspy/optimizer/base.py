@@ -269,7 +269,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             "learns from": "score" if responses is None else "logprobs",
             "pool": digest(pool),
             "splits": digest([num_train, self._examples(job, work)[1]]),
-            "exhaustive": plan.exhaustive,
         }
         inputs = [dict(each.inputs().items()) for each in job.scored_examples]
         scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget

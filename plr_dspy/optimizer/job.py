@@ -88,17 +88,14 @@ class Job:
         return [*self.splits.train, *self.splits.selection]
 
     def planned(self, **told: Any) -> Plan:
-        """The plan of the optimizer, with calls for a race where every ordering of the space is scored.
-
-        That race is of what is none of them: what the user has, and what is made of the best.
-        """
+        """The plan of the optimizer, and where plans race, the number of different calls that there are."""
         sizes: Any = {"num_train": len(self.splits.train), "num_selection": len(self.splits.selection)}
-        plan = self.optimizer.plan(**sizes, num_distinct=self.slots.space.num_distinct, **told)
-        if not plan.exhaustive or plan.max_metric_calls is None:
+        num_distinct, space = self.slots.space.num_distinct, self.slots.space
+        plan = self.optimizer.plan(**sizes, num_distinct=num_distinct, **told)
+        if not plan.racing:
             return plan
-        beside = self.slots.most_further + (not self.slots.space.holds(self.original))
-        left = plan.max_metric_calls - plan.planned_calls
-        return replace(plan, race_calls=min(left, beside * plan.num_train_examples))
+        others = self.slots.most_further + (not space.holds(self.original))
+        return replace(plan, num_cells=(num_distinct + others) * len(self.scored_examples))
 
     @property
     def models(self) -> list[dspy.BaseLM]:

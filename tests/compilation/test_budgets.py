@@ -28,9 +28,11 @@ def test_all_orders_are_scored_where_the_budget_pays_for_them_however_many_make_
     reorder = optimizer(num_samples=num_samples)
     reorder.compile(student(4), trainset=EXAMPLES[:34])
     report = reorder.report
-    assert report.settings["exhaustive"]
-    assert report.history[0].num_samples == min(num_samples or 24, 24)
+    assert report.history[0].num_samples == min(num_samples, 24)
     assert report.program_calls["search"] == 24 * report.settings["num_train"] == 24 * 24
+    assert report.stopped == "no new ordering left"
+    estimated = reorder.estimate(student(4), trainset=EXAMPLES[:34]).program_calls
+    assert report.program_calls["total"] <= estimated == 24 * 30
 
 
 class TestTime:

@@ -281,7 +281,7 @@ class TestOtherArguments:
         ("options", "first", "second"),
         [
             ({"auto": "paper", "num_samples": 4, "num_iterations": 6, "num_final_draws": 2}, 300, 500),
-            ({}, 100, 500),  # of three demos: from a racing plan to an exhaustive one
+            ({}, 100, 500),  # of three demos: then all orders are scored on all examples
         ],
     )
     def test_other_plans_find_what_they_would_have_found(self, tmp_path, engine, options, first, second):
