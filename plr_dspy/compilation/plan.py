@@ -59,7 +59,7 @@ class Plan:
             for all samples; and those of the final comparison.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
         max_metric_calls: Hard limit on program calls; None for none.
-        num_cells: Different program calls that there are; None where that is not known.
+        most_searched: Program calls that score every ordering on every train example, where the limit pays for them.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.
         num_first_examples: Examples that score an ordering at first.
@@ -74,7 +74,7 @@ class Plan:
     num_train_examples: int = 0
     num_selection_examples: int = 0
     max_metric_calls: int | None = None
-    num_cells: int | None = None
+    most_searched: int | None = None
     elite_fraction: float = 0.125
     num_final_draws: int = 0
     racing: bool = False
@@ -99,6 +99,8 @@ class Plan:
     @property
     def search_calls(self) -> int:
         """Program calls of the search before the race, at most."""
+        if self.most_searched is not None:
+            return self.most_searched
         if self.max_metric_calls is not None and self.racing:
             return self.max_metric_calls - self.final_calls - self.race_calls
         return self.num_iterations * self.num_samples * self.num_train_examples
@@ -111,8 +113,8 @@ class Plan:
     @property
     def program_calls(self) -> int:
         """Program calls of the compile, at most."""
-        limits = (self.planned_calls, self.max_metric_calls, self.num_cells)
-        return min(limit for limit in limits if limit is not None)
+        planned = self.planned_calls
+        return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
 NOTHING_TO_DO = Plan(max_metric_calls=0)

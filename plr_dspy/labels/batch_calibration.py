@@ -225,7 +225,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.accuracies[best] <= to_one[most]:
             logger.warning(
                 f"{best}: {self.accuracies[best]:.3f}, which is no more than always answering {most!r} gives, "
-                f"{to_one[most]:.3f}: give the program demos, as PLFewShot chooses them, or take another model"
+                f"{to_one[most]:.3f}: let PLFewShot choose the program's demos, or take another model"
             )
         return ways[best][1]
 

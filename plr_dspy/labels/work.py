@@ -100,7 +100,9 @@ class LabelWork(MetricWork):
             first = reader.unread or next(iter(reader.undecided), found)
             return cell if several else replace(cell, **self._told(first))
         self.lacking = ""
-        if found is None or found.label is None:
+        if not reader.readings:
+            self.lacking = "the program answered without its classifier"
+        elif found is None or found.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             self.lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
         elif found.label != label:

@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import Examples, value_key
+from plr_dspy.programs.splits import Examples, source_of, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
 
@@ -158,9 +158,9 @@ class PLFewShot(PLReorder):
             ValueError: when nothing was scored with so many; the message says which numbers there are.
         """
         if self.report is None or not self._found:
-            raise ValueError("program_with needs a compile that made calls: call compile first")
+            raise ValueError("program_with needs scored demos: call compile with a budget of calls first")
         if type(num_demos) is not int or num_demos not in self._found:
-            raise ValueError(f"num_demos must be one of {list(self._found)}, which were scored; got {num_demos!r}")
+            raise ValueError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
         return self._found[num_demos]()
 
     def _choices(
@@ -171,10 +171,10 @@ class PLFewShot(PLReorder):
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
+            beside, number = " that valset does not hold" * bool(valset), len({source_of(e.inputs()) for e in trainset})
             raise ValueError(
-                f"trainset must hold more examples with different inputs{' that valset does not hold' * bool(valset)} "
-                f"than its {len(trainset)}, a quarter of which would become demos: pass 100 or more such examples, or "
-                "demos of your own in candidates"
+                f"trainset must hold more examples with different inputs{beside}: its {len(trainset)} have {number}, "
+                "and some are needed as demos: pass 100 or more such examples, or demos of your own in candidates"
             )
         asks_teacher = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, examples)

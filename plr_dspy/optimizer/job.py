@@ -88,14 +88,19 @@ class Job:
         return [*self.splits.train, *self.splits.selection]
 
     def planned(self, **told: Any) -> Plan:
-        """The plan of the optimizer, and where plans race, the number of different calls that there are."""
+        """The plan of the optimizer; where its search can score every ordering, the rest is for the race.
+
+        That race is of what is none of them: what the user has, and what is made of the best.
+        """
         sizes: Any = {"num_train": len(self.splits.train), "num_selection": len(self.splits.selection)}
-        num_distinct, space = self.slots.space.num_distinct, self.slots.space
-        plan = self.optimizer.plan(**sizes, num_distinct=num_distinct, **told)
-        if not plan.racing:
+        space = self.slots.space
+        plan = self.optimizer.plan(**sizes, num_distinct=space.num_distinct, **told)
+        every = space.num_distinct * plan.num_train_examples
+        if not plan.racing or plan.search_calls < every:
             return plan
         others = self.slots.most_further + (not space.holds(self.original))
-        return replace(plan, num_cells=(num_distinct + others) * len(self.scored_examples))
+        left = plan.search_calls + plan.race_calls - every
+        return replace(plan, most_searched=every, race_calls=min(left, others * plan.num_train_examples))
 
     @property
     def models(self) -> list[dspy.BaseLM]:
@@ -172,15 +177,17 @@ def prepare(
         return job
     cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
     check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
-    if isinstance(optimizer.metric, SetMetric):
-        optimizer.metric.check(splits.train, splits.selection)
     if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
             "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
             "alone moves the score of an order by %.2f, so little can be found: pass 100 examples or more",
             *(num_usable, len(examples), (0.25 / num_usable) ** 0.5),
         )
-    return replace(job, plan=job.planned())
+    job = replace(job, plan=job.planned())
+    if isinstance(optimizer.metric, SetMetric):
+        compares = job.plan.num_selection_examples > 0
+        optimizer.metric.check(*((splits.train, splits.selection) if compares else (job.scored_examples,)))
+    return job
 
 
 def _checked_copy(

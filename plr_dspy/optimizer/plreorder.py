@@ -283,11 +283,14 @@ def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bo
     first = [job.slots.space.identity] * num_first
     tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
     for example, ordering in enumerate(tried[: len(job.splits.train)]):
-        if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+        # Where the search has begun, an earlier part has looked no further.
+        no_further = scorer.ledger.course.rounds and not required and scorer.cell(ordering, example) is None
+        if no_further or not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
             break
         cell = cells[ordering][example]
         if cell.label_logprobs is not None or work.requests.reason:
             break
-        if example + 1 >= num_first and not required and cell.outcome != WRONG:
+        silent = not (cell.outcome or work.requests.given)  # No model was asked.
+        if example + 1 >= num_first and not (required or silent or cell.outcome == WRONG):
             break
     return cell

@@ -153,7 +153,7 @@ class CellScorer:
 
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
-        cells = {e: self.ledger.cells[self.key(ordering, e)] for e in self._examples_of(ordering, self._asked)}
+        cells = {e: self.ledger.cells[self.key(ordering, e)] for e in self._examples_of(ordering)}
         found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
             found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
@@ -176,13 +176,13 @@ class CellScorer:
         return self.ledger.cells.get(self.key(ordering, example))
 
     def cells_of(self, ordering: Ordering) -> list[Cell]:
-        """The paid cells of an ordering; of a rule, those that it was asked about."""
-        return list(self.known_cells({ordering: self._examples_of(ordering, self.ledger.cells)})[ordering].values())
+        """The paid cells of an ordering that were asked for."""
+        return list(self.known_cells({ordering: self._examples_of(ordering)})[ordering].values())
 
-    def _examples_of(self, ordering: Ordering, keys: Mapping[CellKey, Any]) -> list[int]:
-        """The examples of these cells that are an ordering's; of a rule, as far as it was asked about them."""
-        asked = (e for _, e in keys if not is_rule(ordering) or (ordering, e) in self._fingerprints)
-        return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in keys))
+    def _examples_of(self, ordering: Ordering) -> list[int]:
+        """The examples that an ordering was asked about; of a rule, as far as it was it that was asked."""
+        asked = (e for _, e in self._asked if not is_rule(ordering) or (ordering, e) in self._fingerprints)
+        return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in self._asked))
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""

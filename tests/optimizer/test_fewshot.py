@@ -226,7 +226,7 @@ class TestBadInput:
         ):
             with pytest.raises((ValueError, TypeError), match=message):
                 optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})
-        with pytest.raises(ValueError, match="call compile first"):
+        with pytest.raises(ValueError, match="with a budget of calls first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
         with pytest.raises(RuntimeError, match="a quarter of max_seconds=1e-09 was over before"):

@@ -235,6 +235,12 @@ def test_answers_that_are_never_right_end_the_search(caplog):
     assert "check that the metric compares the right fields" in caplog.text
 
 
+def test_what_is_scored_as_a_whole_is_counted_as_a_whole(caplog):
+    with using(Engine(probabilities=shy)):
+        plr_dspy.order_sensitivity(student(), F1("positive"), RARE, max_metric_calls=300, display_progress=False)
+    assert "only" not in caplog.text  # 10 examples are positive
+
+
 class TestBadInput:
     """Is refused before any call."""
 

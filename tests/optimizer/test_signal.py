@@ -2,6 +2,7 @@
 
 import time
 
+import dspy
 import label_world
 import numpy as np
 import pytest
@@ -125,6 +126,25 @@ def test_programs_of_every_shape(options):
     assert all(engine.asked)
     assert report.signal.used == "logprobs", report.signal
     assert bool(report.errors) == bool(engine.at)
+
+
+class Ruled(dspy.Module):
+    """Answers every other text without a model, or all texts."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.classify, self.every = student(), every
+
+    def forward(self, text):
+        silent = number(text) % 2 or self.every
+        return dspy.Prediction(label=label_world.LABELS[0]) if silent else self.classify(text=text)
+
+
+def test_answers_without_a_model_say_nothing_of_log_probabilities():
+    used = {go(Engine(), program=Ruled(False), max_metric_calls=80, seed=seed)[1].signal.used for seed in range(4)}
+    assert used == {"logprobs"}
+    _, report = go(Engine(), program=Ruled(True), max_metric_calls=80)
+    assert report.signal.reason == "the program answered without its classifier"
 
 
 @pytest.mark.parametrize("fails", [False, True])

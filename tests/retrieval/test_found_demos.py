@@ -207,7 +207,7 @@ class TestChoice:
                 each(**trainset[4].inputs())
         assert list(engine.requests.values()) == [2]
         assert optimizer.report.original.num_demos == 0 < optimizer.report.returned.num_demos
-        with pytest.raises(ValueError, match="a compile that made calls"):
+        with pytest.raises(ValueError, match="with a budget of calls"):
             optimizer.program_with(8)
 
     def test_limits(self):
