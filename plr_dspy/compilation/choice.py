@@ -185,8 +185,8 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
     of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
-    and other resampling plans", 1982). Where scores alone are known, or answers are calibrated by these
-    examples, a gain is no surer than by them alone.
+    and other resampling plans", 1982). Where scores alone are known, or answers are calibrated by these examples, a
+    gain is no surer than by them alone.
     """
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
     assert influence is not None and fitted is not None
@@ -207,7 +207,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         gain = replace(gain, expected=min(1.0, kept) * gain.expected)
     gain = replace(gain, expected=influence.limited(as_it_is + gain.expected) - as_it_is)
     low, high = influence.bounds
-    # Answers by which the metric is the same say nothing of a gain, and else less than log-probabilities do.
+    # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
         sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
