@@ -202,11 +202,13 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     influence.refer((example, each[example]) for each in (before, after) for example in both)
     rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
     values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
-    gain = outcome.candidates[outcome.chosen].gain
-    if (kept := (values[1] - values[0]) / linear if linear else 1.0) > 0:
-        gain = replace(gain, expected=min(1.0, kept) * gain.expected)
-    gain = replace(gain, expected=influence.limited(as_it_is + gain.expected) - as_it_is)
-    low, high = influence.bounds
+    kept = (values[1] - values[0]) / linear if linear else 1.0
+    gains = [
+        replace(each.gain, expected=influence.limited(as_it_is + shrunk) - as_it_is)
+        for each in outcome.candidates
+        for shrunk in [each.gain.expected * (min(1.0, kept) if kept > 0 else 1.0)]
+    ]
+    gain, (low, high) = gains[outcome.chosen], influence.bounds
     # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
@@ -237,7 +239,10 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         changed[name] = (max(least, low - high), min(most, high - low))
     if effect is not None:
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))
-    finalists = [replace(each, score=influence.limited(each.score)) for each in outcome.candidates]
+    finalists = [
+        replace(each, score=influence.limited(each.score), gain=own)
+        for each, own in zip(outcome.candidates, gains, strict=True)
+    ]
     finalists[0] = replace(finalists[0], score=values[0])
     finalists[outcome.chosen] = replace(finalists[outcome.chosen], score=values[1], gain=gain)
     return replace(

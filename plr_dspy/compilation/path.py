@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import Plan
@@ -81,7 +83,7 @@ class Compilation:
             num_more=plan.num_more_examples,
             favoured=self.original if plan.racing else None,
             shifted=self.shifted,
-            strata=influence.strata(self.num_train) if influence and plan.racing and not self.shifted else (),
+            strata=influence.strata(self.num_train) if influence and plan.racing else (),
         )
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self.stopped, self._nothing_found = INTERRUPTED, ""
@@ -293,9 +295,10 @@ class Compilation:
     def _weighted(self, scores: Scores) -> Scores:
         """Of a metric over a set, facts have the shares that they have among all examples."""
         influence = self.scorer.influence
-        if influence is None or self.shifted:
+        if influence is None:
             return scores
-        return {ordering: influence.stratified(row) for ordering, row in scores.items()}
+        rows = {o: influence.stratified(np.array([[*row.values()]]), np.array([*row])) for o, row in scores.items()}
+        return {o: dict(zip(scores[o], row[0].tolist(), strict=True)) for o, row in rows.items()}
 
     def _choose(
         self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
@@ -371,7 +374,7 @@ class Compilation:
 
     def _with_calibration(self, outcome: Outcome) -> Outcome:
         """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
-        model, scores = self.search.model, self.staged.scores()
+        model, scores = self.search.model, self.scores()
         known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
         if outcome.calibration is not None or not model.calibrating or not known:
             return outcome
@@ -383,7 +386,7 @@ class Compilation:
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
         if not self._history and (scored := self.staged.salvage()):
-            self.search.tell(list(scored), self.staged.scores())
+            self.search.tell(list(scored), self.scores())
         phases = {"race": " in the race of the best", "final": " in the final comparison"}
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")

@@ -266,7 +266,7 @@ def label_responses(
         cell = scorer.cell(ordering, example)
         return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
-    return LabelResponses(work.counted_scores(), told, shares, calibrating)
+    return LabelResponses(work.counted_scores(), told, shares, calibrating, work.influence)
 
 
 def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:

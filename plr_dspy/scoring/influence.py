@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Influence:
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
+        self._of_fact = np.array([[fact == each for each in self._shares] for fact in self._facts], dtype=np.float64)
         self.table: NDArray[np.float64] = np.empty((0, 0))
         self.of_labels: Sequence[Sequence[Any]] = []
         self._rows: list[tuple[Any, Any]] = []
@@ -129,14 +130,19 @@ class Influence:
         free = {group: math.sqrt(n / (n - 1)) for group, n in counts.items()}
         return [(score - value) * free[group] for score, group in zip(scores, self._groups, strict=True)]
 
-    def stratified(self, scores: Mapping[int, float]) -> dict[int, float]:
-        """Scores of a program on some examples, weighted so that facts count in the shares that they have among all."""
+    def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What each score of programs on these examples counts, ``[m, E]``, so that facts do in the shares that they
+        have among all: 1 on the mean, but 0 of scores that are not known, and of facts without any."""
         if not self._metric.weighted:
-            return dict(scores)
-        counts = Counter(self._facts[example] for example in scores)
-        share = len(scores) / len(self._facts)
-        weights = {fact: share * self._shares[fact] / count for fact, count in counts.items()}
-        return {e: self._value + weights[self._facts[e]] * (s - self._value) for e, s in scores.items()}
+            return known.astype(np.float64)
+        of_fact = self._of_fact[examples]
+        rates = known.sum(axis=1, keepdims=True) * self._of_fact.mean(axis=0)
+        return np.where(known, (rates / np.maximum(1, known @ of_fact)) @ of_fact.T, 0.0)
+
+    def stratified(self, table: NDArray[np.float64], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Scores of programs on these examples, ``[m, E]``, NaN where there are none, so that the mean of each row is
+        the weighted one."""
+        return self._value + self.weights(~np.isnan(table), examples) * (table - self._value)
 
     def strata(self, num_examples: int) -> list[list[int]]:
         """The first examples by their facts, where these have shares; without, all together."""

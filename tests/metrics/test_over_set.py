@@ -107,6 +107,22 @@ def test_average_score_by_group(groups, worst):
     assert (scored.limited(70.0), scored.limited(-1.0)) == (50.0, 0.0)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.booleans()), min_size=6, max_size=30))
+def test_labels_count_in_the_shares_of_all_examples(rows):
+    """Whichever examples were scored, the mean is that of the labels' means, by these shares."""
+    labels, scores, scored = (np.array(column) for column in zip(*rows, strict=True))
+    found = Influence(F1(), list(labels))
+    examples, known = np.arange(len(labels)), scored.astype(bool)
+    table = np.where(known, scores, np.nan)[None]
+    means = {each: scores[known & (labels == each)].mean() for each in set(labels[known])}
+    expected = sum((labels == each).mean() * mean for each, mean in means.items())
+    (weights,) = found.weights(known[None], examples)
+    assert (weights > 0).tolist() == known.tolist()
+    if known.any():
+        assert np.nanmean(found.stratified(table, examples)) == pytest.approx(expected)
+        assert weights[known].mean() == pytest.approx(np.isin(labels, list(means)).mean())
+
+
 class TestRecallAtPrecision:
     def test_takes_the_best_threshold(self):
         metric = RecallAtPrecision("a", 0.75)

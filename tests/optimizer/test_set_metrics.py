@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from fakes import using
 from label_engines import LABELS, normal
-from label_world import DEMOS, EXAMPLES, Engine, student, two
+from label_world import DEMOS, EXAMPLES, Engine, number, student, two
 
 import plr_dspy
 from plr_dspy import F1, BatchCalibration, DatasetMetric, PLFewShot, PLReorder, RecallAtPrecision
+from plr_dspy.statistics.calibration import batch_offsets
 
 RARE = [
     dspy.Example(text=f"text {2 * i + (i % 10 == 0)}", label=LABELS[i % 10 == 0]).with_inputs("text")
@@ -71,6 +72,27 @@ def test_finds_what_answers_the_rare_label(metric, signal):
         assert report.signal.used == "logprobs"
     low, high = metric.bounds
     assert all(low <= value <= high for value in (*c.expected_original, *c.expected_chosen))
+
+
+@pytest.mark.parametrize("options", [{"signal": "score"}, {"signal": "logprobs"}, {"calibrate": True}], ids=str)
+def test_labels_take_turns_however_rare_one_is(options):
+    engine = Engine(probabilities=shy)
+    _, report = compiled(PLReorder, F1("positive"), engine=engine, **options)
+    searched = engine.prompts[: report.program_calls["search"]]
+    assert 0.4 < np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in searched]) < 0.6
+
+
+def test_labels_count_in_their_shares_where_answers_are_calibrated():
+    """The offsets are those of batch calibration over all examples, of which the search has met half of one label."""
+
+    def unsure(demos, text):
+        own = 0.3 if number(text) % 2 else -2.7
+        return two(own + 0.6 * normal(text) + 0.2 * normal(f"{demos} {text}"))
+
+    _, report = compiled(PLReorder, F1("positive"), engine=Engine(probabilities=unsure), calibrate=True)
+    told = np.log([unsure([], each.text) for each in RARE])
+    offsets = batch_offsets(told, prior=report.calibration.shares)
+    assert report.calibration.offsets == pytest.approx(offsets, abs=0.05)
 
 
 def test_report_has_the_metric_itself_and_the_confusion():
@@ -301,7 +323,7 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
             assert c.expected_chosen[0] == c.expected_original[0]
 
 
-@pytest.mark.parametrize(("calibrate", "seed"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("calibrate", "seed"), [(True, 15), (False, 0)])
 def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate, seed):
     options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate, "seed": seed}
     c = compiled(PLFewShot, F1("positive"), engine=Engine(), **options)[1].comparison

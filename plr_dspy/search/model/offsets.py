@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +29,17 @@ class LabelOffsets:
     Labels that were `unseen` were not among the likeliest tokens, ``[m, E, L]``. `shares`, ``[S, L]``, are guesses of
     how many examples each label is right for, of which `settle` takes one; until then the first counts. One of NaN
     stands for answers that are not calibrated. What is expected of orderings that are `alone`, ``[m]``, is of others,
-    so that their own cells calibrate them.
+    so that their own cells calibrate them. `weigh` says what each known cell of a row counts, ``[m, E]``.
     """
 
-    def __init__(self, log_probabilities: Array, unseen: Mask, shares: Array, *, alone: Mask) -> None:
+    def __init__(
+        self, log_probabilities: Array, unseen: Mask, shares: Array, *, alone: Mask, weigh: Callable[[Mask], Array]
+    ) -> None:
         self._guesses, self.shares, self._alone = shares, shares[0], alone[:, None]
         self.known, self._unseen = ~np.isnan(log_probabilities[..., 0]), unseen
         self._logs = np.where(self.known[..., None], log_probabilities, 0.0)
         self._normalised = self._logs - np.logaddexp.reduce(self._logs, axis=-1, keepdims=True)
+        self._weigh, self._weights = weigh, weigh(self.known)
         self._never_seen: Mask = np.asarray(unseen[self.known].all(axis=0) & self.known.any())
 
     @property
@@ -43,23 +47,25 @@ class LabelOffsets:
         """Whether answers are calibrated by the guess that counts."""
         return not np.isnan(self.shares).any()
 
-    def expected(self, logits: Array, variances: Array) -> Array:
+    def expected(self, logits: Array, variances: Array, counts: Array) -> Array:
         """Offsets ``[c, L]``, 0 on the mean, of any orderings, from what is expected of them.
 
-        That is logits of labels up to a constant, ``[c, E, L]``, and the variance of each contrast of them, ``[E]``.
+        That is logits of labels up to a constant, ``[c, E, L]``, the variance of each contrast of them, and what each
+        example counts, ``[E]``.
         """
-        return self._of(np.log(_probable(logits, variances).mean(axis=1)))
+        return self._of(np.log(counts @ _probable(logits, variances)))
 
     def of_cells(self, logits: Array, variances: Array) -> Array:
         """Offsets ``[m, L]`` of the orderings, from their cells and, where these are not known, what is expected."""
         expected, known = np.log(_probable(logits, variances)), self.known[..., None]
         counts = self.known.sum(axis=1)[:, None]
-        shown = known | (counts == 0)[..., None]  # Without any cell, what is known is what is expected.
+        every = self._weigh(np.ones((1, logits.shape[1]), dtype=bool))
+        cells = np.where(counts > 0, self._weights, every)  # Without any cell, what is known is what is expected.
         told = np.where(known, self._normalised, expected)
-        found, foreseen = (_log_mean(np.where(shown, logs, -np.inf)) for logs in (told, expected))
+        found, foreseen = (_log_mean(logs, cells) for logs in (told, expected))
         weights, own = counts / (counts + PRIOR_CELLS), softmax_of(found)
         own = np.log(np.maximum(weights * own + (1 - weights) * self.shares, 1e-300))
-        return self._of(np.where(self._alone, own, _log_mean(expected) + weights * (found - foreseen)))
+        return self._of(np.where(self._alone, own, _log_mean(expected, every) + weights * (found - foreseen)))
 
     def settle(self, logits: Array, variances: Array, scores: Array) -> None:
         """Take the guess by which the cells' calibrated answers score best: the first, unless another clearly does, or
@@ -69,7 +75,9 @@ class LabelOffsets:
         """
         if len(self._guesses) == 1:
             return
-        means, seen = [], self.known.any(axis=0)
+        means, seen = [], np.asarray(self.known.any(axis=0))
+        counts = self._weigh(seen[None])[0, seen]
+        counts /= counts.sum()
         for shares in self._guesses:
             self.shares = shares
             found = np.where(self.known, self.scores_of(self.of_cells(logits, variances), scores), 0.0)
@@ -77,8 +85,9 @@ class LabelOffsets:
         gains = np.array(means) - means[0]
         # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
         sure = not np.isnan(self._guesses[0]).any()
-        errors = sure * gains.std(axis=1) / np.sqrt(gains.shape[1])
-        best = np.where(gains.mean(axis=1) > errors, gains.mean(axis=1), 0.0).argmax()
+        mean_gains = gains @ counts
+        errors = sure * np.sqrt((gains - mean_gains[:, None]) ** 2 @ counts**2)
+        best = np.where(mean_gains > errors, mean_gains, 0.0).argmax()
         self.shares = self._guesses[int(best)]
 
     def scores_of(self, offsets: Array, scores: Array) -> Array:
@@ -107,7 +116,12 @@ def _probable(logits: Array, variances: Array) -> Array:
     return softmax_of(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])
 
 
-def _log_mean(logs: Array) -> Array:
-    """Log of the sum of probabilities over the examples ``[m, E, L]``, less the log of their number, ``[m, L]``."""
-    most = logs.max(axis=1, keepdims=True)
-    return np.asarray(np.log(np.exp(logs - most).mean(axis=1)) + most[:, 0])
+def _log_mean(logs: Array, weights: Array) -> Array:
+    """Log of the weighted sum of probabilities ``[m, E, L]`` over the examples, less that of their number, ``[m, L]``.
+
+    Weights are ``[m, E]``, or of one row for all.
+    """
+    shown = np.where(weights[..., None] > 0, logs, -np.inf)
+    most = shown.max(axis=1, keepdims=True)
+    means = (np.exp(shown - most) * weights[..., None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
+    return np.asarray(np.log(means) + most[:, 0])

@@ -94,7 +94,7 @@ class OrderingModel:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
-                ScoreTable(table - responses.expected),
+                ScoreTable(table - responses.expected(told.known)),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,

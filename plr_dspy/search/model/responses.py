@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
@@ -58,15 +59,25 @@ class LabelResponses:
         shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``; None for the
             same share each.
         calibrating: Whether answers are calibrated to it, or taken as they are.
+        influence: Where the metric is one over a set: what each example counts.
     """
 
     scores: Array
     told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     calibrating: bool = False
+    influence: Influence | None = None
     _rows: dict[Ordering, tuple[tuple[int, ...], NDArray[np.int64], Array, Mask]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def weights(self, known: Mask, examples: NDArray[np.int64]) -> Array:
+        """What scores on examples count, ``[m, E]``; see `Influence.weights`."""
+        return known.astype(np.float64) if self.influence is None else self.influence.weights(known, examples)
+
+    def stratified(self, table: Array, examples: NDArray[np.int64]) -> Array:
+        """Scores on examples as they count, ``[m, E]``; see `Influence.stratified`."""
+        return table if self.influence is None else self.influence.stratified(table, examples)
 
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
@@ -93,7 +104,6 @@ class NoResponses:
     Attributes:
         components: Variances of the processes of orderings' effects, as JSON data.
         means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
-        expected: Expected scores on each example as if the cell itself were not known, ``[m, E]``.
         num_examples: Examples that expected scores are means of.
         calibrated_to: Shares of labels that answers are calibrated to, ``[L]``; empty where they are not.
         always: The mean score of answering each label to all examples, ``[L]``.
@@ -103,13 +113,16 @@ class NoResponses:
     components: list[list[float]] | None = None
     means: Array | None = None
     mean_variances: Array | float = 0.0
-    expected: Array | float = 0.0
     num_examples = 0
     always: Sequence[float] = ()
 
     @property
     def calibrated_to(self) -> list[float]:
         return []
+
+    def expected(self, known: Mask) -> Array | float:
+        """Return expected scores in cells, each as if it were not known, ``[m, E]``, as they count among these."""
+        return 0.0
 
     def counted(self, table: Array) -> Array:
         """Return the scores ``[m, E]`` of orderings as they count: where answers are calibrated, those of these."""
@@ -176,6 +189,7 @@ class ResponseModel(NoResponses):
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
+        self._responses, self._examples = responses, examples
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
         self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps)
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
@@ -189,19 +203,21 @@ class ResponseModel(NoResponses):
             self.components = [process.components.tolist() for process in self._processes]
         self._effects = np.concatenate([each.means for each in known], axis=1)
         self._variances = np.stack([each.variances for each in known], axis=1)
-        means, variances = self._contrasts_of(self._effects, np.arange(len(label_scores)))
+        every = np.arange(len(label_scores))
+        means, variances = self._contrasts_of(self._effects, every)
         self._expected_cells = means @ self._basis, variances
-        table = self._score(means, variances, label_scores)
-        self.means: Array = table[:, shown].mean(axis=1)
-        self.always = np.round(label_scores.mean(axis=0), 6).tolist()
+        table = self._score(means, variances, every)
+        self.means: Array = table[:, shown] @ self._counts(shown)
+        self.always = np.round(self._counts(every) @ label_scores, 6).tolist()
         if features is not None:
             self.mean_variances = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
-            self.expected = np.where(self._known, self._expected_alone(), table)
+            self._table = np.where(self._known, self._expected_alone(), table)
 
     @cached_property
     def _label_offsets(self) -> LabelOffsets:
         """Finds the offsets of labels; of no use to rounds where answers are not calibrated, it is made when asked."""
-        found = LabelOffsets(*self._told, self._guesses, alone=self._rules)
+        weigh = partial(self._responses.weights, examples=self._examples)
+        found = LabelOffsets(*self._told, self._guesses, alone=self._rules, weigh=weigh)
         found.settle(*self._expected_cells, self._scores)
         return found
 
@@ -224,6 +240,14 @@ class ResponseModel(NoResponses):
         table: Array = (self._answers(missed, self._cells.noise / left_out) * self._scores).sum(axis=-1)
         return table
 
+    def expected(self, known: Mask) -> Array:
+        return self._responses.stratified(np.where(known, self._table, np.nan), self._examples)
+
+    def _counts(self, examples: NDArray[np.int64]) -> Array:
+        """What each of these examples counts in a mean, ``[E]``."""
+        weights = self._responses.weights(np.ones((1, len(examples)), dtype=bool), self._examples[examples])[0]
+        return np.asarray(weights / weights.sum())
+
     def _contrasts_of(self, effects: Array, examples: NDArray[np.int64]) -> tuple[Array, Array]:
         """Means ``[m, E, d]`` and variances ``[E]`` of the contrasts of orderings with these effects on examples."""
         means = self._cells.examples[examples] + effects[:, None, :-1]
@@ -239,20 +263,23 @@ class ResponseModel(NoResponses):
         """Probability that each label is the likeliest, ``[..., L]``, by the logistic approximation of the normal."""
         return softmax_of((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
-    def _score(self, means: Array, variances: Array, scores: Array, further: Array | float = 0.0) -> Array:
-        """Expected scores ``[m, E]`` by what labels score, ``[E, L]``; leanings may have further variances, ``[m]``."""
+    def _score(
+        self, means: Array, variances: Array, examples: NDArray[np.int64], further: Array | float = 0.0
+    ) -> Array:
+        """Expected scores ``[m, E]`` on examples; leanings may have further variances, ``[m]``."""
         if self.calibrating and self._label_offsets.calibrates:
+            offsets = self._label_offsets.expected(means @ self._basis, variances, self._counts(examples))
             # Calibration takes a leaning away, and with it the doubt about it.
-            means = self._moved(means, self._label_offsets.expected(means @ self._basis, variances))
+            means = self._moved(means, offsets)
         else:
             variances = variances + np.reshape(further, (-1, 1))
-        table: Array = np.einsum("mel,el->me", self._answers(means, variances), scores)
+        table: Array = np.einsum("mel,el->me", self._answers(means, variances), self._scores[examples])
         return table
 
     def _mean_scores(self, effects: Array, further: Array | float = 0.0) -> Array:
         """Expected mean scores of orderings with these effects, ``[m]``, and further variances of leanings, ``[m]``."""
         contrasts = self._contrasts_of(effects, self._shown)
-        means: Array = self._score(*contrasts, self._scores[self._shown], further).mean(axis=1)
+        means: Array = self._score(*contrasts, self._shown, further) @ self._counts(self._shown)
         return means
 
     def _draw(self, effects: Array, variances: Array) -> Array:
@@ -280,8 +307,8 @@ class ResponseModel(NoResponses):
 
     def _calibrated(self, table: Array) -> Array:
         """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
-        moved = self._label_offsets.scores_of(self.offsets, self._scores)
-        return np.where(self._label_offsets.known, moved, table)
+        moved = np.where(np.isnan(table), np.nan, self._label_offsets.scores_of(self.offsets, self._scores))
+        return np.where(self._label_offsets.known, self._responses.stratified(moved, self._examples), table)
 
     def answers(self, number: int) -> Array:
         return np.asarray(self._answered[number])
@@ -306,7 +333,8 @@ class ResponseModel(NoResponses):
             before, gain, _ = self.corrected(number, told, self._calibrated(told)[number])
             least, most = float(self._scores.min()), float(self._scores.max())
             return Calibrated(offsets, *np.clip([before, before + gain], least, most).tolist())
-        before, after = (float(each.mean()) for each in self._expected_of(number, self._shown))
+        counts = self._counts(self._shown)
+        before, after = (float(each @ counts) for each in self._expected_of(number, self._shown))
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         own = ~np.isnan(told)
         silent = own & ~self._known[number]
@@ -325,11 +353,12 @@ class ResponseModel(NoResponses):
         difference was missed on each of its calls, ``[n]``.
         """
         own = np.flatnonzero(~np.isnan(told))
-        before, after = self._expected_of(number, self._shown)
-        own_before, own_after = self._expected_of(number, own)
+        before, after = np.stack(self._expected_of(number, self._shown)) @ self._counts(self._shown)
+        on_own = np.stack(self._expected_of(number, own))
+        own_before, own_after = self._responses.stratified(on_own, self._examples[own])
         missed = (counted - told)[own] - (own_after - own_before)
-        score = float(before.mean() + (told[own] - own_before).mean())
-        return score, float((after - before).mean() + missed.mean()), missed
+        score = float(before + (told[own] - own_before).mean())
+        return score, float(after - before + missed.mean()), missed
 
     def gains(self, reference: int) -> Gains | None:
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
@@ -351,12 +380,13 @@ class ResponseModel(NoResponses):
     def _errors(self, seen: Mask, mute: Mask) -> Array:
         """Covariance of errors of expected mean scores on new examples, ``[m, m]``; of `mute` ones none is measured."""
         # There are two sources: the examples are a sample, and the orderings' effects are measured on some of them.
-        effects, scores = self._effects[seen], self._scores[self._shown]
-        table = self._score(*self._contrasts_of(effects, self._shown), scores)
-        kinds = np.unique(scores, axis=0, return_inverse=True)[1].ravel()
+        effects = self._effects[seen]
+        table = self._score(*self._contrasts_of(effects, self._shown), self._shown)
+        kinds = np.unique(self._scores[self._shown], axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T
-        errors: Array = centred @ centred.T / max(1, table.shape[1] - of_kind.shape[1]) / table.shape[1]
+        free = max(1, table.shape[1] - of_kind.shape[1]) / table.shape[1]
+        errors: Array = (centred * self._counts(self._shown) ** 2) @ centred.T / free
 
         measured, usual = seen & ~mute, np.flatnonzero(~mute[seen])
         contrasts = self._contrasts[measured]
