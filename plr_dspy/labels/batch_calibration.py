@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.splits import mixed, shown_by, value_key
 from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.statistics.calibration import (
     FAR_FROM_EVEN,
@@ -66,15 +68,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
             AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each. Each label has about its
-            share of them.
+            share of them; with a metric all take turns, however rare one is, and count in their shares.
         prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
             "batch" looks at the labels of the trainset: answers are calibrated to their shares, if these are clearly
             uneven, or to the same share each, whichever scores best by cross-validation, and stay as they are where
             neither scores better; examples without a label are left out. Where none has one, and for "contextual", None
             is the same share each. "linear" learns shares from its examples, and takes none.
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
-            labelled examples; it may also choose shares in the ratio of the square roots of the labels' own. If a label
-            is rare, pass a larger num_inputs.
+            labelled examples; it may also choose shares in the ratio of the square roots of the labels' own.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
@@ -148,13 +149,14 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        if self.method == "contextual":
-            usable = examples = _content_free(trainset)
-        else:
-            usable = _usable(student, trainset)
-            if self.method == "batch" and prior is None:
-                usable = _labelled(usable, output)
-            examples = self._sampled(usable, output, seed=seed)
+        usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
+        deciding = self.method == "batch" and prior is None
+        if deciding:
+            usable = _labelled(usable, output)
+            deciding = bool((output.numbers(usable) >= 0).all())
+        if self.metric is not None and not deciding:
+            raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
+        examples, weights = self._sampled(usable, output, seed=seed)
         answers, counts = output.numbers(examples), output.counts(usable)
         if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
             seen = sorted({repr(example.get(output.name)) for example in examples})
@@ -163,19 +165,16 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"{list(output.labels)}; got {', '.join(seen[:5])}: give all examples one, or pass method='batch', "
                 "which needs no labels"
             )
-        deciding = self.method == "batch" and prior is None and bool((answers >= 0).all())
-        if self.metric is not None and not deciding:
-            raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
         self.accuracies = {}
         if deciding:
             if self.metric is not None:
-                self.metric.check(examples)
+                self.metric.check(usable)
             warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
         if deciding:
-            calibration = self._best(replies, examples, output, counts=counts)
+            calibration = self._best(replies, examples, output, counts=counts, weights=weights)
         elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
@@ -191,18 +190,27 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
-        self, replies: LabelReplies, examples: Sequence[dspy.Example], output: LabelOutput, *, counts: Array
+        self,
+        replies: LabelReplies,
+        examples: Sequence[dspy.Example],
+        output: LabelOutput,
+        *,
+        counts: Array,
+        weights: Array,
     ) -> Calibration | None:
-        """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too; sets `accuracies`."""
+        """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too, where examples have
+        weights; sets `accuracies`."""
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
             "as it is": (replies.answered, None),
             "likeliest label": (told.argmax(axis=1), Calibration.none(labels)),
         }
+        of_inputs = weights[replies.inputs]
         for shares in likely_shares(counts, between=self.metric is not None):
-            answers = cross_validated(told, shares, unseen=replies.unseen)
-            ways[f"calibrated to {shares_by_label(labels, shares)}"] = answers, replies.calibrated_to(shares)
+            answers = cross_validated(told, shares, unseen=replies.unseen, weights=of_inputs)
+            found = replies.calibrated_to(shares, weights=of_inputs)
+            ways[f"calibrated to {shares_by_label(labels, shares)}"] = answers, found
 
         def value(numbers: NDArray[np.int64]) -> float:
             """What answers to all inputs, by number, are worth."""
@@ -212,7 +220,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 None if number < 0 else self.metric.outputs(example, predictions[number])
                 for example, number in zip(examples, numbers.tolist(), strict=True)
             ]
-            return self.metric.value([self.metric.fact(each) for each in examples], told, [1.0] * len(told))
+            return self.metric.value([self.metric.fact(each) for each in examples], told, weights.tolist())
 
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
@@ -229,8 +237,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             )
         return ways[best][1]
 
-    def _sampled(self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int) -> list[dspy.Example]:
-        """The examples that are used; a warning says where they are few."""
+    def _sampled(
+        self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
+    ) -> tuple[list[dspy.Example], Array]:
+        """The examples that are used, and what each of them counts; a warning says where they are few."""
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
             more = " and a larger num_inputs" if self.num_inputs < wanted else ""
@@ -239,8 +249,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"moves the result; pass {wanted} or more{more}"
             )
         labels = output.numbers(usable).tolist()  # each has its share of those drawn
-        drawn = mixed(range(len(usable)), labels, random.Random(seed), balanced=True)[:count]
-        return [usable[i] for i in drawn]
+        drawn = [usable[i] for i in mixed(range(len(usable)), labels, random.Random(seed), balanced=True)]
+        if self.metric is None:
+            return drawn[:count], np.ones(count)
+        # Rare ones decide: all take turns, and count in their shares.
+        influence = Influence(self.metric, [self.metric.fact(each) for each in drawn])
+        turns = itertools.chain(*itertools.zip_longest(*influence.strata(len(drawn))))
+        chosen = [i for i in turns if i is not None][:count]
+        (weights,) = influence.weights(np.ones((1, count), dtype=bool), np.array(chosen))
+        return [drawn[i] for i in chosen], weights
 
 
 @dataclass(frozen=True)
@@ -253,10 +270,13 @@ class LabelReplies:
     unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
-    def calibrated_to(self, shares: ArrayLike | None = None, *, method: str = "batch") -> Calibration:
-        """Return the calibration by mean probabilities to shares of labels, ``[L]``; None for the same share each."""
+    def calibrated_to(
+        self, shares: ArrayLike | None = None, *, method: str = "batch", weights: ArrayLike | None = None
+    ) -> Calibration:
+        """Return the calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``;
+        None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
-        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen)
+        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
         return Calibration(
             method,
             tuple(self.labels),

@@ -23,7 +23,11 @@ LESS = 1e-6
 
 
 def batch_offsets(
-    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike | None = None
+    log_probabilities: ArrayLike,
+    *,
+    prior: ArrayLike | None = None,
+    unseen: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
 ) -> Array:
     """The offsets ``[L]``, 0 on the mean, of batch calibration: those of the mean probabilities over a batch of inputs.
 
@@ -34,9 +38,11 @@ def batch_offsets(
         prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
         unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
             small, and counts as none.
+        weights: What each input counts, ``[N]``; None for the same each.
     """
     known, hidden = np.asarray(log_probabilities), np.asarray(False if unseen is None else unseen)
-    means = logsumexp(np.where(hidden, -np.inf, known), axis=0) - np.log(len(known))
+    counts = np.ones(len(known)) if weights is None else np.asarray(weights)
+    means = logsumexp(np.where(hidden, -np.inf, known), axis=0, b=counts[:, None]) - np.log(counts.sum())
     shares = np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior)
     return label_offsets(means, shares, held=np.broadcast_to(hidden, known.shape).all(axis=0))
 
@@ -110,16 +116,22 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 
 
 def cross_validated(
-    log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike | None = None
+    log_probabilities: ArrayLike,
+    shares: ArrayLike,
+    *,
+    unseen: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
 ) -> NDArray[np.int64]:
     """The numbers of the labels that are answered to each input, ``[N]``, calibrated by all others.
 
-    Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs.
+    Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs; the others are
+    as in `batch_offsets`.
     """
     known, hidden = np.asarray(log_probabilities), np.zeros_like(log_probabilities, dtype=bool)
     hidden, rows = hidden | (False if unseen is None else np.asarray(unseen)), np.arange(len(known))
-    answers = []
+    counts, answers = np.ones(len(known)) if weights is None else np.asarray(weights), []
     for i in rows:
-        offsets = batch_offsets(known[rows != i], prior=shares, unseen=hidden[rows != i])
+        others = rows != i
+        offsets = batch_offsets(known[others], prior=shares, unseen=hidden[others], weights=counts[others])
         answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
     return np.array(answers, dtype=np.int64)

@@ -214,6 +214,19 @@ class TestBatchCalibration:
             assert optimizer.compile(student(), trainset=RARE).calibration is None
         assert optimizer.accuracies["as it is"] == 1.0
 
+    def test_all_labels_take_turns_and_count_in_their_shares(self):
+        """One of twenty is positive, and one of five is called so."""
+        texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
+        known = [dspy.Example(text=t, label=LABELS[number(t) % 2]).with_inputs("text") for t in texts]
+        engine = Engine(probabilities=lambda demos, t: two(2.0 if number(t) % 2 or number(t) // 2 % 5 == 1 else -2.0))
+        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=40, display_progress=False)
+        with using(engine):
+            optimizer.compile(student(), trainset=known)
+            value = F1("positive").evaluate(student(), known, num_threads=1, display_progress=False)
+        assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts[:40]]) == 0.5
+        assert optimizer.accuracies["as it is"] == pytest.approx(value, abs=0.1)
+        assert optimizer.accuracies["always 'positive'"] == pytest.approx(2 * 0.05 / 1.05)
+
     @pytest.mark.parametrize(
         ("options", "examples", "message"),
         [
