@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -254,8 +253,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             return drawn[:count], np.ones(count)
         # Rare ones decide: all take turns, and count in their shares.
         influence = Influence(self.metric, [self.metric.fact(each) for each in drawn])
-        turns = itertools.chain(*itertools.zip_longest(*influence.strata(len(drawn))))
-        chosen = [i for i in turns if i is not None][:count]
+        chosen = influence.turns(len(drawn))[:count]
         (weights,) = influence.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights
 

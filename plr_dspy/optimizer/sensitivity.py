@@ -75,13 +75,15 @@ class RandomSample(Reorderer):
         if num_distinct < 2:
             raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         with self._open(prepared) as (job, work, scorer, _):
-            orders, num_examples = self.search(job, job.plan).ask(), job.plan.num_train_examples
-            while num_examples > 2 and not scorer.fits(dict.fromkeys(orders, range(num_examples))):
-                num_examples -= 1
-            few = range(min(num_examples, -(-ENOUGH_ANSWERS // len(orders))))
+            orders, influence = self.search(job, job.plan).ask(), scorer.influence
+            num_usable = len(job.scored_examples)
+            asked = list(range(num_usable)) if influence is None else influence.turns(num_usable)
+            asked = asked[: job.plan.num_train_examples]
+            while len(asked) > 2 and not scorer.fits(dict.fromkeys(orders, asked)):
+                asked.pop()
+            few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
-            FirstSigns(scorer, num_examples, lambda: work.sample, by_scores=False).check()
-            asked = range(num_examples)
+            FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False).check()
             scorer.table(orders, asked)
             responses = None
             if isinstance(work, LabelWork):
@@ -93,15 +95,16 @@ class RandomSample(Reorderer):
             # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
             table, ended = np.array(rows), outcomes != FAILED
             table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-            bounds = scorer.influence.bounds if scorer.influence else None
+            bounds = influence.bounds if influence else None
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
+                scores = scores if influence is None else influence.stratified(scores, np.array(examples))
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
                     scores=np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))).tolist(),
                     num_examples=scores.shape[1],
-                    num_usable=len(job.scored_examples),
+                    num_usable=num_usable,
                     program_calls=scorer.budget.calls,
                     **sizes,
                     **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
@@ -163,14 +166,15 @@ def _calibrated_scores(
     numbers, tables = np.array(examples), []
     logs, unseen = responses.table(dict.fromkeys(orders, examples), numbers)
     known, label_scores = ~np.isnan(logs[..., 0]), responses.scores[numbers]
+    counts = responses.weights(known, numbers)
     if known.sum() <= LEAST_SHARE * table.size:
         return None
     for shares in responses.shares:
         moved = table.copy()
-        for row, told, own, hidden in zip(moved, known, logs, unseen, strict=True):
+        for row, told, own, hidden, weights in zip(moved, known, logs, unseen, counts, strict=True):
             if told.sum() > 1:  # What told none keeps its score.
-                offsets = batch_offsets(own[told], unseen=hidden[told], prior=shares)
+                offsets = batch_offsets(own[told], unseen=hidden[told], prior=shares, weights=weights[told])
                 answers = calibrated(own[told], offsets, unseen=hidden[told]).argmax(axis=1)
                 row[told] = label_scores[told, answers]
         tables.append(moved)
-    return max(tables, key=lambda each: float(each.mean()))
+    return max(tables, key=lambda each: float(responses.stratified(each, numbers).mean()))

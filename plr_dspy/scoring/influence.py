@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -150,6 +151,11 @@ class Influence:
         for example, group in enumerate(self._groups[:num_examples]):
             strata[group].append(example)
         return list(strata.values())
+
+    def turns(self, num_examples: int) -> list[int]:
+        """The first examples so that facts take turns, however many there are of each."""
+        columns = itertools.zip_longest(*self.strata(num_examples))
+        return [example for column in columns for example in column if example is not None]
 
     def value(self, answered: Iterable[tuple[int, Any]]) -> float:
         """The metric itself, of these outputs."""
