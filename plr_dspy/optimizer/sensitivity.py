@@ -84,6 +84,7 @@ class RandomSample(Reorderer):
             few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
             FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False).check()
+            asked.sort()
             scorer.table(orders, asked)
             responses = None
             if isinstance(work, LabelWork):

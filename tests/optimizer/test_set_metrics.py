@@ -253,10 +253,12 @@ def test_order_sensitivity_and_the_paper_take_the_metric():
     with using(engine):
         known = F1("positive").evaluate(student(), RARE, num_threads=1, display_progress=False)
         engine.prompts.clear()
+        engine.asked.clear()
         options = {"num_orders": 6, "max_metric_calls": 120, "num_threads": 1, "display_progress": False}
         found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, **options)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
     assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
+    assert found.calibrated.num_examples == found.num_examples == 20
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
     assert report.comparison.num_examples == report.settings["num_selection"]
