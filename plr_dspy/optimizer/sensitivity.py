@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import dspy
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from plr_dspy.compilation.first_signs import ENOUGH_ANSWERS, FirstSigns
@@ -20,7 +21,9 @@ from plr_dspy.optimizer.plreorder import label_responses, label_work
 from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
@@ -85,21 +88,23 @@ class RandomSample(Reorderer):
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
             FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False).check()
             asked.sort()
-            scorer.table(orders, asked)
-            responses = None
-            if isinstance(work, LabelWork):
-                responses = label_responses(scorer, work, likely_shares(right_counts(work.scores)))
-            scorer.refer([(order, {}) for order in orders], least=len(orders))
             examples, rows = scorer.table(orders, asked)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))
             outcomes = np.array([[cells[order][example].outcome for example in examples] for order in orders])
-            # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
-            table, ended = np.array(rows), outcomes != FAILED
-            table = np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-            bounds = influence.bounds if influence else None
+            numbers, ended = np.array(examples), outcomes != FAILED
+
+            def table_of(labels: NDArray[np.int64]) -> Array:
+                """The scores ``[o, e]`` of answers, which are of these labels, or as they are where it is -1."""
+                table = np.array(rows)
+                if influence is not None:
+                    table = _near_own_answers(scorer, influence, orders, numbers, labels)
+                elif isinstance(work, LabelWork):
+                    table = np.where(labels < 0, table, work.scores[numbers, labels])
+                # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
+                return np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
-                scores = scores if influence is None else influence.stratified(scores, np.array(examples))
+                bounds = influence.bounds if influence else None
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
@@ -112,10 +117,13 @@ class RandomSample(Reorderer):
                     **more,
                 )
 
-            calibrated = None
-            if responses is not None and (moved := _calibrated_scores(responses, orders, examples, table)) is not None:
-                calibrated = sensitivity(moved, num_unusable=0)
-            return sensitivity(table, num_unusable=int((outcomes == WRONG).sum()), calibrated=calibrated)
+            calibrated, as_they_are = None, np.full(outcomes.shape, -1)
+            if isinstance(work, LabelWork):
+                responses = label_responses(scorer, work, likely_shares(right_counts(work.scores)))
+                if tables := [table_of(labels) for labels in _calibrated_labels(responses, orders, numbers)]:
+                    calibrated = sensitivity(max(tables, key=np.mean), num_unusable=0)
+            num_unusable = int((outcomes == WRONG).sum())
+            return sensitivity(table_of(as_they_are), num_unusable=num_unusable, calibrated=calibrated)
 
 
 def order_sensitivity(
@@ -159,23 +167,42 @@ def order_sensitivity(
     return RandomSample(**given).measure(program, dataset)
 
 
-def _calibrated_scores(
-    responses: LabelResponses, orders: Sequence[Ordering], examples: Sequence[int], table: Array
-) -> Array | None:
-    """The scores ``[o, e]`` of answers that are calibrated by those of their order; None where few told labels."""
+def _near_own_answers(
+    scorer: CellScorer,
+    influence: Influence,
+    orders: Sequence[Ordering],
+    examples: NDArray[np.int64],
+    labels: NDArray[np.int64],
+) -> Array:
+    """Scores by a metric over a set, ``[o, e]``, each order's near its own answers: their mean is the metric of these.
+
+    Answers are of these labels, or as they are where it is -1; those of failed calls are NaN.
+    """
+    table, numbers = np.full(labels.shape, np.nan), examples.tolist()
+    for row, order, own in zip(table, orders, labels.tolist(), strict=True):
+        answered = scorer.outputs(order, {e: label for e, label in zip(numbers, own, strict=True) if label >= 0})
+        influence.refer((e, answered[e]) for e in numbers if e in answered)
+        scores = [influence.score(e, answered[e]) if e in answered else np.nan for e in numbers]
+        row[:] = influence.stratified(np.array([scores]), examples)
+    return table
+
+
+def _calibrated_labels(
+    responses: LabelResponses, orders: Sequence[Ordering], examples: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """The labels ``[o, e]`` of answers that are calibrated by those of their order, for each guess of shares; -1 for
+    those that told none. Empty where most told none."""
     assert responses.shares is not None
-    numbers, tables = np.array(examples), []
-    logs, unseen = responses.table(dict.fromkeys(orders, examples), numbers)
-    known, label_scores = ~np.isnan(logs[..., 0]), responses.scores[numbers]
-    counts = responses.weights(known, numbers)
-    if known.sum() <= LEAST_SHARE * table.size:
-        return None
+    logs, unseen = responses.table(dict.fromkeys(orders, examples.tolist()), examples)
+    known, found = ~np.isnan(logs[..., 0]), []
+    if known.sum() <= LEAST_SHARE * known.size:
+        return []
     for shares in responses.shares:
-        moved = table.copy()
-        for row, told, own, hidden, weights in zip(moved, known, logs, unseen, counts, strict=True):
-            if told.sum() > 1:  # What told none keeps its score.
-                offsets = batch_offsets(own[told], unseen=hidden[told], prior=shares, weights=weights[told])
-                answers = calibrated(own[told], offsets, unseen=hidden[told]).argmax(axis=1)
-                row[told] = label_scores[told, answers]
-        tables.append(moved)
-    return max(tables, key=lambda each: float(responses.stratified(each, numbers).mean()))
+        labels = np.full(known.shape, -1)
+        weights = responses.weights(known, examples)
+        for row, told, own, hidden, counts in zip(labels, known, logs, unseen, weights, strict=True):
+            if told.sum() > 1:
+                offsets = batch_offsets(own[told], unseen=hidden[told], prior=shares, weights=counts[told])
+                row[told] = calibrated(own[told], offsets, unseen=hidden[told]).argmax(axis=1)
+        found.append(labels)
+    return found
