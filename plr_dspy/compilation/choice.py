@@ -80,13 +80,14 @@ def judge(
     scores: Scores,
     model: OrderingModel,
     *,
+    as_they_came: Scores,
     min_probability: float,
     by_score: bool,
 ) -> Outcome:
     """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
 
-    All scores that are known decide; all finalists have them on these examples. `undecided` is the outcome where the
-    original stays, and the rest as in `choose`.
+    All scores that are known decide, as they count; all finalists have them on these examples. `undecided` is the
+    outcome where the original stays, and the rest as in `choose`.
     """
     original = entries[0][1]
     fitted, results = model.fit(scores, kept=[ordering for _, ordering in entries]), list[Result]()
@@ -106,7 +107,8 @@ def judge(
         offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
         results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
-    best, evidence = 0, count_evidence(counted, original, entries[promising][1])
+    told = counted if fitted.calibrating else as_they_came  # Equal scores may not count the same.
+    best, evidence = 0, count_evidence(told, original, entries[promising][1])
     if fitted.calibrating or evidence.num_differing:
         best = choose(results, min_probability=min_probability, by_score=by_score)
     else:  # None can be better than another.
@@ -127,7 +129,7 @@ def judge(
         candidates=results,
         chosen=best,
         offsets=results[best].offsets,
-        evidence=count_evidence(counted, original, ordering) if best else evidence,
+        evidence=count_evidence(told, original, ordering) if best else evidence,
         calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
         fitted=fitted,
     )
@@ -239,10 +241,11 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         changed[name] = (max(least, low - high), min(most, high - low))
     if effect is not None:
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))
-    finalists = [
-        replace(each, score=influence.limited(each.score), gain=own)
-        for each, own in zip(outcome.candidates, gains, strict=True)
-    ]
+    finalists = []
+    for each, own in zip(outcome.candidates, gains, strict=True):
+        answered = scorer.outputs(each.ordering, fitted.answers(each.ordering) if each.offsets else {})
+        counted = [(e, outputs) for e, outputs in answered.items() if examples is None or e in examples]
+        finalists.append(replace(each, score=influence.value(counted) if counted else each.score, gain=own))
     finalists[0] = replace(finalists[0], score=values[0])
     finalists[outcome.chosen] = replace(finalists[outcome.chosen], score=values[1], gain=gain)
     return replace(

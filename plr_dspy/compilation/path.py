@@ -322,7 +322,8 @@ class Compilation:
             for (_, ordering), row in zip(entries, rows, strict=True):
                 known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
             kept, scores, model = self._keep_original(), self._weighted(known), self.search.model
-            return judge(kept, entries, examples, scores, model, min_probability=least, by_score=not racing)
+            options: dict[str, Any] = {"as_they_came": known, "min_probability": least, "by_score": not racing}
+            return judge(kept, entries, examples, scores, model, **options)
 
         least = self.min_probability or 0.0
         outcome = judged(rows, least)

@@ -82,6 +82,15 @@ def test_labels_take_turns_however_rare_one_is(options):
     assert 0.4 < np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in searched]) < 0.6
 
 
+@pytest.mark.parametrize("signal", ["score", "logprobs"])
+def test_equal_answers_are_no_evidence_whatever_they_count(signal):
+    engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 2 or number(text) % 7 == 0 else -2.0))
+    _, report = compiled(PLReorder, F1("positive"), engine=engine, signal=signal, max_metric_calls=60)
+    assert report.evidence.num_met > 0
+    assert report.evidence.num_differing == 0
+    assert all(0.0 <= each.score <= 1.0 and each.expected_gain == 0.0 for each in report.candidates)
+
+
 def test_labels_count_in_their_shares_where_answers_are_calibrated():
     """The offsets are those of batch calibration over all examples, of which the search has met half of one label."""
 
