@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
@@ -15,7 +16,7 @@ from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iterat
 from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
-from plr_dspy.search.model.table import Scores
+from plr_dspy.search.model.table import Array, Scores
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
@@ -200,9 +201,15 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         return outcome
     # What is linear near the best programs may be far from it at the original.
     as_it_is = influence.value(before.items())
-    linear = math.fsum(influence.score(e, after[e]) - influence.score(e, before[e]) for e in both) / len(both)
+
+    def scored() -> Array:
+        """The scores ``[2, n]`` of both as they count."""
+        table = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
+        return influence.stratified(np.array(table), np.array(both))
+
+    linear = float(np.diff(scored(), axis=0).mean())
     influence.refer((example, each[example]) for each in (before, after) for example in both)
-    rows = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
+    rows = scored().tolist()
     values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
     kept = (values[1] - values[0]) / linear if linear else 1.0
     gains = [
@@ -238,6 +245,8 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
     for name in ("interval", "gain_interval"):
         least, most = getattr(compared, name)
+        if name == "interval":  # From few groups it may be beside what was seen.
+            least, most = min(least, changed["gain"]), max(most, changed["gain"])
         changed[name] = (max(least, low - high), min(most, high - low))
     if effect is not None:
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))

@@ -240,6 +240,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
     ) -> tuple[list[dspy.Example], Array]:
         """The examples that are used, and what each of them counts; a warning says where they are few."""
+        if self.method == "contextual":
+            return list(usable), np.ones(len(usable))
         count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
             more = " and a larger num_inputs" if self.num_inputs < wanted else ""

@@ -58,6 +58,7 @@ class Influence:
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
         self._of_fact = np.array([[fact == each for each in self._shares] for fact in self._facts], dtype=np.float64)
+        self._fact_shares = self._of_fact.mean(axis=0)
         self.table: NDArray[np.float64] = np.empty((0, 0))
         self.of_labels: Sequence[Sequence[Any]] = []
         self._rows: list[tuple[Any, Any]] = []
@@ -137,7 +138,7 @@ class Influence:
         if not self._metric.weighted:
             return known.astype(np.float64)
         of_fact = self._of_fact[examples]
-        rates = known.sum(axis=1, keepdims=True) * self._of_fact.mean(axis=0)
+        rates = known.sum(axis=1, keepdims=True) * self._fact_shares
         return np.where(known, (rates / np.maximum(1, known @ of_fact)) @ of_fact.T, 0.0)
 
     def stratified(self, table: NDArray[np.float64], examples: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -153,8 +154,9 @@ class Influence:
         return list(strata.values())
 
     def turns(self, num_examples: int) -> list[int]:
-        """The first examples so that facts take turns, however many there are of each."""
-        columns = itertools.zip_longest(*self.strata(num_examples))
+        """The first examples so that facts take turns, however many have each; the metric's label comes first."""
+        strata = sorted(self.strata(num_examples), key=lambda group: self._groups[group[0]] != self._metric.label)
+        columns = itertools.zip_longest(*strata)
         return [example for column in columns for example in column if example is not None]
 
     def value(self, answered: Iterable[tuple[int, Any]]) -> float:

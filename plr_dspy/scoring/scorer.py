@@ -69,6 +69,7 @@ class CellScorer:
         self._payer = payer
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
+        self._asked_of_rules: set[tuple[Ordering, int]] = set()
 
     def key(self, ordering: Ordering, example: int) -> CellKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
@@ -113,6 +114,8 @@ class CellScorer:
         for ordering, examples in wanted.items():
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
+                if is_rule(ordering):  # Another one may have shown the same prompt.
+                    self._asked_of_rules.add((ordering, example))
         unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
@@ -181,7 +184,7 @@ class CellScorer:
 
     def _examples_of(self, ordering: Ordering) -> list[int]:
         """The examples that an ordering was asked about; of a rule, as far as it was it that was asked."""
-        asked = (e for _, e in self._asked if not is_rule(ordering) or (ordering, e) in self._fingerprints)
+        asked = (e for _, e in self._asked if not is_rule(ordering) or (ordering, e) in self._asked_of_rules)
         return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in self._asked))
 
     def cells_asked(self) -> dict[CellKey, Cell]:

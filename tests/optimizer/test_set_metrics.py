@@ -68,6 +68,8 @@ def test_finds_what_answers_the_rare_label(metric, signal):
     assert c.chosen > c.original
     assert c.probability > 0.5
     assert c.gain == pytest.approx(c.chosen - c.original)
+    assert c.interval[0] <= c.gain <= c.interval[1]
+    assert c.gain_interval[0] <= c.expected_gain <= c.gain_interval[1]
     if signal == "auto":
         assert report.signal.used == "logprobs"
     low, high = metric.bounds
@@ -235,6 +237,13 @@ class TestBatchCalibration:
         assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts[:40]]) == 0.5
         assert optimizer.accuracies["as it is"] == pytest.approx(value, abs=0.1)
         assert optimizer.accuracies["always 'positive'"] == pytest.approx(2 * 0.05 / 1.05)
+
+    def test_the_label_of_the_metric_is_among_few_inputs(self):
+        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=2, display_progress=False)
+        engine = Engine(probabilities=lambda demos, t: two(2.0 if number(t) % 2 else -2.0))
+        with using(engine):
+            optimizer.compile(student(), trainset=RARE)
+        assert optimizer.accuracies["as it is"] == 1.0
 
     @pytest.mark.parametrize(
         ("options", "examples", "message"),

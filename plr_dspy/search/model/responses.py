@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
-from plr_dspy.scoring.influence import Influence
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
 from plr_dspy.search.model.process import RULE, covariance_of_means
-from plr_dspy.search.model.table import Array, Mask, ScoreTable
+from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
 from plr_dspy.search.space import Ordering
 
 MOST_EXAMPLES = 128
@@ -66,7 +65,7 @@ class LabelResponses:
     told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     calibrating: bool = False
-    influence: Influence | None = None
+    influence: Weighing | None = None
     _rows: dict[Ordering, tuple[tuple[int, ...], NDArray[np.int64], Array, Mask]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
