@@ -222,11 +222,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
         sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
-    probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
-    if probability < gain.probability and gain.expected > 0:  # as wide an interval as gives that probability
-        deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), high - low)
-        gain = replace(gain, deviation=max(gain.deviation, deviation))
-    gain = replace(gain, probability=probability)
+    gain = gains[outcome.chosen] = _no_surer(gain, sure, largest=high - low)
 
     def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
         low, high = fitted.interval(ordering, value, reference=original)
@@ -243,11 +239,10 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         expected_chosen=with_interval(outcome.ordering, after_it, further),
     )
     changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
-    for name in ("interval", "gain_interval"):
-        least, most = getattr(compared, name)
-        if name == "interval":  # From few groups it may be beside what was seen.
-            least, most = min(least, changed["gain"]), max(most, changed["gain"])
-        changed[name] = (max(least, low - high), min(most, high - low))
+    # From few groups the interval may be beside what was seen.
+    seen = [*compared.interval, changed["gain"]]
+    for name, ends in (("interval", (min(seen), max(seen))), ("gain_interval", compared.gain_interval)):
+        changed[name] = tuple(np.clip(ends, low - high, high - low).tolist())
     if effect is not None:
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))
     finalists = []
@@ -255,8 +250,8 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         answered = scorer.outputs(each.ordering, fitted.answers(each.ordering) if each.offsets else {})
         counted = [(e, outputs) for e, outputs in answered.items() if examples is None or e in examples]
         finalists.append(replace(each, score=influence.value(counted) if counted else each.score, gain=own))
-    finalists[0] = replace(finalists[0], score=values[0])
-    finalists[outcome.chosen] = replace(finalists[outcome.chosen], score=values[1], gain=gain)
+    for number, value in ((0, values[0]), (outcome.chosen, values[1])):  # on what both have answered
+        finalists[number] = replace(finalists[number], score=value)
     return replace(
         outcome,
         comparison=compared.model_copy(update=changed),
@@ -264,6 +259,15 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         candidates=finalists,
         answered=[(example, before[example], after[example]) for example in both],
     )
+
+
+def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
+    """A gain that is above 0 with this probability at most, and whose interval is as wide as gives it."""
+    probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
+    if probability < gain.probability and gain.expected > 0:
+        deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
+        gain = replace(gain, deviation=max(gain.deviation, deviation))
+    return replace(gain, probability=probability)
 
 
 def _effect_on_metric(

@@ -297,8 +297,11 @@ class Compilation:
         influence = self.scorer.influence
         if influence is None:
             return scores
-        rows = {o: influence.stratified(np.array([[*row.values()]]), np.array([*row])) for o, row in scores.items()}
-        return {o: dict(zip(scores[o], row[0].tolist(), strict=True)) for o, row in rows.items()}
+        found = {}
+        for ordering, row in scores.items():
+            (counted,) = influence.stratified(np.array([[*row.values()]]), np.array([*row])).tolist()
+            found[ordering] = dict(zip(row, counted, strict=True))
+        return found
 
     def _choose(
         self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
