@@ -21,7 +21,7 @@ from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, Stopper, as_ordering, mean_score
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
 
@@ -275,8 +275,9 @@ class Compilation:
     def _finalists(self) -> list[tuple[str, Ordering]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
         plan, search = self.plan, self.search
-        best = self._best(plan.num_entrants if plan.racing else plan.num_best_seen)
-        kinds: dict[str, Sequence[Ordering]] = {"best seen": best}
+        known, number = self._best(), plan.num_entrants if plan.racing else plan.num_best_seen
+        best = known[:number]
+        kinds: dict[str, Sequence[Ordering]] = {"best seen": _first(known, number)}
         if best or not plan.racing:
             kinds["mode"] = [search.mode()] if plan.with_mode else []
             kinds["draw"] = search.draw(plan.num_final_draws)
@@ -458,5 +459,12 @@ def race(
         if num_scored < len(scored):
             break
         staged.scorer.ledger.settle()
-        alive = alive[: max(num_winners, math.ceil(KEPT_SHARE * len(alive)))]
-    return alive[:num_winners]
+        alive = _first(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
+    return _first(alive, num_winners)
+
+
+def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:
+    """So many of the best, among them the best rule and the best ordering where both are there."""
+    best = {is_rule(each): each for each in reversed(ranked)}
+    chosen = list(dict.fromkeys([*sorted(best.values(), key=ranked.index), *ranked]))[:number]
+    return sorted(chosen, key=ranked.index)

@@ -14,7 +14,7 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, check_whole, num_elites
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, is_rule
 
 NUM_CANDIDATES = 300
 """New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
@@ -87,6 +87,7 @@ class ThompsonSearch(Search):
             seed=seed,
         )
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
+        self._tells_of_orderings = responses is not None
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
         self._num_rounds = 0
@@ -144,8 +145,11 @@ class ThompsonSearch(Search):
         draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
         draws[:, done] = -np.inf
         chosen: list[Ordering] = []
+        rules = np.array([is_rule(o) for o in pool]) & ~np.array(done)
         for draw in draws[: min(self.num_samples, done.count(False))]:
-            best = int(draw.argmax())
+            # Log-probabilities tell of orderings alone: rules, of which there are few, would nearly never draw most.
+            for_rules = self._tells_of_orderings and rules.any() and not chosen
+            best = int((np.where(rules, draw, -np.inf) if for_rules else draw).argmax())
             chosen.append(pool[best])
             draws[:, best] = -np.inf
         return chosen

@@ -173,6 +173,14 @@ class TestChoice:
             assert engine.num_calls == 15
         assert score > 90
 
+    @pytest.mark.parametrize("likeness_helps", [False, True])
+    def test_the_best_rule_meets_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
+        ordered = OrderSensitiveEngine({each.question: each.answer for each in examples()})
+        _, optimizer = compiled(Copier(same=False) if likeness_helps else ordered, demos="auto", max_metric_calls=150)
+        (original, *others) = optimizer.report.candidates
+        assert original.ordering == {"self": []}
+        assert [not each.ordering["self"] for each in others].count(True) == 1  # a rule has no demos of its own
+
     @pytest.mark.parametrize("calibrate", [False, True])
     def test_log_probabilities_choose_rules(self, calibrate):
         optimizer = chooser(metric=exact, signal="auto" if calibrate else "logprobs", calibrate=calibrate)
