@@ -430,7 +430,8 @@ def race(
         estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
 
     Returns:
-        The winners, best first, when time or money is up by what is known; none without entrants.
+        The winners, best first, the best rule and the best ordering before the others; when time or money is up by what
+        is known; none without entrants.
     """
     level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
     new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
@@ -464,7 +465,6 @@ def race(
 
 
 def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:
-    """So many of the best, among them the best rule and the best ordering where both are there."""
-    best = {is_rule(each): each for each in reversed(ranked)}
-    chosen = list(dict.fromkeys([*sorted(best.values(), key=ranked.index), *ranked]))[:number]
-    return sorted(chosen, key=ranked.index)
+    """So many of the best, and before these the best rule and the best ordering, where both are there."""
+    best = {is_rule(each): each for each in reversed(ranked)}.values()
+    return sorted(ranked, key=lambda each: each not in best)[:number]

@@ -184,11 +184,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         to = f" to {shares_by_label(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
         done = "answers stay as they are" if calibration is None else f"calibrated{to}"
         likely = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
+        before = shares_by_label(replies.labels, likely)
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
-        logger.info(
-            f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: "
-            f"{shares_by_label(replies.labels, likely)}{ways}"
-        )
+        logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(

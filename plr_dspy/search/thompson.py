@@ -87,7 +87,7 @@ class ThompsonSearch(Search):
             seed=seed,
         )
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
-        self._tells_of_orderings = responses is not None
+        self._by_logprobs = responses is not None
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
         self._finished: set[Ordering] = set()  # those that further examples could not be had for
         self._num_rounds = 0
@@ -144,12 +144,13 @@ class ThompsonSearch(Search):
             return []
         draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
         draws[:, done] = -np.inf
-        chosen: list[Ordering] = []
         rules = np.array([is_rule(o) for o in pool]) & ~np.array(done)
+        if self._by_logprobs and rules.any():
+            # They tell of orderings alone: rules, of which there are few, would nearly never draw most.
+            draws[0, ~rules] = -np.inf
+        chosen: list[Ordering] = []
         for draw in draws[: min(self.num_samples, done.count(False))]:
-            # Log-probabilities tell of orderings alone: rules, of which there are few, would nearly never draw most.
-            for_rules = self._tells_of_orderings and rules.any() and not chosen
-            best = int((np.where(rules, draw, -np.inf) if for_rules else draw).argmax())
+            best = int(draw.argmax())
             chosen.append(pool[best])
             draws[:, best] = -np.inf
         return chosen
