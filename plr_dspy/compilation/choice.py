@@ -194,8 +194,11 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
     assert influence is not None and fitted is not None
     assert outcome.comparison is not None and outcome.chosen is not None
-    before = scorer.outputs(original)
-    after = scorer.outputs(outcome.ordering, fitted.answers(outcome.ordering) if outcome.offsets else {})
+    answers = [
+        scorer.outputs(each.ordering, fitted.answers(each.ordering) if each.offsets else {})
+        for each in outcome.candidates
+    ]
+    before, after = answers[0], answers[outcome.chosen]
     both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
     if not both:  # All calls of one of them failed.
         return outcome
@@ -212,11 +215,9 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     rows = scored().tolist()
     values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
     kept = (values[1] - values[0]) / linear if linear else 1.0
-    gains = [
-        replace(each.gain, expected=influence.limited(as_it_is + shrunk) - as_it_is)
-        for each in outcome.candidates
-        for shrunk in [each.gain.expected * (min(1.0, kept) if kept > 0 else 1.0)]
-    ]
+    share = min(1.0, kept) if kept > 0 else 1.0
+    expected = [influence.limited(as_it_is + share * each.gain.expected) for each in outcome.candidates]
+    gains = [replace(e.gain, expected=value - as_it_is) for e, value in zip(outcome.candidates, expected, strict=True)]
     gain, (low, high) = gains[outcome.chosen], influence.bounds
     # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
     sure = float(values[0] != values[1])
@@ -238,20 +239,19 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         expected_original=with_interval(original, as_it_is),
         expected_chosen=with_interval(outcome.ordering, after_it, further),
     )
-    changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": values[1] - values[0]}
-    # From few groups the interval may be beside what was seen.
-    seen = [*compared.interval, changed["gain"]]
-    for name, ends in (("interval", (min(seen), max(seen))), ("gain_interval", compared.gain_interval)):
-        changed[name] = tuple(np.clip(ends, low - high, high - low).tolist())
+    seen = values[1] - values[0], *compared.interval  # From few groups the interval may be beside what was seen.
+    intervals = np.clip([(min(seen), max(seen)), compared.gain_interval], low - high, high - low).tolist()
+    changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": seen[0]}
+    changed |= zip(("interval", "gain_interval"), map(tuple, intervals), strict=True)
     if effect is not None:
-        effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, as_it_is, kept, gain))
+        effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, expected))
     finalists = []
-    for each, own in zip(outcome.candidates, gains, strict=True):
-        answered = scorer.outputs(each.ordering, fitted.answers(each.ordering) if each.offsets else {})
-        counted = [(e, outputs) for e, outputs in answered.items() if examples is None or e in examples]
-        finalists.append(replace(each, score=influence.value(counted) if counted else each.score, gain=own))
-    for number, value in ((0, values[0]), (outcome.chosen, values[1])):  # on what both have answered
-        finalists[number] = replace(finalists[number], score=value)
+    for number, (each, told) in enumerate(zip(outcome.candidates, answers, strict=True)):
+        counted = [example for example in told if examples is None or example in examples]
+        if number in (0, outcome.chosen):
+            counted = both
+        score = influence.value((example, told[example]) for example in counted) if counted else each.score
+        finalists.append(replace(each, score=score, gain=gains[number]))
     return replace(
         outcome,
         comparison=compared.model_copy(update=changed),
@@ -271,11 +271,12 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
 
 
 def _effect_on_metric(
-    outcome: Outcome, scorer: CellScorer, original: Ordering, as_it_is: float, kept: float, gain: Gain
+    outcome: Outcome, scorer: CellScorer, original: Ordering, expected: Sequence[float]
 ) -> dict[str, Any]:
-    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave."""
+    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave, and of
+    what was returned, and the original calibrated, the scores that are `expected` of the candidates."""
     influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
-    assert influence is not None and fitted is not None and effect is not None
+    assert influence is not None and fitted is not None and effect is not None and outcome.chosen is not None
     told: dict[str, Any] = {
         "always": [influence.value(enumerate(each)) for each in zip(*influence.of_labels, strict=True)]
     }
@@ -283,14 +284,10 @@ def _effect_on_metric(
         for suffix, calibrated in (("", False), ("_calibrated", True)):
             answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
             told[name + suffix] = round(influence.value(answered.items()), 6)
-    # What was returned has the score that is expected, and the original calibrated, if a finalist, one as shrunk.
-    told["chosen_calibrated" if effect.applied else "chosen"] = round(as_it_is + gain.expected, 6)
-    for each in outcome.candidates:
+    told["chosen_calibrated" if effect.applied else "chosen"] = round(expected[outcome.chosen], 6)
+    for each, score in zip(outcome.candidates, expected, strict=True):
         if each.origin == "calibrated":
-            shrunk = min(1.0, max(0.0, kept)) * each.gain.expected
-            told["original_calibrated"] = round(influence.limited(as_it_is + shrunk), 6)
-    if effect.applied and outcome.ordering == original:
-        told["original_calibrated"] = told["chosen_calibrated"]
+            told["original_calibrated"] = round(score, 6)
     return told
 
 
