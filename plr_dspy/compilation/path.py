@@ -136,17 +136,21 @@ class Compilation:
     def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
-        for scored in list(course.rounds):
+        alike = (each for each in reversed(course.ended) if each["limits"] == self._limits_of(each["stopped"]))
+        ended: dict[str, Any] | None = next(alike, None)
+        rounds = course.rounds if ended is None else ended["rounds"]
+        for number, scored in enumerate(rounds):
             wanted = {as_ordering(ordering): examples for ordering, examples in scored}
-            known = scorer.known_cells(wanted)
+            known, kept = scorer.known_cells(wanted), self.plan.race_calls + self.plan.final_calls
             lost = any(len(known[ordering]) < len(examples) for ordering, examples in wanted.items())
-            if lost or not scorer.fits(wanted, kept=self.plan.race_calls + self.plan.final_calls):
-                break  # a line was taken out of the file, or the budget is smaller now
+            if lost or not (ended or scorer.fits(wanted, kept=kept)):
+                # A line was taken out of the file, or the budget is smaller now.
+                scorer.ledger.note({"replayed": rounds[:number]})
+                return None
             self.search.ask()  # which draws what it drew before
             self.staged.score(wanted)
             self._tell([as_ordering(ordering) for ordering, _ in scored])
-        ended = course.ended
-        if ended is None or ended["limits"] != self._limits_of(ended["stopped"]):
+        if ended is None:
             return None
         self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
         if ended.get("cut") is not None:

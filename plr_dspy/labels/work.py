@@ -26,6 +26,8 @@ DECIMALS = 4
 
 SEVERAL = "the program calls its classifier several times for an answer"
 
+UNASKED = "the program answered without its classifier"
+
 LONGEST_CALL = 0.05
 """Seconds: a metric that takes longer asks a model or a service in a way that nobody else sees."""
 
@@ -43,7 +45,6 @@ class LabelWork(MetricWork):
 
     Attributes:
         requests: Switched off, this is `MetricWork`.
-        lacking: Why the last call that asked for log-probabilities brought none to learn from; empty where it did.
     """
 
     def __init__(
@@ -62,7 +63,6 @@ class LabelWork(MetricWork):
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
         self._original, self._own = original if calibrating else None, own
         self.output, self.requests = output, LogprobRequests(purpose)
-        self.lacking = ""
         self.scores = np.empty((0, 0)) if scores is None else scores
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
@@ -80,8 +80,8 @@ class LabelWork(MetricWork):
             with reading as reader, self._answering(example) as shown:
                 prediction = program(**shown.inputs())
         except WrongAnswer as wrong:
-            if is_original or not self.scores.size:
-                wrong.told = self._told(reader.unread)
+            told = self._told(reader.unread) if is_original or not self.scores.size else {}
+            wrong.told = {"refused": self.requests.reason, **told}
             raise
         label = self.output.answered(prediction)  # Read before the metric, which may write to it.
         cell = self._scored(shown, prediction)
@@ -98,21 +98,22 @@ class LabelWork(MetricWork):
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
             first = reader.unread or next(iter(reader.undecided), found)
-            return cell if several else replace(cell, **self._told(first))
-        self.lacking = ""
+            return replace(cell, refused=SEVERAL) if several else replace(cell, **self._told(first))
+        lacking = ""
         if not reader.readings:
-            self.lacking = "the program answered without its classifier"
+            lacking = UNASKED
         elif found is None or found.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-            self.lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
+            lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
         elif found.label != label:
-            self.lacking = "the program answers something else than the label that its classifier said"
+            lacking = "the program answers something else than the label that its classifier said"
         elif (
             not isinstance(self._over_set, DatasetMetric)  # whose function may mean nothing of a single example
             and cell.score != self.scores[example, list(self.output.labels).index(found.label)]
         ):
-            self.lacking = "the metric scores the same answer differently when it is asked again"
-        return cell if self.lacking else replace(cell, **self._told(found))
+            lacking = "the metric scores the same answer differently when it is asked again"
+        told = {"refused": self.requests.reason, "lacking": lacking} if lacking else self._told(found)
+        return replace(cell, **told)
 
     def counted_scores(self) -> Array:
         """What labels score ``[E, L]``, in a table that the influence on a metric over a set keeps up to date."""

@@ -140,18 +140,19 @@ class Reorderer(Checked, Teleprompter, ABC):
         prepared = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
         with self._open(prepared) as (job, work, scorer, bar):
             compilation: Compilation | None = None
+            outcome: Outcome | None = None
             try:
                 responses = self._probe(job, work, scorer)
                 if responses is not None:
                     job = replace(job, plan=job.planned(signal="logprobs"))
                 compilation = self._compilation(job, work, scorer, responses, bar)
                 outcome = compilation.run()
-            except BaseException as error:
+                return self._conclude(job, work, compilation, outcome, started=started)
+            except BaseException as error:  # It may be an interrupt while the report was made.
                 scorer.ledger.stop()  # calls that are still under way come too late
                 compilation = compilation or self._compilation(job, work, scorer, None, bar)
-                self._conclude(job, work, compilation, compilation.unfinished(error), started=started)
+                self._conclude(job, work, compilation, outcome or compilation.unfinished(error), started=started)
                 raise
-            return self._conclude(job, work, compilation, outcome, started=started)
 
     def estimate(
         self,

@@ -19,7 +19,6 @@ from plr_dspy.compilation.plan import MIN_ORDERS, Plan
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import models_of
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import prompt_messages
 from plr_dspy.report.text import dollars, prompt_count
@@ -162,7 +161,7 @@ def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[
 
 def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> float | None:
     """Mean dollars of a program call with so many tokens by model; None where that is not known."""
-    if tokens is None or models_of(job.optimizer.metric):
+    if tokens is None or language_models(job.optimizer.metric):
         return None
     cost = cost_of(tokens)
     return None if cost is None or math.isnan(cost) else cost
@@ -201,7 +200,7 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
-    if unknown := without_price([*job.models, *models_of(job.optimizer.metric), *teaching]):
+    if unknown := without_price([*job.models, *language_models(job.optimizer.metric), *teaching]):
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
     if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):

@@ -13,7 +13,7 @@ from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.labels.work import LabelWork, label_scores
+from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
@@ -218,14 +218,14 @@ class PLReorder(Reorderer):
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        cell = _telling_cell(job, scorer, work, required=required)
+        cell = _telling_cell(job, scorer, required=required)
         if cell is None or cell.label_logprobs is not None:
             shares = label_shares(self.calibrate, work)
             return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
         work.requests.wanted = False
-        reason = work.requests.reason or work.lacking or "the first answers came without any"
+        reason = cell.refused or cell.lacking or "the first answers came without any"
         if cell.outcome == FAILED:
-            reason = work.requests.reason or "the first calls failed"
+            reason = "the first calls failed"
             if required:
                 raise scorer.nothing_ran(list(scorer.cells_asked().values()))
         if required:
@@ -276,21 +276,18 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     return shares_to_try(work.scores, between=work.influence is not None)
 
 
-def _telling_cell(job: Job, scorer: CellScorer, work: LabelWork, *, required: bool) -> Cell | None:
+def _telling_cell(job: Job, scorer: CellScorer, *, required: bool) -> Cell | None:
     """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
     cell, num_first = None, min(job.plan.num_first_examples, FIRST_CALLS)
     # A student without demos may never say a label; with demos it does.
     first = [job.slots.space.identity] * num_first
     tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
     for example, ordering in enumerate(tried[: len(job.splits.train)]):
-        # Where the search has begun, an earlier part has looked no further.
-        no_further = scorer.ledger.course.rounds and not required and scorer.cell(ordering, example) is None
-        if no_further or not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+        if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
             break
         cell = cells[ordering][example]
-        if cell.label_logprobs is not None or work.requests.reason:
+        if cell.label_logprobs is not None or cell.refused:
             break
-        silent = not (cell.outcome or work.requests.given)  # No model was asked.
-        if example + 1 >= num_first and not (required or silent or cell.outcome == WRONG):
+        if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
             break
     return cell

@@ -23,7 +23,7 @@ from plr_dspy.lm.prices import cost_of, price_of, without_price
 from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import models_of, own_copy
+from plr_dspy.programs.calls import own_copy
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
@@ -60,7 +60,7 @@ def build_report(
     job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], signal: Signal | None, **others: Any
 ) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    no_price = without_price([*job.models, *models_of(job.optimizer.metric)])
+    no_price = without_price([*job.models, *language_models(job.optimizer.metric)])
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     errors = error_counts(scorer.ledger.cells.items(), names)
     if job.attempts:
@@ -270,7 +270,7 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     names = set(predictors[0][1].signature.input_fields)
     examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
-    if len(predictors) != 1 or job.splits.classes is None or not labelled or models_of(job.optimizer.metric):
+    if len(predictors) != 1 or job.splits.classes is None or not labelled or language_models(job.optimizer.metric):
         return None
     if isinstance(slots, RetrievalSlots) and slots.found:
         (pool,) = slots.found.values()

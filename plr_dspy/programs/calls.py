@@ -79,7 +79,7 @@ class MetricWork:
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""
-        self.models = models_of(metric)
+        self.models = language_models(metric)
         self._examples = examples
         self._over_set = metric if isinstance(metric, SetMetric) else None
         self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
@@ -125,15 +125,6 @@ def own_copy(example: dspy.Example) -> dspy.Example:
     return example.copy(**held)
 
 
-def models_of(metric: Metric) -> list[dspy.BaseLM]:
-    """The LMs of a judge, or those that a metric object holds."""
-    if isinstance(metric, dspy.Module):
-        return language_models(metric)
-    held = getattr(metric, "__dict__", {}).values()
-    models = [value for value in held if isinstance(value, dspy.BaseLM)]
-    return models + [lm for value in held if isinstance(value, dspy.Module) for lm in language_models(value)]
-
-
 class ProgramEvaluator:
     """Makes the program calls of orderings, in the order asked for: the `Payer` of a DSPy program.
 
@@ -169,7 +160,8 @@ class ProgramEvaluator:
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
         self._ways_out = ways_out
-        self._redact = Redactor([dspy.settings.lm, *language_models(slots.program), *work.models])
+        models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
+        self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
         self._lock = threading.Lock()
         self._ended_by: BaseException | None = None

@@ -52,8 +52,8 @@ class ProgramFactory:
         return program
 
 
-def language_models(program: dspy.Module) -> list[Any]:
-    """The LMs that hang on the program's modules, in attributes, in containers and objects there."""
+def language_models(program: Any) -> list[Any]:
+    """The LMs that a program or another object holds: in attributes, in containers and objects there."""
     found, _ = _reachable(program)
     return [value for value in found.values() if is_language_model(value)]
 
@@ -91,7 +91,7 @@ def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, 
     return {id(part): part for part in parts if type(part) not in PLAIN and id(part) not in copied}
 
 
-def _reachable(program: dspy.Module) -> tuple[dict[int, Any], dict[int, list[int]]]:
+def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
     """What a program holds, by its id, and the ids of what holds it; without what can hold no module."""
     found: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)

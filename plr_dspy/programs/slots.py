@@ -65,6 +65,7 @@ class PromptSlots(ABC):
 
     noun = "order"  # what texts call an ordering
     most_further = 0  # orderings that `further` makes, at most
+    embedder: Any = None  # that finds demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
 

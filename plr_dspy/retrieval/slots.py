@@ -70,7 +70,7 @@ class RetrievalSlots(PoolSlots):
         **limits: Any,
     ) -> None:
         self.rules = list(rules)
-        self._min_found, self._embedder = min_found, embedder
+        self._min_found, self.embedder = min_found, embedder
         super().__init__(program, pools, **limits)
         sources = {f"trainset[{number}]": source_of(each.inputs()) for number, each in examples.items()}
         sources |= {f"bootstrapped from {origin}": source for origin, source in sources.items()}
@@ -209,7 +209,7 @@ class RetrievalSlots(PoolSlots):
     @cached_property
     def _content(self) -> str:
         """Digest of the demos that may be found, and of what compares them."""
-        return digest([[pool.demos for pool in self.found.values()], self._embedder])
+        return digest([[pool.demos for pool in self.found.values()], self.embedder])
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""

@@ -46,8 +46,8 @@ class Redactor:
 
 
 def _secrets(model: Any) -> Iterator[str]:
-    """Of an LM's attributes and arguments, its headers, and the engines that it holds."""
-    given = dict(getattr(model, "kwargs", {}))
+    """Of an LM's attributes and arguments, or an embedder's, its headers, and the engines that it holds."""
+    given = {**getattr(model, "kwargs", {}), **getattr(model, "default_kwargs", {})}
     engines = [getattr(model, name, None) for name in ("_engine_spec", "_async_engine_spec")]
     held = [given.get("headers"), given.get("extra_headers")]
     held += [getattr(owner, "__dict__", None) for owner in (model, *engines)]

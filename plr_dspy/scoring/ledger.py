@@ -47,6 +47,8 @@ class Cell:
         value: JSON data: what a metric over a set reads, or what the call was made for in place of a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
         unseen_labels: Numbers of those of them that are known to be small, and no more.
+        refused, lacking: Where it told none although they were asked for: why none can be had, and why this call told
+            none.
     """
 
     score: float | None
@@ -56,6 +58,8 @@ class Cell:
     value: Any = None
     label_logprobs: Annotated[tuple[LogProbability, ...], Field(min_length=1)] | None = None
     unseen_labels: tuple[int, ...] = ()
+    refused: str = ""
+    lacking: str = ""
 
 
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -73,14 +77,12 @@ class Course:
     """What a compile has decided on, as the file tells it: another one with the same arguments takes it as it was.
 
     Attributes:
-        arguments: That decide the search.
         rounds: Of the search: the examples that each ordering was scored on, in all.
-        ended: Why the search ended, with the limits that it had; None as long as it has not.
+        ended: Each time that the search ended: why, with the limits that it had, and the "rounds" until then.
     """
 
-    arguments: Facts = field(default_factory=dict)
     rounds: list[list[tuple[Any, list[int]]]] = field(default_factory=list)
-    ended: dict[str, Any] | None = None
+    ended: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Ledger:
@@ -100,7 +102,7 @@ class Ledger:
         identity: What decides scores, as the file has it; None where it is new.
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
         out_of_time: Where time ended the making of demos: as what was noted of it, each time.
-        course: Of the last compile that the file tells of.
+        course: Of the compile that has begun, or of the last one that the file tells of.
         paid: Tokens of each program call paid for; a failed call that was made again counts twice.
         num_resumed: Program calls that the file held, the first of these.
     """
@@ -112,6 +114,8 @@ class Ledger:
         self.unstable: list[str] = []
         self.out_of_time: list[Any] = []
         self.course = Course()
+        self._courses: dict[bytes, Course] = {}  # by the arguments that decide them
+        self._postponed: list[dict[str, Any]] = []
         self.paid: list[Tokens] = []
         self.num_resumed = 0
         self._keys: list[str] | None = None
@@ -167,11 +171,18 @@ class Ledger:
             return True
 
     def begin(self, arguments: Facts) -> None:
-        """Note the arguments of the compile that begins: with others than the last one had, it has no rounds yet."""
-        arguments = orjson.loads(orjson.dumps(arguments))
-        if self.course.arguments != arguments:
-            self.course = Course(arguments)
-            self.note({"arguments": arguments})
+        """Note the arguments of the compile that begins: with others than any before, it has no rounds yet."""
+        before, self.course = self.course, self._course_of(arguments)
+        if self.course is not before:
+            self.postpone({"arguments": arguments})
+
+    def _course_of(self, arguments: Facts) -> Course:
+        """The course of a compile with these arguments."""
+        return self._courses.setdefault(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS), Course())
+
+    def postpone(self, record: dict[str, Any]) -> None:
+        """Note a record before the next one: as long as nothing is paid or decided, it is not worth its line."""
+        self._postponed.append(record)
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Note something other than a cell, such as a round; a disk that cannot take what it must raises an OSError."""
@@ -203,7 +214,8 @@ class Ledger:
         """Append a line; what is paid for must not be lost to a disk that cannot take it."""
         if self._file is None:
             return
-        line = as_json(record) + b"\n"
+        line = b"".join(as_json(each) + b"\n" for each in (*self._postponed, record))
+        self._postponed.clear()
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError("no space left on the device")
@@ -271,18 +283,25 @@ class Ledger:
                 self.out_of_time.append(stopped)
                 return
             case {"arguments": arguments}:
-                self.course = Course(dict(arguments))
+                self.course = self._course_of(arguments)
                 return
             case {"round": scored}:
-                self.course.rounds.append([(ordering, list(map(int, numbers))) for ordering, numbers in scored])
-                self.course.ended = None
+                self.course.rounds.append(_round_of(scored))
             case {"ended": ended}:
-                self.course.ended = dict(ended)
+                self.course.ended.append({**ended, "rounds": list(self.course.rounds)})
+            case {"replayed": rounds}:  # No decision: the others were of another budget.
+                self.course.rounds = list(map(_round_of, rounds))
+                return
             case {"settled": _}:
                 pass
             case _:
                 raise ValueError("it is none of the kinds of lines")
         unsettled.clear()
+
+
+def _round_of(scored: Any) -> list[tuple[Any, list[int]]]:
+    """A round as JSON has it."""
+    return [(ordering, list(map(int, numbers))) for ordering, numbers in scored]
 
 
 @contextmanager
@@ -343,8 +362,10 @@ def open_ledger(
             else:
                 logger.warning("%s: goes on with what was paid for there, although %s", folder, said)
         record = {"schema_version": SCHEMA_VERSION, "identity": identity, "unstable": ledger.unstable}
-        if ledger.identity != identity:
+        if ledger.identity is None:
             ledger.note(record, must=True)
+        elif ledger.identity != identity:
+            ledger.postpone(record)
         if ledger.num_resumed:
             logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
         try:

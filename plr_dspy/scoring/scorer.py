@@ -213,7 +213,7 @@ class CellScorer:
         if cells and not ran:
             raise self.nothing_ran([cell for row in known.values() for cell in row.values()])
         among = set(examples)
-        seen = [self._read(e, cell).score for (_, e), cell in self.ledger.cells.items() if e in among]
+        seen = [self._read(e, cell).score for (_, e), cell in self.cells_asked().items() if e in among]
         worst = min([0.0, *(score for score in seen if score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
