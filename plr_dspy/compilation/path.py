@@ -14,7 +14,7 @@ import numpy as np
 
 from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
 from plr_dspy.compilation.first_signs import FirstSigns
-from plr_dspy.compilation.plan import Plan
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
@@ -279,9 +279,10 @@ class Compilation:
     def _finalists(self) -> list[tuple[str, Ordering]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
         plan, search = self.plan, self.search
-        known, number = self._best(), plan.num_entrants if plan.racing else plan.num_best_seen
-        best = known[:number]
-        kinds: dict[str, Sequence[Ordering]] = {"best seen": _first(known, number)}
+        best = self._best()
+        if plan.racing:
+            best = _first([each for each in best if each != self.original], plan.num_entrants)
+        kinds: dict[str, Sequence[Ordering]] = {"best seen": best[: plan.num_entrants or plan.num_best_seen]}
         if best or not plan.racing:
             kinds["mode"] = [search.mode()] if plan.with_mode else []
             kinds["draw"] = search.draw(plan.num_final_draws)
@@ -367,10 +368,15 @@ class Compilation:
         scorer.budget.allow(1.0)
         count = max(MIN_COMPARED, round(share * plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
-        cheapest_first = sorted(self.selection[:count], key=lambda e: -sum(e in row for row in known.values()))
-        while cheapest_first and not scorer.fits(dict.fromkeys(orderings, cheapest_first)):
+        unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
+        cheapest_first, left = sorted(unpaid, key=unpaid.__getitem__), math.inf
+        if scorer.budget.max_seconds is not None:
+            left = max(scorer.budget.calls_left, MIN_COMPARED * len(orderings))
+        while sum(map(unpaid.__getitem__, cheapest_first)) > left or not (
+            scorer.fits(dict.fromkeys(orderings, cheapest_first))
+        ):
             cheapest_first.pop()
-        if not cheapest_first:
+        if len(cheapest_first) < min(MIN_EXAMPLES, len(self.selection)):
             return [], []
         examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
         if scorer.influence is not None and examples:

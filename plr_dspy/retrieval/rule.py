@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,9 @@ TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"
 
 FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "likeness")
 """What the logit of a demo is made of, as `Pool.features` gives it."""
+
+MOST_KEPT = 4_096
+"""Texts whose vectors are kept: a search asks for those of its examples again and again."""
 
 NEAREST = {"similarity": 1.0}
 """The coefficients of a rule that shows what is most like the input."""
@@ -99,7 +103,8 @@ class Embeddings:
 
     Args:
         texts: Of the pool.
-        embedder: Called with all of them at once, unless their vectors are given, and then with each other text.
+        embedder: Called with all of them at once, unless their vectors are given, and then once with each other text,
+            as long as its vector is kept.
         vectors: Of the texts, of length 1, ``[n, d]``, where they are known.
     """
 
@@ -107,11 +112,11 @@ class Embeddings:
         self._embedder = embedder
         # As many decimals as are saved, so that a loaded program finds the same.
         self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
+        self._vector = lru_cache(MOST_KEPT)(lambda text: self._of([text], self.vectors.shape[1])[0])
 
     def to(self, text: str) -> Array:
         """Cosine of a text's vector and of those of the pool, ``[n]``."""
-        (vector,) = self._of([text], self.vectors.shape[1])
-        found: Array = self.vectors @ vector
+        found: Array = self.vectors @ self._vector(text)
         return found
 
     def _of(self, texts: Sequence[str], size: int | None = None) -> Array:

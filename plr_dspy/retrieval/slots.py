@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -146,12 +147,12 @@ class RetrievalSlots(PoolSlots):
         rule, demos = self.rule_of(ordering), self.demos(ordering)
         if rule is None:
             return self._digest(demos)
-        if inputs is None or not self._passes_inputs_on:
-            return digest([self._digest(demos), asdict(rule), self._content])
-        for name, pool in self.found.items():
-            found = pool.shown(inputs, rule, without=inputs)
-            demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
-        return self._digest(demos)
+        if inputs is not None and self._passes_inputs_on:
+            with suppress(Exception):  # of the embedder: if it fails again, the call does
+                shown = {name: pool.shown(inputs, rule, without=inputs) for name, pool in self.found.items()}
+                found = {name: [self.found[name].demos[i] for i in items] for name, items in shown.items()}
+                return self._digest(demos | {name: joined(demos.get(name, []), each) for name, each in found.items()})
+        return digest([self._digest(demos), asdict(rule), self._content])
 
     def further(
         self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dspy
 import fakes
+import label_world
 import orjson
 import pytest
 from dspy import lm15
@@ -197,6 +198,11 @@ class TestIdentity:
             go(**change)
         go()
         assert engine.num_calls == before
+        if "program" in change:  # What is accepted, and makes no call, changes nothing.
+            with pytest.raises(ValueError, match="calibrate needs"):
+                go(accept_changes=True, calibrate=True, **change)
+            go()
+            assert engine.num_calls == before
 
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
         def go(options, **access):
@@ -291,6 +297,22 @@ class TestOtherArguments:
         assert engine.num_calls == report.program_calls["total"] <= second
         whole = compiled(None, student(3), max_metric_calls=second, **options)
         assert report.slots[0].ordering == whole.slots[0].ordering
+
+    @pytest.mark.parametrize("work", [compiled, selected])
+    def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
+        """Also a smaller budget than was spent, which finds what it can without a call."""
+        found, spent = {}, []
+        for seed, limit in [(0, 300), (0, 200), (0, 200), (1, 700), (0, 300), (0, 200), (1, 700)]:
+            report = work(tmp_path, seed=seed, max_metric_calls=limit)
+            report = same(report if isinstance(report, dict) else report.to_dict())
+            for name in ("unused", "total"):
+                del report["program_calls"][name]
+            for name in ("tokens", "cost"):
+                del report[name]
+            assert found.setdefault((seed, limit), report) == report
+            spent.append(engine.num_calls)
+        assert spent[0] == spent[2] < spent[3] == spent[-1]
+        assert found[0, 300]["comparison"] is not None
 
     def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_part(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
@@ -401,6 +423,23 @@ class TestSignals:
         assert engine.num_calls < 140
         assert len(heard) == own
         assert not [error for error in reorder.report.errors if error.type == "KeyboardInterrupt"]
+
+    def test_ctrl_c_while_the_report_is_made(self):
+        """A vote of neighbours is the last that asks the metric, when all calls have been made."""
+        rung = []
+
+        def metric(example, prediction):
+            if dspy.settings.trace == [] and not dspy.settings.get("plr_dspy_scored") and not rung:
+                rung.append(1)
+                ring()
+            return example.label == prediction.label
+
+        chooser = PLFewShot(metric, max_metric_calls=60, signal="score", num_threads=1, display_progress=False)
+        with fakes.using(label_world.Engine()) as engine, pytest.raises(KeyboardInterrupt):
+            chooser.compile(label_world.student(), trainset=label_world.EXAMPLES)
+        assert rung and len(engine.prompts) == chooser.report.program_calls["total"] > 50
+        assert chooser.report.comparison is not None
+        assert chooser.best_program is not None
 
 
 class TestFailed:

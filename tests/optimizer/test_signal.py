@@ -7,9 +7,10 @@ import label_world
 import numpy as np
 import pytest
 from dspy import lm15
-from fakes import digest, failure
+from fakes import digest, failure, interrupt
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, probabilities, student
 
+from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
 REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
@@ -53,6 +54,18 @@ class TestScoresWhereThereIsNothingElse:
         assert f"learnt from scores alone: {reason}" in report.details()
         assert (plain.signal.used, plain.signal.reason) == ("score", "")
         assert "learnt from" not in plain.details()
+
+    @pytest.mark.parametrize("stopped_at", [2, 6])
+    @pytest.mark.parametrize("options", [{}, {"kind": PLFewShot}, {"kind": PLFewShot, "demos": "auto"}])
+    def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
+        """It looks for them no further than the part before, so that it finds what one in one go finds."""
+        whole, engine = go(Engine(logprobs=False), max_metric_calls=60, **options)[1], Engine(logprobs=False)
+        engine.at = {stopped_at: interrupt}
+        with pytest.raises(KeyboardInterrupt):
+            go(engine, max_metric_calls=60, log_dir=tmp_path, **options)
+        report = go(engine, max_metric_calls=60, log_dir=tmp_path, **options)[1]
+        assert found(report) == found(whole)
+        assert report.signal == whole.signal
 
     def test_signals_that_are_not_possible_are_refused_before_any_call(self):
         for options, reason in [

@@ -190,7 +190,7 @@ class TestErrors:
     def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):
         class Judging:
             def __init__(self):
-                self.judge = dspy.LM("openai/x", api_key="plain words")
+                self.judges = {"first": [dspy.LM("openai/x", api_key="plain words")]}
                 self.module = dspy.ChainOfThought("answer -> verdict")
                 self.module.set_lm(dspy.LM("openai/x", api_key="other words"))
 

@@ -7,13 +7,13 @@ from collections import Counter
 import dspy
 import numpy as np
 import pytest
-from fakes import FIELD, OrderSensitiveEngine, Program, exact_match, interrupt, using
+from fakes import FIELD, OrderSensitiveEngine, Program, engine_for, exact_match, interrupt, questions, using
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
 from matplotlib import pyplot
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 WORDS = ["red", "green", "blue"]
@@ -121,6 +121,14 @@ class TestLeaks:
         _, optimizer = compiled(engine, demos=demos, candidates="bootstrapped")
         assert optimizer.report.retrieval.num_pooled == 8
         assert engine.copied == 0 and max(map(len, engine.shown)) == 4
+
+    @pytest.mark.parametrize("seed", [5, 7])
+    def test_of_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
+        """Which reads outputs of answers, and not the demos that a teacher's calls have made of the same examples."""
+        asked, step = questions(40), dspy.ChainOfThought("question -> answer")
+        engine = engine_for(asked)
+        options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed}
+        compiled(engine, student=step, trainset=asked, metric=F1(), **options)
 
     def test_of_inner_predictors_whose_inputs_tell_nothing(self):
         """A demo of the second predictor has a hint alone, which the first one makes."""
@@ -326,6 +334,27 @@ class TestBadInput:
         with using(Copier()) as engine, pytest.raises(ValueError, match="embedder must return"):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
+
+    def test_an_embedder_that_fails_now_and_then(self, tmp_path):
+        """Costs a few calls, and its key is told to nobody; each text is embedded once."""
+        asked, failed = Counter(), []
+
+        def embed(texts, api_key):
+            asked.update(texts if len(texts) == 1 else [])
+            if len(texts) == 1 and "number7 " in texts[0] and len(failed) < 6:
+                failed.append(1)
+                raise ConnectionError(f"refused: {api_key}")
+            return [[float(word in text) for word in WORDS] for text in texts]
+
+        embedder = dspy.Embedder(embed, caching=False, api_key="topsecretvalue")
+        optimizer = chooser(embedder=embedder, log_dir=tmp_path)
+        with using(Copier(same=False)):
+            optimizer.compile(predict(), trainset=examples())
+        assert optimizer.report.comparison is not None
+        (error,) = optimizer.report.errors
+        assert error.message == "refused: [hidden]" and error.count <= len(failed)
+        assert "topsecret" not in (tmp_path / "cells.jsonl").read_text() + (tmp_path / "report.json").read_text()
+        assert {count for text, count in asked.items() if "number7 " not in text} == {1}
 
     def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")
