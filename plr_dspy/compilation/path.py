@@ -376,7 +376,7 @@ class Compilation:
             scorer.fits(dict.fromkeys(orderings, cheapest_first))
         ):
             cheapest_first.pop()
-        if len(cheapest_first) < min(MIN_EXAMPLES, len(self.selection)):
+        if len(cheapest_first) < max(1, min(MIN_EXAMPLES, len(self.selection))):
             return [], []
         examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
         if scorer.influence is not None and examples:

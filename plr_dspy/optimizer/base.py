@@ -183,9 +183,10 @@ class Reorderer(Checked, Teleprompter, ABC):
         if not slots.slots:
             enough = bool(self.num_demos and len(trainset) > 2)
             unshown = ", and no prompt of it shows the fields of the examples" * enough
+            adding = "pass num_demos=8, which adds labelled ones, or " * (self.get_params().get("num_demos", 0) is None)
             raise ValueError(
-                f"{self.student_name} has no demos to order{unshown}: compile it first with dspy.BootstrapFewShot or "
-                "PLFewShot, which make demos of its own answers"
+                f"{self.student_name} has no demos to order{unshown}: {adding}compile it first with "
+                "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}

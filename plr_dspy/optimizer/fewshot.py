@@ -133,13 +133,14 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        if self.max_metric_calls == 0 and (
-            self.demos != "retrieved" or self.calibrate is not False or self.candidates == "bootstrapped"
-        ):
-            raise ValueError(
-                "max_metric_calls=0 makes no call: it needs demos='retrieved', no calibrate, and candidates that no "
-                "teacher makes; or raise it"
-            )
+        needed = {
+            "demos='retrieved'": self.demos == "retrieved",
+            "no calibrate": self.calibrate is False,
+            "candidates that no teacher makes": self.candidates != "bootstrapped",
+        }
+        if self.max_metric_calls == 0 and not all(needed.values()):
+            missing = " and ".join(name for name, there in needed.items() if not there)
+            raise ValueError(f"max_metric_calls=0 makes no call: it needs {missing}; or raise it")
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
@@ -173,8 +174,8 @@ class PLFewShot(PLReorder):
         if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
             beside, number = " that valset does not hold" * bool(valset), len({source_of(e.inputs()) for e in trainset})
             raise ValueError(
-                f"trainset must hold more examples with different inputs{beside}: its {len(trainset)} have {number}, "
-                "and some are needed as demos: pass 100 or more such examples, or demos of your own in candidates"
+                f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
+                f"{number}: pass 100 or more such examples, or demos of your own in candidates"
             )
         asks_teacher = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, examples)

@@ -143,10 +143,11 @@ class PLReorder(Reorderer):
 
     def _no_logprobs(self, reason: str) -> str:
         """Say that there are no log-probabilities, and what to do."""
-        of_one = "; BatchCalibration(predictor=...) calibrates one predictor of several"
+        several = self.calibrate is not False and "predictors" in reason
+        of_one = "; BatchCalibration(predictor=...) calibrates one predictor of several" * several
         return (
             f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
-            f"out to go on with scores{of_one * (self.calibrate is not False)}"
+            f"out to go on with scores{of_one}"
         )
 
     @property

@@ -76,7 +76,7 @@ class OrderSensitivity:
                 f"\nCalibrated, they {calibrated._range()}, the program's own {own:.3f}, by the same calls. "
                 f"{calibrated._finding()}"
             )
-            if own > sum(self.scores) / len(self.scores) + 1e-9:
+            if own > max(self.scores[0], sum(self.scores) / len(self.scores)) + 1e-9:
                 advice = f"calibrate first (BatchCalibration), which takes 64 calls and no search; after that {after}"
             elif calibrated._is_promising and not self._is_promising:
                 advice = after
@@ -120,8 +120,11 @@ class OrderSensitivity:
         advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
         # Its error is the own score's, from few examples, and about twice that of the mean of orders, from few orders.
         count, more = len(self.scores), 4 * self.num_examples
-        has = f", where the dataset has {self.num_usable:,}" * (more > self.num_usable)
-        what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits{has}."
+        what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
+        if more > self.num_usable:
+            all_of_them = f" (all of them: max_metric_calls={self.num_usable * count})"
+            rest = all_of_them * (self.num_usable > self.num_examples)
+            what = f"examples: {more:,} about halve these limits; the dataset has {self.num_usable:,}{rest}."
         few_orders = count < self.num_distinct and self.noise < 2 * self.deviation / math.sqrt(count - 1)
         if self.matters and few_orders:
             more = min(4 * count, self.num_distinct)

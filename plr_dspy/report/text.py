@@ -174,12 +174,16 @@ def _claims(report: Report) -> list[str]:
         if not effect.shares:
             assumed = "nothing of how frequent labels are; the likeliest one is the answer"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
-    elif effect is not None and not report.settings.get("calibrate"):
+    elif effect is not None:
         unread = report.original.num_failed / max(1, report.original.num_calls)
         alone = (1 - unread) * effect.original_calibrated
         metric = str(report.settings.get("metric"))
         by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
-        if alone > effect.original and alone >= effect.chosen:
+        if report.settings.get("calibrate"):
+            if stays and effect.original_calibrated > effect.original:
+                found = f"{effect.original:.2f} as it is, and {effect.original_calibrated:.2f} calibrated"
+                lines.append(f"by its few calls, your program scores {found}: BatchCalibration{by} asks for 64 more")
+        elif alone > effect.original and alone >= effect.chosen:
             lines.append(
                 "calibration alone, which needs no search, is expected to give at least as much: use "
                 f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
@@ -378,11 +382,11 @@ def _retrieval(report: Report) -> list[str]:
     if alternatives:
         lines.append(f"{EXPECTED}: {', '.join(alternatives)}")
     c = report.comparison
-    if (vote := report.vote) is not None and c is not None and c.expected_chosen:
+    if (vote := report.vote) is not None:
         told = f"{vote.name} {vote.score:.3f} on {vote.num_examples} examples"
-        if vote.score >= max(c.expected_chosen[0], c.chosen):  # The former is shrunk.
+        if c is not None and c.expected_chosen and vote.score >= max(c.expected_chosen[0], c.chosen):  # It is shrunk.
             shown = "try demos='retrieved' with max_metric_calls=0, which shows them and makes no call"
             lines.append(f"{told}: {'a language model may not be needed here' if alternatives else shown}")
-        elif alternatives:
+        elif found is not None:
             lines.append(told)
     return lines

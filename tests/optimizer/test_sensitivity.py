@@ -129,6 +129,7 @@ ORDERS = "To be surer, run this again with more orders: num_orders=40, max_metri
 EXAMPLES = (
     "To be surer, run this again with more examples: 120 of them (max_metric_calls=1200) about halve these limits."
 )
+FEWER = "To be surer, run this again with more examples: 120 about halve these limits; the dataset has"
 MEND = "see what the model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
 
 
@@ -144,7 +145,8 @@ MEND = "see what the model answers (dspy.inspect_history()), mend the program or
         ({**MAY_PAY, "noise": 0.1}, f"a search (PLReorder), which may pay. {EXAMPLES}"),
         (MAY_BE_GOOD, f"no search yet. {ORDERS}"),
         (UNKNOWN, f"no search yet. {EXAMPLES}"),
-        ({**UNKNOWN, "num_usable": 60}, f"no search yet. {EXAMPLES[:-1]}, where the dataset has 60."),
+        ({**UNKNOWN, "num_usable": 60}, f"no search yet. {FEWER} 60 (all of them: max_metric_calls=600)."),
+        ({**UNKNOWN, "num_usable": 30}, f"no search yet. {FEWER} 30."),
         ({"num_unusable": 151}, MEND),
     ],
 )  # fmt: skip
