@@ -224,11 +224,14 @@ class FittedModel:
         Intervals of the model itself are narrower, and too narrow where it does not fit the program. Where all calls
         scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
-        counts = [(~np.isnan(self.table[self.orderings.index(o)])).sum() for o in {ordering, reference}]
-        spread = max(float(np.nanstd(self.table)), float(np.nanstd(self._told.scores)))
-        error = spread * float(np.sqrt(sum(1 / count for count in counts)))
+        both = np.stack([self.table, self._told.scores])
+        rows = both[:, [self.orderings.index(o) for o in {ordering, reference}]]
+        counts = (~np.isnan(rows[0])).sum(axis=1)
+        # Scores by a metric over a set differ the more the rarer the examples that decide are in a row.
+        spreads = np.maximum(np.nanstd(both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        error = float(np.sqrt((spreads**2 / counts).sum()))
         if not error and 0.0 <= score <= 1.0:
-            margin = 3.0 / int(min(counts))
+            margin = 3.0 / int(counts.min())
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
         return round(min(score, self._limited(low)), 6), round(max(score, self._limited(high)), 6)
