@@ -18,7 +18,7 @@ from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
-from plr_dspy.scoring.scorer import CellScorer, StagedScores
+from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, Stopper, as_ordering, mean_score
 from plr_dspy.search.space import Ordering, is_rule
@@ -114,23 +114,33 @@ class Compilation:
             num_met = sum(count > 1 for count in met.values())
             evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
             return self._with_calibration(replace(self._keep_original(), evidence=evidence))
-        entries = self._finalists()
+        # What was done is done again as it was, whatever calls the ledger has got from others since.
+        entries, done, winners = self._finalists(), ended.get("done"), list[Ordering]()
         if plan.racing:
             self._begin("race", calls_to_come=plan.final_calls)
-            winners = race(
-                self.staged,
-                [ordering for _, ordering in entries[1:]],
-                num_examples=plan.num_train_examples,
-                num_calls=ended["race_calls"],
-                kept=ended["kept"],
-                num_winners=plan.num_best_seen,
-                original=self.original,
-                original_share=plan.original_share,
-                estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
-            )
+            if done is not None:
+                self.staged.score(_wanted_of(done["asked"]))
+                winners = list(map(as_ordering, done["winners"]))
+            else:
+                winners = race(
+                    self.staged,
+                    [ordering for _, ordering in entries[1:]],
+                    num_examples=plan.num_train_examples,
+                    num_calls=ended["race_calls"],
+                    kept=ended["kept"],
+                    num_winners=plan.num_best_seen,
+                    original=self.original,
+                    original_share=plan.original_share,
+                    estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
+                )
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
-        rows, examples = self._compare([ordering for _, ordering in entries], ended["share"])
+        compared = self._to_compare(entries, ended["share"]) if done is None else done["compared"]
+        rows, examples = self._compare([ordering for _, ordering in entries], compared)
+        limited = self.stopped in (TIME_LIMIT, COST_LIMIT) or self.scorer.budget.max_seconds is not None
+        if done is None and not limited:
+            done = {"winners": winners, "asked": self.staged.asked(), "compared": compared}
+            self.scorer.ledger.note({"ended": {**ended, "done": done}})
         return self._with_calibration(self._choose(entries, rows, examples))
 
     def _replay(self) -> dict[str, Any] | None:
@@ -140,11 +150,12 @@ class Compilation:
         ended: dict[str, Any] | None = next(alike, None)
         rounds = course.rounds if ended is None else ended["rounds"]
         for number, scored in enumerate(rounds):
-            wanted = {as_ordering(ordering): examples for ordering, examples in scored}
-            known, kept = scorer.known_cells(wanted), self.plan.race_calls + self.plan.final_calls
+            wanted = _wanted_of(scored)
+            known = scorer.known_cells(wanted)
+            # What somebody took out of the file is paid for again.
             lost = any(len(known[ordering]) < len(examples) for ordering, examples in wanted.items())
-            if lost or not (ended or scorer.fits(wanted, kept=kept)):
-                # A line was taken out of the file, or the budget is smaller now.
+            kept = 0 if lost or ended else self.plan.race_calls + self.plan.final_calls
+            if not scorer.fits(wanted, kept=kept):  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
                 return None
             self.search.ask()  # which draws what it drew before
@@ -156,7 +167,7 @@ class Compilation:
         if ended.get("cut") is not None:
             rows, told = ended["cut"]
             self.search.ask()
-            self.staged.score({as_ordering(ordering): examples for ordering, examples in rows})
+            self.staged.score(_wanted_of(rows))
             if told:
                 self._tell([as_ordering(ordering) for ordering, _ in rows])
         return ended
@@ -359,14 +370,10 @@ class Compilation:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _compare(self, orderings: Sequence[Ordering], share: float) -> tuple[list[list[float]], list[int]]:
-        """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""
-        scorer, plan = self.scorer, self.plan
-        if len(orderings) < 2:
-            return [], []
-        scorer.phase = "final"
-        scorer.budget.allow(1.0)
-        count = max(MIN_COMPARED, round(share * plan.num_selection_examples))
+    def _to_compare(self, entries: Sequence[tuple[str, Ordering]], share: float) -> list[int]:
+        """The examples that finalists are compared on: as many as calls, and the time, pay for; none if too few."""
+        scorer, orderings = self.scorer, [ordering for _, ordering in entries]
+        count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
         unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
         cheapest_first, left = sorted(unpaid, key=unpaid.__getitem__), math.inf
@@ -376,9 +383,17 @@ class Compilation:
             scorer.fits(dict.fromkeys(orderings, cheapest_first))
         ):
             cheapest_first.pop()
-        if len(cheapest_first) < max(1, min(MIN_EXAMPLES, len(self.selection))):
+        least = max(1, min(MIN_EXAMPLES, len(self.selection)))
+        return sorted(cheapest_first) if len(cheapest_first) >= least else []
+
+    def _compare(self, orderings: Sequence[Ordering], asked: Sequence[int]) -> tuple[list[list[float]], list[int]]:
+        """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""
+        scorer = self.scorer
+        if len(orderings) < 2 or not asked:
             return [], []
-        examples, rows = scorer.table(orderings, sorted(cheapest_first), favoured=0)
+        scorer.phase = "final"
+        scorer.budget.allow(1.0)
+        examples, rows = scorer.table(orderings, asked, favoured=0)
         if scorer.influence is not None and examples:
             self._refer([*orderings[: len(rows)], *self._best()])
             examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)
@@ -414,6 +429,11 @@ class Compilation:
         counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
         return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
+
+
+def _wanted_of(scored: Sequence[tuple[Any, list[int]]]) -> Wanted:
+    """Orderings with their examples, of which JSON has made lists."""
+    return {as_ordering(ordering): examples for ordering, examples in scored}
 
 
 def race(

@@ -116,6 +116,7 @@ class Ledger:
         self.course = Course()
         self._courses: dict[bytes, Course] = {}  # by the arguments that decide them
         self._postponed: list[dict[str, Any]] = []
+        self._settled = True
         self.paid: list[Tokens] = []
         self.num_resumed = 0
         self._keys: list[str] | None = None
@@ -166,6 +167,7 @@ class Ledger:
                 return False
             self.cells[key] = cell
             self.paid.append(tokens)
+            self._settled = False
             name = str(example) if self._keys is None else self._keys[example]
             self._write({"cell": (fingerprint, name), "score": cell.score, **told})
             return True
@@ -191,7 +193,9 @@ class Ledger:
 
     def settle(self) -> None:
         """Say that decisions were made on the cells added so far: those that failed stay failed."""
-        self.note({"settled": len(self.cells)})
+        if not self._settled:
+            self.note({"settled": len(self.cells)})
+        self._settled = True
 
     def retry(self) -> None:
         """Say that the cells that failed since the last `settle` are to be tried again by a new ledger."""
@@ -240,6 +244,7 @@ class Ledger:
                 raise ValueError(
                     f"line {number} of {path} cannot be read ({error}): {again}pass another log_dir"
                 ) from error
+        self._settled = not unsettled
         for key in unsettled:
             if key in self.earlier and self.earlier[key].error in TRANSIENT:
                 del self.earlier[key]
@@ -288,7 +293,7 @@ class Ledger:
             case {"round": scored}:
                 self.course.rounds.append(_round_of(scored))
             case {"ended": ended}:
-                self.course.ended.append({**ended, "rounds": list(self.course.rounds)})
+                self.course.ended.append({"rounds": list(self.course.rounds), **ended})
             case {"replayed": rounds}:  # No decision: the others were of another budget.
                 self.course.rounds = list(map(_round_of, rounds))
                 return

@@ -272,6 +272,10 @@ class StagedScores:
         self._ran: set[int] = set()
         self._worst = 0.0
 
+    def asked(self) -> list[tuple[Ordering, list[int]]]:
+        """All orderings, with the examples that each has been scored on."""
+        return list(self._asked.items())
+
     def num_asked(self, ordering: Ordering) -> int:
         """Examples that the ordering has been scored on."""
         return len(self._asked.get(ordering, []))

@@ -130,13 +130,23 @@ class TestKilled:
         """All six orders of 3 demos on all examples, which leaves some calls."""
         expected = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
         num_calls, path = engine.num_calls, tmp_path / "cells.jsonl"
-        # The end of the last call that was logged; the line that settles the compile goes, too.
-        path.write_bytes(path.read_bytes().removesuffix(lines(path)[-1] + b"\n")[:-5])
+        # The end of the last call that was logged; the lines that end the compile go, too.
+        content = path.read_bytes()
+        path.write_bytes(content[: content.index(b"\n", content.rindex(b'{"cell"')) - 5])
         report = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
         assert engine.num_calls - num_calls == 1
         assert report.pop("program_calls")["total"] == expected.pop("program_calls")["total"] + 1
         assert report == expected
         assert all(orjson.loads(line) for line in lines(path))
+
+    @pytest.mark.parametrize("number", [10, 70, -5])
+    def test_a_call_whose_line_was_removed_is_made_again(self, tmp_path, engine, number):
+        """As the message about a line that cannot be read says."""
+        expected, path = same(compiled(tmp_path, num_threads=1).to_dict()), tmp_path / "cells.jsonl"
+        num_calls, cells = engine.num_calls, [line for line in lines(path) if line.startswith(b'{"cell"')]
+        path.write_bytes(path.read_bytes().replace(cells[number] + b"\n", b""))
+        assert same(compiled(tmp_path, num_threads=1).to_dict()) == expected
+        assert engine.num_calls == num_calls + 1
 
     def test_a_second_process_is_refused(self, tmp_path, engine):
         child = start(tmp_path, tmp_path / "log", seconds=0.05)
@@ -300,9 +310,10 @@ class TestOtherArguments:
 
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
-        """Also a smaller budget than was spent, which finds what it can without a call."""
+        """Also one that calls of others left little, whatever they make later; and a smaller budget than was spent,
+        which finds what it can without a call."""
         found, spent = {}, []
-        for seed, limit in [(0, 300), (0, 200), (0, 200), (1, 700), (0, 300), (0, 200), (1, 700)]:
+        for seed, limit in [(0, 300), (0, 200), (0, 200), (1, 700), (1, 400), (0, 900), (0, 300), (1, 700), (1, 400)]:
             report = work(tmp_path, seed=seed, max_metric_calls=limit)
             report = same(report if isinstance(report, dict) else report.to_dict())
             for name in ("unused", "total"):
@@ -311,7 +322,7 @@ class TestOtherArguments:
                 del report[name]
             assert found.setdefault((seed, limit), report) == report
             spent.append(engine.num_calls)
-        assert spent[0] == spent[2] < spent[3] == spent[-1]
+        assert spent[0] == spent[2] < spent[3] == spent[4] < spent[5] == spent[-1]
         assert found[0, 300]["comparison"] is not None
 
     def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_part(self, tmp_path, engine, monkeypatch):
