@@ -204,8 +204,8 @@ class LabelCompilation(Compilation):
         if rows:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                entries = [("original", self.original), ("best seen", self._winner)]
-                table, _ = self._compare([self.original, self._winner], self._to_compare(entries, 1.0))
+                both = [self.original, self._winner]
+                table, _ = self._compare(both, self._to_compare(both, 1.0))
                 if len(table) == 2:
                     return self._compared(*table)
             except NothingRan as error:

@@ -135,8 +135,9 @@ class Compilation:
                 )
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
-        compared = self._to_compare(entries, ended["share"]) if done is None else done["compared"]
-        rows, examples = self._compare([ordering for _, ordering in entries], compared)
+        orderings = [ordering for _, ordering in entries]
+        compared = self._to_compare(orderings, ended["share"]) if done is None else done["compared"]
+        rows, examples = self._compare(orderings, compared)
         limited = self.stopped in (TIME_LIMIT, COST_LIMIT) or self.scorer.budget.max_seconds is not None
         if done is None and not limited:
             done = {"winners": winners, "asked": self.staged.asked(), "compared": compared}
@@ -370,9 +371,9 @@ class Compilation:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _to_compare(self, entries: Sequence[tuple[str, Ordering]], share: float) -> list[int]:
+    def _to_compare(self, orderings: Sequence[Ordering], share: float) -> list[int]:
         """The examples that finalists are compared on: as many as calls, and the time, pay for; none if too few."""
-        scorer, orderings = self.scorer, [ordering for _, ordering in entries]
+        scorer = self.scorer
         count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
         unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}

@@ -149,10 +149,11 @@ class RetrievalSlots(PoolSlots):
             return self._digest(demos)
         if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
-                shown = {name: pool.shown(inputs, rule, without=inputs) for name, pool in self.found.items()}
-                found = {name: [self.found[name].demos[i] for i in items] for name, items in shown.items()}
-                return self._digest(demos | {name: joined(demos.get(name, []), each) for name, each in found.items()})
-        return digest([self._digest(demos), asdict(rule), self._content])
+                for name, pool in self.found.items():
+                    found = pool.shown(inputs, rule, without=inputs)
+                    demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+                return self._digest(demos)
+        return digest([self._digest(self.demos(ordering)), asdict(rule), self._content])
 
     def further(
         self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
