@@ -192,11 +192,12 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
-    plan, max_cost, max_calls = job.plan, job.optimizer.max_cost, job.plan.max_metric_calls
-    limits: dict[str, Any] = {
-        "max_calls": None if max_calls is None else max_calls + len(job.attempts),
-        "max_seconds": job.optimizer.max_seconds,
-    }
+    plan, max_cost = job.plan, job.optimizer.max_cost
+    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds}
+    if plan.max_metric_calls is not None:
+        planned = plan.max_metric_calls + len(job.attempts)
+        # Those of others in the same folder count, too: the plan may be of fewer than the user allows.
+        limits |= {"planned": planned, "max_calls": max(planned, job.optimizer.max_metric_calls or 0)}
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)

@@ -238,7 +238,7 @@ class PLFewShot(PLReorder):
         if slots.space.num_distinct > 1:
             job = replace(job, plan=job.planned())
         if job.plan.max_metric_calls is not None:
-            teaching.budget.max_calls = job.plan.max_metric_calls + len(attempts)
+            teaching.budget.planned = job.plan.max_metric_calls + len(attempts)
         return job
 
     def _slots(

@@ -28,12 +28,13 @@ class Budget:
     Args:
         ledger: Counts the calls, those of an earlier part included.
         max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds from now; None for none.
+        planned: Program calls that the compile itself may ask for, whatever others paid for before.
         price: Dollars for the tokens of a call; None where a model has no price.
         expected: Dollars for a call, as long as none was made; None where nobody knows.
 
     Attributes:
         cost: Dollars spent, those of the earlier parts included.
-        expected: As above.
+        planned, expected: As above.
         refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
 
@@ -42,13 +43,14 @@ class Budget:
         ledger: Ledger | None = None,
         *,
         max_calls: int | None = None,
+        planned: int = sys.maxsize,
         max_cost: float | None = None,
         max_seconds: float | None = None,
         price: Callable[[Tokens], float | None] = lambda _: 0.0,
         expected: float | None = None,
     ) -> None:
         self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
-        self.cost, self.refused = 0.0, ""
+        self.cost, self.refused, self.planned = 0.0, "", planned
         self._ledger = ledger or Ledger()
         self._share = 1.0
         self._started = time.monotonic()

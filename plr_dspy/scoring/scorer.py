@@ -87,8 +87,9 @@ class CellScorer:
         """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
         keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
-        limit = self.budget.limit - kept
-        return (not new or self.calls() + new <= limit) and (not unpaid or self.budget.calls + unpaid <= limit)
+        limit, planned = self.budget.limit, min(self.budget.limit, self.budget.planned)
+        within_plan = not new or self.calls() + new + kept <= planned
+        return within_plan and (not unpaid or self.budget.calls + unpaid + kept <= limit)
 
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
         """The first of these orderings that the budget pays for."""

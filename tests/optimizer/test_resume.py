@@ -325,6 +325,16 @@ class TestOtherArguments:
         assert spent[0] == spent[2] < spent[3] == spent[4] < spent[5] == spent[-1]
         assert found[0, 300]["comparison"] is not None
 
+    @pytest.mark.parametrize("chooser", [PLReorder, PLFewShot])
+    def test_few_examples_leave_the_calls_of_a_large_limit_to_other_seeds(self, tmp_path, engine, chooser):
+        """A compile on so few examples plans 360 calls at most, and the user allows 1,500."""
+        for seed in range(4):
+            options = {"max_metric_calls": 1_500, "seed": seed, "log_dir": tmp_path, "display_progress": False}
+            compiling = chooser(exact_match, **options)
+            compiling.compile(student(5), trainset=EXAMPLES[:16])
+            assert compiling.report.comparison is not None
+        assert 360 < engine.num_calls <= 1_500
+
     def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_part(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
         options = {"num_candidates": 12, "num_finalists": 2, "num_threads": 1, "display_progress": False}
