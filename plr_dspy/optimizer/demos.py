@@ -28,7 +28,6 @@ from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
 from plr_dspy.runtime.files import as_json
-from plr_dspy.scoring.budget import TIME_LIMIT
 from plr_dspy.scoring.ledger import Cell, error_counts
 
 logger = logging.getLogger(__name__)
@@ -216,8 +215,8 @@ def teacher_of(job: Job, evaluator: Callable[..., ProgramEvaluator]) -> ProgramE
 def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:
     """Run the teacher of a job on one example after the other, until so many of its answers were right.
 
-    When calls, or the share of money or time, are up, the attempts made are all there will be. Where it was the time,
-    what the ledger is to note of it is returned, too.
+    When calls, or the share of money or time, are up, the attempts made are all there will be; what the ledger is to
+    note of that is returned, too.
     """
     optimizer: Any = job.optimizer
     ledger, budget, of_student = teaching.ledger, teaching.budget, teaching.budget.expected
@@ -226,22 +225,22 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     if job.teacher is not None:
         budget.expect(None if optimizer.max_cost is None else cost_of_attempt(job))
     budget.allow(BOOTSTRAP_SHARE)
-    attempts, stopped, out_of_time, num_unseen = list[Attempt](), False, None, 0
+    limits = [budget.max_seconds, budget.max_cost, budget.max_calls]
+    attempts, ended, num_unseen = list[Attempt](), None, 0
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
         num_right = sum(bool(each.demos) for each in attempts)
         if num_right >= optimizer.max_bootstrapped or (not num_right and num_unseen >= MOST_UNSEEN):
             break
-        end = [prompt, optimizer.candidates, budget.max_seconds, i]
-        stopped = stopped or end in ledger.out_of_time  # A part that goes on has the demos that it had.
-        if (prompt, i) not in ledger.cells and not stopped:
+        end = [prompt, optimizer.candidates, *limits, i]
+        if end in ledger.out_of_time:  # A part that goes on has the demos that it had.
+            break
+        if (prompt, i) not in ledger.cells:
             teaching.pay({(prompt, i): None})
         if (prompt, i) not in ledger.cells:
-            if budget.refused and not stopped:
-                told = "bootstrapping, which has a quarter of time and money, ended after %s: %s"
-                logger.warning(told, count(i, "example"), budget.refused)
-                out_of_time = end if budget.refused == TIME_LIMIT else None
-            stopped = True
-            continue
+            told = "bootstrapping, which has a quarter of time and money, ended after %s: %s"
+            logger.warning(told, count(i, "example"), budget.refused)
+            ended = end
+            break
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
         num_unseen += cell.value is None and not cell.error
@@ -267,7 +266,7 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
             len(attempts),
             ", ".join(reasons),
         )
-    return attempts, out_of_time
+    return attempts, ended
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:

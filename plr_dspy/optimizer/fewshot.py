@@ -217,13 +217,15 @@ class PLFewShot(PLReorder):
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         teaching = teacher_of(job, evaluator)
-        attempts, out_of_time = make_attempts(job, teaching)
+        attempts, ended = make_attempts(job, teaching)
         self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
-        if out_of_time and slots.space.num_distinct < 2:
+        if ended and slots.space.num_distinct < 2:
+            limits = {"max_seconds": self.max_seconds, "max_cost": self.max_cost}
+            shares = [f"a quarter of {name}={limit:g}" for name, limit in limits.items() if limit is not None]
             raise RuntimeError(
-                f"a quarter of max_seconds={self.max_seconds:g} was over before bootstrapped demos gave anything to "
+                f"{' or '.join(shares) or 'max_metric_calls'} was over before bootstrapped demos gave anything to "
                 "choose from: raise it; with log_dir, the next compile goes on from there"
             )
         if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
@@ -232,8 +234,8 @@ class PLFewShot(PLReorder):
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
                 f"by {failed.error} ({failed.message}): mend the program, the metric or the examples"
             )
-        if out_of_time:
-            teaching.ledger.note({"out_of_time": out_of_time})
+        if ended:
+            teaching.ledger.note({"out_of_time": ended})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=job.planned())

@@ -101,7 +101,7 @@ class Ledger:
         earlier: What has been paid before examples had these numbers, by prompt and content of the example.
         identity: What decides scores, as the file has it; None where it is new.
         unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
-        out_of_time: Where time ended the making of demos: as what was noted of it, each time.
+        out_of_time: Where the time, or another limit, ended the making of demos: what was noted of it.
         course: Of the compile that has begun, or of the last one that the file tells of.
         paid: Tokens of each program call paid for; a failed call that was made again counts twice.
         num_resumed: Program calls that the file held, the first of these.
@@ -284,8 +284,8 @@ class Ledger:
             case {"identity": identity, "unstable": unstable}:  # No decision, as those below are.
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
                 return
-            case {"out_of_time": stopped}:
-                self.out_of_time.append(stopped)
+            case {"out_of_time": ended}:
+                self.out_of_time.append(ended)
                 return
             case {"arguments": arguments}:
                 self.course = self._course_of(arguments)

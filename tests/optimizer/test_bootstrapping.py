@@ -180,6 +180,18 @@ def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goe
     assert optimizer.report.program_calls["bootstrap"] == 15
 
 
+def test_where_others_left_few_calls_the_same_demos_are_made_again(engine, tmp_path):
+    """Whatever more calls have made of the next examples meanwhile."""
+    chooser(log_dir=tmp_path).compile(predict(), trainset=EXAMPLES)
+    optimizers = [chooser(log_dir=tmp_path, seed=1, max_metric_calls=n) for n in (engine.num_calls + 6, 300)]
+    found = []
+    for optimizer in (*optimizers, optimizers[0]):
+        optimizer.compile(predict(), trainset=EXAMPLES)
+        found.append((optimizer.report.program_calls["bootstrap"], optimizer.report.slots[0].demos))
+    assert found[0][0] == 6 < found[1][0]
+    assert found[0] == found[2]
+
+
 def test_what_a_call_tells_is_asked_after_a_slow_teacher_too(engine, monkeypatch):
     """That has a call of its own."""
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(min(10, engine.num_calls)))
