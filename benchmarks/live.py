@@ -17,9 +17,9 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
                   calibrated" have demos="auto", where rules that find demos for each input compete; with ", then
                   calibrated" after these, BatchCalibration of the choice has 64 of the calls
-nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order"; "vote": their
-                  most frequent label, without a language model; "KNNFewShot": DSPy's, which bootstraps the nearest at
-                  each prediction
+nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order", and "nearest,
+                  PLReorder", which learns the order; "vote": their most frequent label, without a language model;
+                  "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
 others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
                   rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from 8 choices for
                   each labelled example (`--choices`), whose calls are not counted
@@ -284,6 +284,13 @@ def found(draw: Draw, _: int | None, *, rule: Rule) -> Made:
     return retrieve_in(draw.program(EMPTY), {"self": retrieval}), 0
 
 
+def in_learnt_order(draw: Draw, calls: int | None) -> Made:
+    """The nearest demos, in an order by nearness that is learnt on the task itself."""
+    optimizer = PLReorder(draw.metric, max_metric_calls=calls, **draw.common)
+    made = optimizer.compile(found(draw, None, rule=Rule())[0], trainset=draw.labelled)
+    return made, optimizer.report.program_calls["total"]
+
+
 def in_random_order(draw: Draw, _: int | None) -> Made:
     """The nearest demos in an order of each input's own."""
     rng, rule = np.random.default_rng(draw.seed), Rule(num_demos=draw.args.demos)
@@ -359,6 +366,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
     "PLFewShot, then calibrated": calibrated_afterwards,
     "PLFewShot auto, then calibrated": partial(calibrated_afterwards, demos="auto"),
+    "nearest, PLReorder": in_learnt_order,
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "random order": in_random_order,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +40,8 @@ class LabelWork(MetricWork):
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
         purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
         calibrating: Whether the likeliest label is the answer, also of replies that the adapter cannot read.
-        original: Where answers are to be calibrated, the demos of what the user has, by predictor: it answers as it
-            does in use, by its `own` calibration if it has one, failed replies included. None for nothing.
+        original: Where answers are to be calibrated, what the user has: it answers as it does in use, by its `own`
+            calibration if it has one, failed replies included. None for nothing.
 
     Attributes:
         requests: Switched off, this is `MetricWork`.
@@ -56,12 +56,12 @@ class LabelWork(MetricWork):
         scores: Array | None = None,
         purpose: str = "",
         calibrating: bool = False,
-        original: Mapping[str, Sequence[Any]] | None = None,
+        original: dspy.Module | None = None,
         own: Decision | None = None,
     ) -> None:
         super().__init__(metric or (lambda example, prediction: 0.0), examples)
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
-        self._original, self._own = original if calibrating else None, own
+        self._original, self._own = None if original is None or not calibrating else _shown(original), own
         self.output, self.requests = output, LogprobRequests(purpose)
         self.scores = np.empty((0, 0)) if scores is None else scores
 
@@ -69,11 +69,7 @@ class LabelWork(MetricWork):
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
         if not (self.requests.wanted or self.requests.purpose):
             return super().__call__(program, example)
-        is_original = self._original is not None and all(
-            list(predictor.demos) == list(self._original.get(name, predictor.demos))
-            and not isinstance(predictor, RetrievingPredict)
-            for name, predictor in program.named_predictors()
-        )
+        is_original = self._original is not None and self._original == _shown(program)
         decision = self._own if is_original else self._likeliest
         try:
             reading = labels_read(program, self.output, self.requests, decision=decision)
@@ -133,6 +129,13 @@ class LabelWork(MetricWork):
         if self.scores.size:
             told = tuple(round(each, DECIMALS) for each in told)
         return {"label_logprobs": told, "unseen_labels": found.unseen}
+
+
+def _shown(program: dspy.Module) -> dict[str, tuple[list[Any], Any]]:
+    """The demos that predictors have, and the rules by which they find others."""
+    predictors = dict(program.named_predictors())
+    rules = {n: each.retrieval.rule for n, each in predictors.items() if isinstance(each, RetrievingPredict)}
+    return {name: (list(each.demos), rules.get(name)) for name, each in predictors.items()}
 
 
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:

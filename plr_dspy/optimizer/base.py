@@ -34,6 +34,8 @@ from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
+from plr_dspy.retrieval.places import FoundSlots
+from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -53,7 +55,8 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
-    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is.
+    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. One that
+    `orders_found` demos takes programs that find their demos for each input.
     """
 
     metric: AnyMetric = Field(kw_only=False)
@@ -73,6 +76,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
+    orders_found: ClassVar[bool] = False
     balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
@@ -178,8 +182,9 @@ class Reorderer(Checked, Teleprompter, ABC):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
-        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots = ProgramSlots(program)
+        finds = any(isinstance(predictor, RetrievingPredict) for predictor in program.predictors())
+        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos and not finds else []
+        slots = FoundSlots(program) if finds else ProgramSlots(program)
         if not slots.slots:
             enough = bool(self.num_demos and len(trainset) > 2)
             unshown = ", and no prompt of it shows the fields of the examples" * enough

@@ -105,6 +105,7 @@ class PLFewShot(PLReorder):
     """
 
     name = "PLFewShot"
+    orders_found: ClassVar[bool] = False
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_iterations: ClassVar[None] = None  # type: ignore[misc]
     num_samples: ClassVar[None] = None  # type: ignore[misc]

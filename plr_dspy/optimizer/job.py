@@ -200,10 +200,11 @@ def _checked_copy(
         calibrated, student = student, student.program
     datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
     check_given(student, name=optimizer.student_name, **datasets)
-    if any(isinstance(predictor, RetrievingPredict) for predictor in student.predictors()):
+    finds = any(isinstance(predictor, RetrievingPredict) for predictor in student.predictors())
+    if finds and not optimizer.orders_found:
         raise ValueError(
-            f"{optimizer.student_name} finds its demos for each input, so that it has none that {optimizer.name} could "
-            f"choose or order: pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
+            f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders: pass the program "
+            f"that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
 from pydantic import AfterValidator, Field
@@ -106,6 +106,7 @@ class PLReorder(Reorderer):
     """
 
     name = "PLReorder"
+    orders_found: ClassVar[bool] = True
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
     calibrate: Flag | Mapping[Any, Number] = False  # type: ignore[misc]
@@ -251,7 +252,7 @@ def label_work(job: Job) -> LabelWork | str:
         output=output,
         scores=scores,
         calibrating=job.optimizer.calibrate is not False,
-        original=job.slots.demos(job.original),
+        original=job.slots.build(job.original),
         own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))

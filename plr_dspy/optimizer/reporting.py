@@ -248,7 +248,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
     rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
     fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
     return RetrievalReport(
-        rule=None if rule is None else asdict(rule),
+        rule=None if rule is None else {**asdict(rule), "order": list(rule.order)},
         text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
         num_pooled=number,
         alternatives=[

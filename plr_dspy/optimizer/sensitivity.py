@@ -21,6 +21,7 @@ from plr_dspy.optimizer.plreorder import label_responses, label_work
 from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.report.order_sensitivity import OrderSensitivity
+from plr_dspy.retrieval.places import FoundSlots
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
@@ -45,6 +46,7 @@ class RandomSample(Reorderer):
 
     name = "order_sensitivity"
     student_name, trainset_name = "program", "dataset"
+    orders_found: ClassVar[bool] = True
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
@@ -79,6 +81,10 @@ class RandomSample(Reorderer):
             raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         with self._open(prepared) as (job, work, scorer, _):
             orders, influence = self.search(job, job.plan).ask(), scorer.influence
+            sampled, reverse = slice(len(orders)), None
+            if isinstance(job.slots, FoundSlots):
+                orders = list(dict.fromkeys([*orders, job.slots.reverse]))
+                reverse = orders.index(job.slots.reverse)
             num_usable = len(job.scored_examples)
             asked = list(range(num_usable)) if influence is None else influence.turns(num_usable)
             asked = asked[: job.plan.num_train_examples]
@@ -105,10 +111,12 @@ class RandomSample(Reorderer):
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
                 bounds = influence.bounds if influence else None
+                means, scores = np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))), scores[sampled]
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
-                    scores=np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))).tolist(),
+                    scores=means[sampled].tolist(),
+                    reverse=None if reverse is None else float(means[reverse]),
                     num_examples=scores.shape[1],
                     num_usable=num_usable,
                     program_calls=scorer.budget.calls,
@@ -122,7 +130,7 @@ class RandomSample(Reorderer):
                 responses = label_responses(scorer, work, likely_shares(right_counts(work.scores)))
                 if tables := [table_of(labels) for labels in _calibrated_labels(responses, orders, numbers)]:
                     calibrated = sensitivity(max(tables, key=np.mean), num_unusable=0)
-            num_unusable = int((outcomes == WRONG).sum())
+            num_unusable = int((outcomes[sampled] == WRONG).sum())
             return sensitivity(table_of(as_they_are), num_unusable=num_unusable, calibrated=calibrated)
 
 

@@ -129,7 +129,7 @@ class ProgramSlots(PromptSlots):
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
-        slots = [_read_slot(name, predictor) for name, predictor in self._predictors.items()]
+        slots = [self._slot(name, predictor) for name, predictor in self._predictors.items()]
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
@@ -146,32 +146,32 @@ class ProgramSlots(PromptSlots):
             result[slot.predictor] = permutation
         return result
 
-
-def _read_slot(name: str, predictor: dspy.Predict) -> Slot:
-    """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-    demos, nothing = tuple(predictor.demos), as_text(demo_messages(predictor, []))
-    alone = [as_text(demo_messages(predictor, [demo])) for demo in demos]
-    kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
-    if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
-        logger.warning(
-            "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
-            hidden,
-            name,
+    def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
+        """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
+        demos, nothing = tuple(predictor.demos), as_text(demo_messages(predictor, []))
+        alone = [as_text(demo_messages(predictor, [demo])) for demo in demos]
+        kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
+        if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
+            logger.warning(
+                "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
+                hidden,
+                name,
+            )
+        block_of = {i: i for i in kind}  # each demo's block, named by its first member
+        for a, b in combinations(kind, 2):
+            if block_of[a] == block_of[b] or kind[a] == kind[b]:
+                continue
+            pair = [demos[a], demos[b]]
+            if demo_messages(predictor, pair) != demo_messages(predictor, pair[::-1]):
+                first, second = sorted((block_of[a], block_of[b]))
+                block_of = {i: first if block == second else block for i, block in block_of.items()}
+        found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
+        blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
+        kinds, classes = (
+            tuple(tuple(numbers[i] for i in block) for block in blocks)
+            for numbers in (kind, _classes(predictor, demos))
         )
-    block_of = {i: i for i in kind}  # each demo's block, named by its first member
-    for a, b in combinations(kind, 2):
-        if block_of[a] == block_of[b] or kind[a] == kind[b]:
-            continue
-        pair = [demos[a], demos[b]]
-        if demo_messages(predictor, pair) != demo_messages(predictor, pair[::-1]):
-            first, second = sorted((block_of[a], block_of[b]))
-            block_of = {i: first if block == second else block for i, block in block_of.items()}
-    found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
-    blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
-    kinds, classes = (
-        tuple(tuple(numbers[i] for i in block) for block in blocks) for numbers in (kind, _classes(predictor, demos))
-    )
-    return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
+        return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
 
 
 class PoolSlots(PromptSlots):

@@ -31,6 +31,7 @@ class OrderSensitivity:
         expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
             better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
+        reverse: Where demos are found for each input: mean score of the program's own order the other way round.
     """
 
     scores: list[float]
@@ -47,6 +48,7 @@ class OrderSensitivity:
     gain_interval: tuple[float, float]
     program_calls: int
     calibrated: OrderSensitivity | None = None
+    reverse: float | None = None
 
     @property
     def matters(self) -> bool:
@@ -62,6 +64,8 @@ class OrderSensitivity:
             f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
             f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls)."
         )
+        if self.reverse is not None:
+            said += f" With the demos that it finds the other way round, it scores {self.reverse:.3f}."
         num_answers = len(self.scores) * self.num_examples
         if 2 * self.num_unusable > num_answers:
             return (

@@ -47,6 +47,7 @@ class Rule:
         coefficients: Of the features, by their names; others are 0. Among equals the demo that comes first in the pool
             has the larger logit.
         nearest_last: Whether the demo of the largest logit stands last, next to the question, or first.
+        order: The demos in the order of the prompt instead, each by its place among them, the largest logit's 0.
         num_candidates: The features are those among so many demos that are most like the input.
         max_tokens: Of the demos shown together; those of the smallest logits are left out until they have no more.
     """
@@ -58,16 +59,27 @@ class Rule:
     nearest_last: bool = True
     num_candidates: int = 32
     max_tokens: int | None = None
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.order and sorted(self.order) != list(range(len(self.order))):
+            raise ValueError(f"order must be a permutation of 0, 1, ...; got {self.order}")
         if unknown := sorted(self.coefficients.keys() - set(FEATURES)):
             raise ValueError(f"coefficients must be of features among {list(FEATURES)}; got {unknown}")
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name} {value:+g}" for name, value in self.coefficients.items())
-        order = "last" if self.nearest_last else "first"
-        how = f"{self.num_demos} demos found for each input, the nearest {order}"
+        order = f"the nearest {'last' if self.nearest_last else 'first'}"
+        if self.order:
+            order = f"by nearness in the order {' '.join(str(place + 1) for place in self.order)}"
+        how = f"{self.num_demos} demos found for each input, {order}"
         return how if self.coefficients == NEAREST else f"{how} (nearest by {terms})"
+
+    def arranged(self, nearest_first: Sequence[int]) -> tuple[int, ...]:
+        """Demos that are shown, in the order of the prompt."""
+        if self.order:
+            return tuple(nearest_first[place] for place in self.order if place < len(nearest_first))
+        return tuple(nearest_first[::-1] if self.nearest_last else nearest_first)
 
     def chosen(self, features: Features, length: int, *, rng: np.random.Generator | None = None) -> tuple[int, ...]:
         """The items that are shown, which are the mode of a distribution over choices; with a random source a draw."""
@@ -109,7 +121,7 @@ class Embeddings:
     """
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
-        self._embedder = embedder
+        self.embedder = embedder
         # As many decimals as are saved, so that a loaded program finds the same.
         self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
         self._vector = lru_cache(MOST_KEPT)(lambda text: self._of([text], self.vectors.shape[1])[0])
@@ -121,7 +133,7 @@ class Embeddings:
 
     def _of(self, texts: Sequence[str], size: int | None = None) -> Array:
         """Vectors of texts, of length 1 and of this size; a ValueError where the embedder returns something else."""
-        returned = self._embedder(list(texts))
+        returned = self.embedder(list(texts))
         try:
             found = np.asarray(returned, dtype=float)
         except (TypeError, ValueError):
@@ -196,7 +208,7 @@ class Pool:
         chosen = [candidates[i] for i in rule.chosen(features, min(rule.num_demos, len(candidates)))]
         while rule.max_tokens is not None and sum(self.tokens[i] for i in chosen) > rule.max_tokens:
             chosen.pop()
-        return chosen[::-1] if rule.nearest_last else chosen
+        return list(rule.arranged(chosen))
 
     def features(
         self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None

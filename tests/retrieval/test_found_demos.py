@@ -13,7 +13,16 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
 from matplotlib import pyplot
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, Report, load_program
+from plr_dspy import (
+    F1,
+    BatchCalibration,
+    CalibratedProgram,
+    PLFewShot,
+    PLReorder,
+    Report,
+    load_program,
+    order_sensitivity,
+)
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 WORDS = ["red", "green", "blue"]
@@ -304,6 +313,50 @@ class TestChoice:
         with using(OrderSensitiveEngine({})) as engine:
             (optimizer := chooser(metric=metric, max_metric_calls=0)).compile(predict(), trainset=examples())
         assert engine.num_calls == 0 and optimizer.report.vote is None
+
+
+class FirstMatters(Copier):
+    """Right where the first demo begins as the question does."""
+
+    def answer(self, system, texts):
+        asked, first = (dict(FIELD.findall(text))["question"].split()[0] for text in (texts[-1], texts[0]))
+        return self.formatted(system, texts, "right" if asked == first else "wrong")
+
+
+class TestOrder:
+    """Of demos that a program finds, with one demo that it shows before them or without."""
+
+    @pytest.mark.parametrize("fixed", [[], [dspy.Example(question="pair? which", answer="so")]])
+    def test_it_is_told_and_learnt(self, tmp_path, fixed):
+        texts = [f"pair{i // 2} text{i}" for i in range(40)]
+        pairs = [dspy.Example(question=text, answer="right").with_inputs("question") for text in texts]
+        with using(FirstMatters()) as engine:
+            program = chooser(max_metric_calls=0).compile(predict(), trainset=pairs)
+            program.demos = fixed
+            found = order_sensitivity(program, exact_match, pairs, log_dir=tmp_path / "s", display_progress=False)
+            assert engine.num_calls == found.program_calls <= 300
+            assert (found.scores[0], found.reverse, found.matters) == (0.0, 0.0 if fixed else 1.0, not fixed)
+            assert f"the other way round, it scores {found.reverse:.3f}" in str(found)
+            ordering = PLReorder(exact_match, max_metric_calls=150, log_dir=tmp_path / "o", display_progress=False)
+            ordered = ordering.compile(program, trainset=pairs)
+            again, made = ordering.compile(program, trainset=pairs), engine.num_calls
+            assert made == engine.num_calls == found.program_calls + ordering.report.program_calls["total"]
+            ordered.save(tmp_path / "p.json")
+            for each in (ordered, again, load_program(predict(), tmp_path / "p.json")):
+                shown = [demo["question"] for demo in each.shown({"question": texts[7]})]
+                assert shown[0] == (fixed[0].question if fixed else texts[7])
+        assert ordered.retrieval.rule.order[:1] == (() if fixed else (0,))
+        assert fixed or ordering.report.comparison.expected_chosen[0] > 0.9
+
+    def test_of_a_calibrated_one(self):
+        """What the user has is scored as it is."""
+        with using(Engine(), "fake/x"):
+            program = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
+            ordering = PLReorder(exact, calibrate=True, max_metric_calls=200, display_progress=False)
+            ordered = ordering.compile(program, trainset=LABELLED)
+            as_it_is = order_sensitivity(program, exact, LABELLED, display_progress=False).scores[0]
+        assert isinstance(ordered, CalibratedProgram) and ordered.program.retrieval.pool is program.retrieval.pool
+        assert abs(ordering.report.comparison.expected_original[0] - as_it_is) < 0.1
 
 
 class TestUse:
