@@ -17,7 +17,7 @@ from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
-from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, TIME_LIMIT
+from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, Stopper, as_ordering, mean_score
@@ -32,9 +32,6 @@ MIN_SHARE = 0.5
 
 MIN_COMPARED = 8
 """Examples of the final comparison, at least, where there are so many."""
-
-MAX_KEPT = 0.6
-"""Share of money and time, at most, that a phase leaves to those after it."""
 
 KEPT_SHARE = 0.4
 """Share of the orderings that go on to the next heat of a race."""
@@ -286,7 +283,7 @@ class Compilation:
         budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
         affordable = max(1, min(planned, budget.calls + budget.calls_left))
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
-        budget.allow(1.0 - min(MAX_KEPT, kept))
+        budget.allow(1.0 - min(MAX_KEPT, kept), kept=self._least_compared)
 
     def _finalists(self) -> list[tuple[str, Ordering]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
@@ -377,15 +374,15 @@ class Compilation:
         count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
         known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
         unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
-        cheapest_first, left = sorted(unpaid, key=unpaid.__getitem__), math.inf
+        least, left = min(MIN_EXAMPLES, len(self.selection)), math.inf
+        cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
         if scorer.budget.max_seconds is not None:
-            left = max(scorer.budget.calls_left, MIN_COMPARED * len(orderings))
+            left = max(scorer.budget.calls_left, least * len(orderings))
         while sum(map(unpaid.__getitem__, cheapest_first)) > left or not (
             scorer.fits(dict.fromkeys(orderings, cheapest_first))
         ):
             cheapest_first.pop()
-        least = max(1, min(MIN_EXAMPLES, len(self.selection)))
-        return sorted(cheapest_first) if len(cheapest_first) >= least else []
+        return sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
 
     def _compare(self, orderings: Sequence[Ordering], asked: Sequence[int]) -> tuple[list[list[float]], list[int]]:
         """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""

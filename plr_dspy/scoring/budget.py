@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from plr_dspy.report.text import BUDGET
@@ -16,6 +17,12 @@ CALL_LIMIT, TIME_LIMIT, COST_LIMIT = BUDGET, "time limit", "cost limit"
 MARGIN = 1.15
 """Calls to come are taken for so much dearer and slower than those made: they are of other examples."""
 
+MAX_KEPT = 0.6
+"""Share of money and time, at most, that a phase leaves to those after it."""
+
+RECENT = 16
+"""Calls to come may take as long as so many last ones did, where all took less: servers become slow."""
+
 
 class Budget:
     """What a compile may spend. Threads may share it.
@@ -23,7 +30,7 @@ class Budget:
     No call begins past a limit: neither when all calls are made, nor when the time is up, nor when what is spent, and
     what the calls under way and this one may cost, would pass the money. A call may cost what the dearest one so far
     did, or before one was made, what is expected; as long as that is not known, calls begin. Each phase of a compile
-    may use money and time up to a share (`allow`).
+    may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
 
     Args:
         ledger: Counts the calls, those of an earlier part included.
@@ -52,7 +59,7 @@ class Budget:
         self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
         self.cost, self.refused, self.planned = 0.0, "", planned
         self._ledger = ledger or Ledger()
-        self._share = 1.0
+        self._share, self._kept = 1.0, 0
         self._started = time.monotonic()
         self._price, self._unpriced = price, list[str]()
         self._lock = threading.Lock()
@@ -74,6 +81,7 @@ class Budget:
     def expect(self, dollars: float | None) -> None:
         """Take the calls to come for others than those made, such as a teacher's were, of which so much is expected."""
         self.expected, self._before = dollars, (self.calls, self._elapsed)
+        self._ended = deque([self._elapsed], RECENT + 1)  # when the last calls did
         self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
         self._paid = self._largest = 0.0
         self._told = False
@@ -83,9 +91,9 @@ class Budget:
         """Whether a call is to be made alone, to tell what those beside it may cost."""
         return self.max_cost is not None and not self._told
 
-    def allow(self, share: float) -> None:
-        """Begin a phase, which may use money and time up to this share of all."""
-        self._share, self.refused = share, ""
+    def allow(self, share: float, *, kept: int = 0) -> None:
+        """Begin a phase, which may use money and time up to this share of all, and leaves time to so many calls."""
+        self._share, self._kept, self.refused = share, kept, ""
 
     def begin(self) -> bool:
         """Set a call, and its time and money, aside, or say that there is none; `end` ends the call."""
@@ -95,7 +103,7 @@ class Budget:
                 or self.cost + (self._under_way + 1) * (self.dearest or 0.0) > self._share * self.max_cost
             ):
                 self.refused = COST_LIMIT
-            elif self.max_seconds is not None and self._elapsed >= self._share * self.max_seconds:
+            elif self.max_seconds is not None and self._elapsed >= self._phase_ends(self.max_seconds):
                 self.refused = TIME_LIMIT
             elif self.max_calls is not None and len(self._ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
@@ -107,6 +115,7 @@ class Budget:
     def end(self, tokens: Tokens) -> None:
         """Pay for a call that has ended; one that was not made after all has no tokens."""
         with self._lock:
+            self._ended.append(self._elapsed)
             self._under_way -= 1
             self._told = self._told or bool(tokens)
             cost = 0.0 if self.max_cost is None else self._price(tokens)
@@ -130,15 +139,25 @@ class Budget:
         mean = self._paid / self._num_paid if self._num_paid else self.expected
         if self.max_cost is not None and mean:
             left.append((self.max_cost - self.cost - (self.dearest or 0.0)) / (MARGIN * mean))
-        made, taken = self.calls - self._before[0], self._elapsed - self._before[1]
-        if self.max_seconds is not None and made:
-            left.append((self.max_seconds - self._elapsed) * made / (MARGIN * max(taken, 1e-9)))
+        if self.max_seconds is not None and self._pace:
+            left.append((self.max_seconds - self._elapsed) / self._pace)
         return max(0, int(min(left)))
 
     @property
     def dearest(self) -> float | None:
         """Dollars that a call may cost; None where nobody knows."""
         return self._largest if self._num_paid else self.expected
+
+    def _phase_ends(self, seconds: float) -> float:
+        """When the time of the phase is up, where all may take so many seconds."""
+        return min(self._share * seconds, seconds - min(self._kept * self._pace, MAX_KEPT * seconds))
+
+    @property
+    def _pace(self) -> float:
+        """Seconds that a call may take, beside those under way; 0 where none was made."""
+        made, (calls, since) = len(self._ended) - 1, self._before
+        recent = (self._elapsed - self._ended[0]) / made if made else 0.0
+        return MARGIN * max(recent, (self._elapsed - since) / max(1, self.calls - calls)) * (self.calls > calls)
 
     @property
     def _elapsed(self) -> float:

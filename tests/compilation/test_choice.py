@@ -98,3 +98,4 @@ class TestChoice:
         assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
         assert (found.expected_gain, found.probability) == (0.1, 0.8)
+        assert found.gain_interval == (0.1, 0.25)  # What is shrunk may be as large as it was seen to be.

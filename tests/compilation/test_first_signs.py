@@ -1,6 +1,7 @@
 """Compiles that can find nothing end soon, and those that were ended early spend no more; counted at the engine."""
 
 import re
+from dataclasses import replace
 
 import dspy
 import pytest
@@ -9,7 +10,7 @@ from worlds import TablePayer
 
 from plr_dspy import PLReorder
 from plr_dspy.compilation.first_signs import FirstSigns
-from plr_dspy.scoring.ledger import Cell
+from plr_dspy.scoring.ledger import WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(120)
@@ -47,7 +48,7 @@ class TestEnough:
     def said(self, cells, *, num_train=1_000):
         payer = TablePayer(None)
         for key, score in cells.items():
-            payer.ledger.add(key, Cell(score), {})
+            payer.ledger.add(key, score if isinstance(score, Cell) else Cell(score), {})
         return FirstSigns(CellScorer(payer, earlier=cells), num_train).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
@@ -62,6 +63,14 @@ class TestEnough:
         assert found.startswith(said) and bool(found) == bool(said)
         cells["order 0", 0] = 1
         assert not self.said(cells)
+
+    def test_answers_that_cannot_be_read(self):
+        """That one of an order could be read may be chance; those whose labels were read are none of them."""
+        unread = {(f"order {i}", example): Cell(None, WRONG) for i in range(4) for example in range(10)}
+        with pytest.raises(RuntimeError, match="40 of 41 answers could not be parsed"):
+            self.said({**unread, ("good", 0): 1.0})
+        assert self.said({**unread, ("good", 0): 1.0, ("good", 1): 0.0}) == ""
+        assert self.said({key: replace(cell, label_logprobs=(-1.0, -0.5)) for key, cell in unread.items()}) == ""
 
     def test_those_of_the_selection_split_count_for_nothing(self):
         assert self.said({("order", example): 1.0 for example in range(80)}, num_train=59) == ""

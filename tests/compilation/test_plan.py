@@ -59,6 +59,7 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
     plans = [make_plan("light", max_metric_calls=budget, **sizes) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
+    assert make_plan("light", max_metric_calls=1_000, num_samples=40, **sizes).num_samples == 40  # what was asked for
 
 
 @pytest.mark.parametrize("auto", ["light", "paper"])

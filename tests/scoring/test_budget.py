@@ -1,5 +1,6 @@
 """Calls, money and time are set aside before a call, so that no limit is passed whatever is under way."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,10 +57,12 @@ class TestMoney:
     def test_of_calls_under_way_is_set_aside(self):
         budget = Budget(max_cost=10, price=price, expected=1)
         assert (begun(budget), budget.refused) == (10, COST_LIMIT)
-        for _ in range(10):
-            budget.end(tokens(0))  # free, as from a cache
-        assert begun(budget) == 10
         budget.end({})  # not made after all
+        assert budget.needs_one
+        for _ in range(9):
+            budget.end(tokens(0))  # free, as from a cache
+        assert (begun(budget), budget.needs_one) == (10, False)
+        budget.end({})
         assert begun(budget) == 1
 
     def test_a_call_may_cost_what_the_dearest_did(self):
@@ -117,6 +120,21 @@ class TestTimeAndCalls:
         made(ledger, *[0] * 10)
         clock[0] = 30.0
         assert budget.calls_left == int(970 / 3 / MARGIN)
+        budget.expect(None)  # Now others come, as the student's after a teacher's.
+        made(ledger, 0)
+        clock[0] = 40.0
+        assert budget.calls_left == int(960 / 10 / MARGIN)
+
+    def test_a_phase_leaves_time_to_calls_that_have_become_slow(self, clock):
+        budget, number = Budget(ledger := Ledger(), max_seconds=1000), 0
+        budget.allow(1.0, kept=10)
+        while budget.begin():
+            clock[0] += 1 if number < 100 else 10
+            made(ledger, 0)
+            budget.end(tokens(0))
+            number += 1
+        assert (number, budget.refused) == (100 + math.ceil((900 - 10 * 10 * MARGIN) / 10), TIME_LIMIT)
+        assert budget.calls_left == int((1000 - clock[0]) / (10 * MARGIN)) == 9
 
     def test_a_phase_may_use_a_share_of_money_and_time(self, clock):
         budget = Budget(max_cost=10, max_seconds=10, price=price, expected=1)

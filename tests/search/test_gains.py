@@ -3,11 +3,14 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from plr_dspy import OrderingSpace
 from plr_dspy.search.model.gains import ERROR_QUANTILES, PRIOR_NOTHING, SCALES, expected_gains
+from plr_dspy.search.model.ordering_model import OrderingModel
 
 SIZE, NUM_EXAMPLES = 6, 15
 
@@ -48,6 +51,19 @@ def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM
     given = {"covariance": covariance, "apart": apart, "noise": noise, "reference": reference}
     gains = expected_gains(means, num_examples=num_examples, **given)
     return gains.summary()[:2]
+
+
+def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
+    """Where none differ, by the rule of three: 3 over the number of calls."""
+    own, original, other = ((0, 1, 2), (2, 1, 0), (1, 0, 2))
+    scores = {(own,): dict.fromkeys(range(40), 1.0), (original,): dict.fromkeys(range(10), 1.0)}
+    fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit(scores)
+    assert fitted.interval((own,), 1.0, reference=(original,)) == (0.7, 1.0)
+    scores |= {(original,): {e: float(e % 2) for e in range(10)}, (other,): {e: float(e % 2) for e in range(40)}}
+    fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit(scores)
+    low, high = fitted.interval((other,), 0.5, reference=(original,))
+    error = 0.5 * (1 / 40 + 1 / 10) ** 0.5
+    assert (low, high) == pytest.approx((0.5 - 1.96 * error, 0.5 + 1.96 * error), abs=0.001)
 
 
 class TestConditioning:
