@@ -183,6 +183,15 @@ class TestLabelsDecide:
         assert optimizer.accuracies["as it is"] == pytest.approx(scored, abs=1e-3)
         assert optimizer.accuracies["likeliest label"] > scored
 
+    def test_replies_that_say_nothing_of_labels_count_as_wrong(self):
+        silent = lambda text: int(text.split()[-1]) % 2 == 0  # noqa: E731
+        engine = Classifier(lambda text: {"negative": 0.0 if silent(text) else 0.9, "positive": 0.0}, unreadable=silent)
+        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 4 > 1]).with_inputs("text") for i in range(40)]
+        optimizer = BatchCalibration(display_progress=False)
+        with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
+            optimizer.compile(student(), trainset=trainset)
+        assert (optimizer.accuracies["as it is"], LABELS[0]) == (0.25, "negative")
+
     def test_ties_leave_the_program_as_it_is(self):
         """A model that is always right, and sure of it."""
         trainset, _, right = world(2, 0.2, 0.0)

@@ -162,6 +162,15 @@ class TestAnyFunction:
         assert np.mean([found.score(i, each) for i, each in enumerate(told)]) == pytest.approx(0.5)
         assert found.score(0, {"label": "xxxx"}) > found.score(0, {"label": "x"})
 
+    def test_may_write_to_what_it_gets(self):
+        def once(examples, predictions):
+            right, examples[0].label = examples[0].label == predictions[0].label, "seen"
+            return float(right)
+
+        metric = DatasetMetric(once)
+        facts, outputs = [metric.fact(example("a"))], [{"label": "a"}]
+        assert [metric.value(facts, outputs, [1.0]) for _ in range(2)] == [1.0, 1.0]
+
     @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
     def test_that_returns_no_number_is_an_error(self, value):
         with pytest.raises((ValueError, TypeError), match="metric must return a"):

@@ -76,6 +76,11 @@ class TestTeachers:
             assert len(labelled) == 4
             assert len(teacher.demos) == num_demos
 
+    def test_failed_calls_are_no_right_answers_that_nobody_saw(self, engine):
+        engine.at = dict.fromkeys(range(4), fakes.failure)
+        (optimizer := chooser()).compile(predict(), trainset=EXAMPLES)
+        assert optimizer.report.program_calls["bootstrap"] > 8
+
     @pytest.mark.parametrize("message", [None, "too long"])
     def test_one_without_an_answer_makes_no_demo_and_is_no_failure(self, tmp_path, message):
         def too_long():

@@ -149,6 +149,10 @@ class TestLeaks:
         assert len(pooled) == chooser.report.slots[0].num_demos == 10
         assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 30
 
+    def test_examples_of_the_valset_are_no_demos(self, engine):
+        (chooser := optimizer(candidates="labeled")).compile(predict(), trainset=EXAMPLES, valset=EXAMPLES[20:])
+        assert {slot["question"] for slot in chooser.report.slots[0].demos} <= {e.question for e in EXAMPLES[:20]}
+
 
 class TestTokens:
     def test_the_limit_is_the_most_that_may_be_shown_and_holds_for_all_calls(self, engine):

@@ -21,6 +21,7 @@ from fakes import student as showing
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
+from plr_dspy.scoring.ledger import FAILED, Cell, open_ledger
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -323,7 +324,7 @@ class TestOtherArguments:
             assert found.setdefault((seed, limit), report) == report
             spent.append(engine.num_calls)
         assert spent[0] == spent[2] < spent[3] == spent[4] < spent[5] == spent[-1]
-        assert found[0, 300]["comparison"] is not None
+        assert all(found[key]["comparison"] is not None for key in [(0, 300), (1, 700), (0, 900)])
 
     @pytest.mark.parametrize("chooser", [PLReorder, PLFewShot])
     def test_few_examples_leave_the_calls_of_a_large_limit_to_other_seeds(self, tmp_path, engine, chooser):
@@ -522,6 +523,20 @@ class TestFailed:
             assert 0.9 * limit <= calls["total"] <= limit
             assert calls["race"] > 0.15 * limit and calls["final"] > 0.1 * limit
         assert parts[0]["search"] < parts[1]["search"] < parts[2]["search"]
+
+    def test_those_of_the_provider_alone_are_forgotten(self, tmp_path):
+        with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
+            for name in ("ValueError", "LMRateLimitError"):
+                ledger.add((name, 0), Cell(None, FAILED, name), {})
+        with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
+            assert list(ledger.earlier) == [("ValueError", "0")]
+
+    def test_a_folder_without_an_answer_is_begun_anew(self, tmp_path):
+        """A teacher's wrong answer is none that another compile could use."""
+        for metric in ("#one", "#other"):
+            with open_ledger(tmp_path, lambda metric=metric: {"metric": metric}) as ledger:
+                assert not ledger.num_resumed
+                ledger.add(("bootstrapped", 0), Cell(None, value={}), {})
 
     def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
         def metric(example, prediction):

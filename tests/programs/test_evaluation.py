@@ -59,6 +59,11 @@ def test_accuracy_recall_and_difference():
     assert "1 replies could not be read; recall no 0.73, yes 0.60" in str(found)
 
 
+def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
+    found = evaluated({"one": Answering([], unread=[0, 1])}, lambda e, p: 2.0 * exact(e, p) - 1.0, examples(4, [3]))
+    assert found.programs["one"].score == -0.5  # one is right
+
+
 def test_a_metric_over_a_set_and_a_calibrated_program():
     devset = examples(20, range(5))
     found = evaluated({"never": Answering([]), "some": Answering(range(3, 8))}, F1("yes"), devset)

@@ -9,7 +9,7 @@ from fakes import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.programs.splits import make_splits, shown_by
+from plr_dspy.programs.splits import make_splits, mixed, shown_by
 
 
 def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
@@ -55,8 +55,20 @@ class TestDemosAreLeftOut:
         examples = with_input(list(enumerate(values)))
         assert shown_by([{"question": {"opened": "2026-01-01", "number": 3}, "answer": "x"}], examples) == {3}
 
+    def test_by_what_is_in_prompts(self):
+        """Not by a number that the demo has not, or another one."""
+        examples = with_input([(i, f"question {i}") for i in range(20)], style="short")
+        demos = [{"question": "question 7", "style": "long", "answer": "a"}]
+        found = make_splits(examples, [], demos, random.Random(0), balanced=True, prompted=["question"])
+        assert "trainset[7]" not in found.names and len(found.names) == 19
+
 
 class TestSplits:
+    def test_a_rare_class_is_spread_evenly(self):
+        found = mixed(range(100), [n % 10 == 0 for n in range(100)], random.Random(0), balanced=True)
+        places = [place for place, n in enumerate(found) if n % 10 == 0]
+        assert [place // 10 for place in places] == list(range(10)) and {place % 10 for place in places} <= {4, 5}
+
     @settings(deadline=None)
     @given(st.integers(2, 120), st.integers(0, 5), st.booleans())
     def test_are_a_partition_of_four_to_one(self, count, seed, balanced):

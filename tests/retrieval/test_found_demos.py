@@ -235,17 +235,23 @@ class TestChoice:
         with pytest.raises(ValueError, match="with a budget of calls"):
             optimizer.program_with(8)
 
-    def test_limits(self):
+    def test_limits(self, tmp_path):
         engine = Copier(same=False)
         _, optimizer = compiled(engine, max_demos=3, min_demos=2)
         assert {len(demos) for demos in engine.shown} == {0, 2, 3}
         returned = optimizer.report.returned
         tokens = returned.demo_tokens // returned.num_demos
         long = examples(1)[0].copy(question="long " * 300 + "is red all over")
-        engine = Copier(same=False)
-        compiled(engine, max_demos=3, max_demo_tokens=2 * tokens, trainset=[long, *examples()])
-        assert max(map(len, engine.shown)) in (1, 2)  # and never none for the sake of one that is too long
-        assert not [demo for demos in engine.shown for demo in demos if demo.startswith("long")]
+        limits = {"max_demos": 4, "max_demo_tokens": 2 * tokens, "max_metric_calls": 200}
+        for demos in ("retrieved", "auto"):
+            engine = Copier(same=False)
+            program, _ = compiled(engine, demos=demos, trainset=[long, *examples()], **limits)
+            assert max(map(len, engine.shown)) in (1, 2)  # and never none for the sake of one that is too long
+            assert not [demo for demos in engine.shown for demo in demos if demo.startswith("long")]
+        program, _ = compiled(engine := Copier(), trainset=examples(), **{**limits, "max_metric_calls": 0})
+        program.save(tmp_path / "p.json")
+        for each in (program, load_program(predict(), tmp_path / "p.json")):
+            assert 0 < len(each.shown({"question": examples(1)[0].question})) < 3
 
     def test_a_mixture_shows_no_demo_twice(self, tmp_path):
         program, _ = compiled(Copier(), max_metric_calls=0)
@@ -305,6 +311,14 @@ class TestChoice:
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
+    def test_a_vote_leaves_the_example_itself_out(self):
+        trainset = [
+            dspy.Example(question=f"word{i // 2}", answer=str(i % 2)).with_inputs("question") for i in range(40)
+        ]
+        trainset = [each.copy(question=f"{each.question} {'a' * i}") for i, each in enumerate(trainset)]
+        _, optimizer = compiled(Copier(), trainset=trainset, max_demos=1, max_metric_calls=0)
+        assert optimizer.report.vote.score == 0.0
+
     def test_a_vote_calls_no_model(self):
         def metric(example, prediction):
             dspy.Predict("answer -> question")(answer=prediction.answer)
@@ -345,6 +359,8 @@ class TestOrder:
             for each in (ordered, again, load_program(predict(), tmp_path / "p.json")):
                 shown = [demo["question"] for demo in each.shown({"question": texts[7]})]
                 assert shown[0] == (fixed[0].question if fixed else texts[7])
+            few = chooser(max_metric_calls=0).compile(predict(), trainset=pairs[:3])
+            assert order_sensitivity(few, exact_match, pairs[3:], display_progress=False).num_distinct == 6
         assert ordered.retrieval.rule.order[:1] == (() if fixed else (0,))
         assert fixed or ordering.report.comparison.expected_chosen[0] > 0.9
 

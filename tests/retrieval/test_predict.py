@@ -181,6 +181,10 @@ def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
     found = shown(pool, "the cat", Rule(num_demos=30), without=own)
     assert len(found) == 30 and not {"the cat", "The  cat", "the CAT"} & set(found)
     assert shown(pool_of(["the cat"], ["x"]), "the cat", Rule(), without=own) == []
+    # Of an inner predictor, one input of which the program has made of the other.
+    demo = dspy.Example(text="the cat", hint="tail", label="x").with_inputs("text", "hint")
+    inner = Pool(dspy.Predict("text, hint -> label"), [demo], ["of another example"])
+    assert inner.shown({"text": "The cat", "hint": "tail"}, Rule(), without=own) == []
 
 
 def test_features_are_what_they_are_said_to_be():
