@@ -309,6 +309,13 @@ class TestOtherArguments:
         whole = compiled(None, student(3), max_metric_calls=second, **options)
         assert report.slots[0].ordering == whole.slots[0].ordering
 
+    def test_a_smaller_budget_leaves_calls_to_race_and_comparison(self, tmp_path, engine):
+        engine.at = {170: interrupt}
+        with pytest.raises(KeyboardInterrupt):
+            compiled(tmp_path, num_threads=1)
+        plan = optimizer(max_metric_calls=200).estimate(student(), trainset=EXAMPLES).plan
+        assert compiled(tmp_path, max_metric_calls=200).program_calls["search"] <= plan.search_calls
+
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
         """Also one that calls of others left little, whatever they make later; and a smaller budget than was spent,

@@ -124,6 +124,7 @@ def test_report_has_the_metric_itself_and_the_confusion():
     chosen = max(report.candidates, key=lambda each: each.expected_gain)
     assert (report.candidates[0].score, chosen.score) == (c.original, c.chosen)
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
+    assert 0.0 < c.expected_gain < 0.75 * c.gain  # It is shrunk, as by example.
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
     shown = [value for each in report.history for value in (each.best_score, each.best_score_so_far)]
     assert all(0.0 <= value <= 1.0 for value in shown)
