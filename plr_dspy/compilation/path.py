@@ -392,6 +392,11 @@ class Compilation:
         scorer.phase = "final"
         scorer.budget.allow(1.0)
         examples, rows = scorer.table(orderings, asked, favoured=0)
+        if len(rows) < 2:  # The time is up: what the first two have been scored on.
+            first = scorer.known_cells(dict.fromkeys(orderings[:2], asked)).values()
+            both = [example for example in asked if all(example in row for row in first)]
+            if len(both) >= MIN_EXAMPLES:
+                examples, rows = scorer.table(orderings[:2], both, favoured=0)
         if scorer.influence is not None and examples:
             self._refer([*orderings[: len(rows)], *self._best()])
             examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)

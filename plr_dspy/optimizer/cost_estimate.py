@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 
 from plr_dspy.compilation.path import MIN_COMPARED
-from plr_dspy.compilation.plan import MIN_ORDERS, Plan
+from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, Plan
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.optimizer.job import Job
@@ -197,7 +197,8 @@ def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
     if plan.max_metric_calls is not None:
         planned = plan.max_metric_calls + len(job.attempts)
         # Those of others in the same folder count, too: the plan may be of fewer than the user allows.
-        limits |= {"planned": planned, "max_calls": max(planned, job.optimizer.max_metric_calls or 0)}
+        allowed = job.optimizer.max_metric_calls or BUDGETS.get(getattr(job.optimizer, "auto", ""), 0)
+        limits |= {"planned": planned, "max_calls": max(planned, allowed)}
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)

@@ -206,6 +206,14 @@ def _checked_copy(
             f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders: pass the program "
             f"that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
         )
+    named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
+    for predictor in student.predictors():
+        pooled = predictor.retrieval.sources if isinstance(predictor, RetrievingPredict) else set()
+        if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
+            raise ValueError(
+                f"{optimizer.trainset_name} must name the inputs that the examples of the pool have, "
+                f"{sorted(map(list, pooled))}; got {sorted(map(list, named - pooled))}: name these in with_inputs"
+            )
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
     # `log_dir` would be found again.

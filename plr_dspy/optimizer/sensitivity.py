@@ -79,11 +79,18 @@ class RandomSample(Reorderer):
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
             raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
+        if isinstance(prepared.slots, FoundSlots) and self.num_orders == MIN_ORDERS < num_distinct:
+            raise ValueError(
+                f"num_orders must be at least {MIN_ORDERS + 1} where demos are found for each input: one of them is "
+                "the reverse of the program's own"
+            )
         with self._open(prepared) as (job, work, scorer, _):
             orders, influence = self.search(job, job.plan).ask(), scorer.influence
             sampled, reverse = slice(len(orders)), None
             if isinstance(job.slots, FoundSlots):
-                orders = list(dict.fromkeys([*orders, job.slots.reverse]))
+                if job.slots.reverse not in orders:  # It is no random one.
+                    orders[-1] = job.slots.reverse
+                    sampled = slice(len(orders) - 1)
                 reverse = orders.index(job.slots.reverse)
             num_usable = len(job.scored_examples)
             asked = list(range(num_usable)) if influence is None else influence.turns(num_usable)

@@ -217,6 +217,8 @@ def _attributes(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dspy.Predict):
         settings = [value.config, value.fields, value.lm]
         parts = {"signature": value.signature, "demos": list(value.demos), "settings": settings}
+        if (finding := vars(value).get("retrieval")) is not None:
+            parts["rule and pool"] = finding.facts
         return {f"the {part} of {name}": each for part, each in parts.items()}
     of_dspy = any(base.__module__.partition(".")[0] == "dspy" for base in kind.__mro__)
     of_library = is_library(kind.__module__)

@@ -123,7 +123,8 @@ class OrderSensitivity:
             return f"a search ({search}), which is worth its calls."
         advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
         # Its error is the own score's, from few examples, and about twice that of the mean of orders, from few orders.
-        count, more = len(self.scores), 4 * self.num_examples
+        more = 4 * self.num_examples
+        count = len(self.scores) + (self.reverse is not None and len(self.scores) < self.num_distinct)
         what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
         if more > self.num_usable:
             all_of_them = f" (all of them: max_metric_calls={self.num_usable * count})"

@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import dspy
+import numpy as np
 
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots, Slot
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
-from plr_dspy.retrieval.rule import Embeddings, Pool
+from plr_dspy.retrieval.rule import Embeddings
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 
@@ -21,14 +22,10 @@ class FoundSlots(ProgramSlots):
     Found demos are the last block of their predictor's slot, which holds stand-ins that say how near each of them is.
     """
 
-    @cached_property
-    def pools(self) -> list[Pool]:
-        """Where predictors find demos."""
-        return [each.retrieval.pool for each in self._predictors.values() if isinstance(each, RetrievingPredict)]
-
     @property
     def embedder(self) -> Any:  # type: ignore[override]
-        return next((e.similarity.embedder for e in self.pools if isinstance(e.similarity, Embeddings)), None)
+        found = (each.retrieval.pool.similarity for each in self._retrieving)
+        return next((each.embedder for each in found if isinstance(each, Embeddings)), None)
 
     @property
     def reverse(self) -> Ordering:
@@ -64,10 +61,15 @@ class FoundSlots(ProgramSlots):
                 retrievals[slot.predictor] = replace(predictor.retrieval, rule=rule)
         return demos, retrievals
 
+    @property
+    def _retrieving(self) -> list[RetrievingPredict]:
+        """The predictors that find demos."""
+        return [each for each in self._predictors.values() if isinstance(each, RetrievingPredict)]
+
     @cached_property
     def _content(self) -> str:
-        """Digest of the demos that may be found."""
-        return digest([pool.demos for pool in self.pools])
+        """Digest of what decides which demos are found."""
+        return digest([each.retrieval.facts for each in self._retrieving])
 
     def _num_fixed(self, slot: Slot) -> int:
         """Demos of a slot that all inputs have."""
@@ -89,5 +91,9 @@ class FoundSlots(ProgramSlots):
 
 
 def _nearness(retrieval: Retrieval) -> tuple[int, ...]:
-    """How near the demo at each place is, the nearest 0, as they are shown now."""
-    return retrieval.rule.arranged(range(min(retrieval.rule.num_demos, len(retrieval.pool))))
+    """How near the demo at each place is, the nearest 0, as they are shown now: of as many as there may be."""
+    rule, pool = retrieval.rule, retrieval.pool
+    number = min(rule.num_demos, len(pool))
+    if rule.max_tokens is not None:  # The shortest ones, which need not be found.
+        number = min(number, int((np.cumsum(sorted(pool.tokens)) <= rule.max_tokens).sum()))
+    return rule.arranged(range(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,6 +33,17 @@ class Retrieval:
     rule: Rule
     guarded: bool = False
 
+    @property
+    def facts(self) -> list[Any]:
+        """What decides which demos are found."""
+        pool, embedder = self.pool, getattr(self.pool.similarity, "embedder", None)
+        return [asdict(self.rule), [dict(demo.items()) for demo in pool.demos], pool.sources, pool.tokens, embedder]
+
+    @property
+    def sources(self) -> set[tuple[str, ...]]:
+        """The names of the inputs of the examples that demos are made of, as far as these are known."""
+        return {tuple(name for name, _ in literal_eval(source)) for source in set(self.pool.sources) if source}
+
     def demos(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, in the order of the prompt."""
         scored = dspy.settings.get("plr_dspy_scored")
@@ -39,7 +51,7 @@ class Retrieval:
             raise RuntimeError(
                 "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
                 "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
-                "or pass demos='fixed'"
+                "or show the same demos to every input, as of PLFewShot(demos='fixed')"
             )
         return [self.pool.demos[i] for i in self.pool.shown(inputs, self.rule, without=scored)]
 

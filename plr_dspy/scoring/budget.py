@@ -7,6 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.ledger import Ledger, Tokens
@@ -21,7 +23,7 @@ MAX_KEPT = 0.6
 """Share of money and time, at most, that a phase leaves to those after it."""
 
 RECENT = 16
-"""Calls to come may take as long as so many last ones did, where all took less: servers become slow."""
+"""Calls to come may take as long as most of so many last ones did, where all took less: servers become slow."""
 
 
 class Budget:
@@ -64,7 +66,7 @@ class Budget:
         self._price, self._unpriced = price, list[str]()
         self._lock = threading.Lock()
         self.expect(expected)
-        self._under_way = len(self._ledger.paid)
+        self._under_way, self._most_under_way = len(self._ledger.paid), 0
         for tokens in self._ledger.paid:
             self.end(tokens)
 
@@ -109,6 +111,7 @@ class Budget:
                 self.refused = CALL_LIMIT
             else:
                 self._under_way += 1
+                self._most_under_way = max(self._most_under_way, self._under_way)
                 return True
             return False
 
@@ -139,8 +142,11 @@ class Budget:
         mean = self._paid / self._num_paid if self._num_paid else self.expected
         if self.max_cost is not None and mean:
             left.append((self.max_cost - self.cost - (self.dearest or 0.0)) / (MARGIN * mean))
-        if self.max_seconds is not None and self._pace:
-            left.append((self.max_seconds - self._elapsed) / self._pace)
+        made, taken = self.calls - self._before[0], self._elapsed - self._before[1]
+        if self.max_seconds is not None and made:
+            pace = MARGIN * max(taken / made, self._recent, 1e-9)
+            # Of calls under way together all but one may end later.
+            left.append((self.max_seconds - self._elapsed) / pace + max(0, self._most_under_way - 1))
         return max(0, int(min(left)))
 
     @property
@@ -150,14 +156,14 @@ class Budget:
 
     def _phase_ends(self, seconds: float) -> float:
         """When the time of the phase is up, where all may take so many seconds."""
-        return min(self._share * seconds, seconds - min(self._kept * self._pace, MAX_KEPT * seconds))
+        return min(self._share * seconds, seconds - min(self._kept * MARGIN * self._recent, MAX_KEPT * seconds))
 
     @property
-    def _pace(self) -> float:
-        """Seconds that a call may take, beside those under way; 0 where none was made."""
-        made, (calls, since) = len(self._ended) - 1, self._before
-        recent = (self._elapsed - self._ended[0]) / made if made else 0.0
-        return MARGIN * max(recent, (self._elapsed - since) / max(1, self.calls - calls)) * (self.calls > calls)
+    def _recent(self) -> float:
+        """Seconds between two ends of the last calls, the median: one that stalls is none of those to come. 0 where
+        there were few, or several at once."""
+        gaps = [after - before for before, after in pairwise(self._ended)]
+        return median(gaps) if len(gaps) == RECENT else 0.0
 
     @property
     def _elapsed(self) -> float:

@@ -53,7 +53,9 @@ class TestTime:
         (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
         assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
 
-    @pytest.mark.parametrize(("seconds", "slow", "times", "number"), [(800, 700, 2, 3), (700, 660, 3, 2)])
+    @pytest.mark.parametrize(
+        ("seconds", "slow", "times", "number"), [(800, 700, 2, 3), (700, 660, 3, 2), (450, 420, 4, 2)]
+    )
     def test_calls_that_become_slow_leave_less_to_compare(
         self, clock, monkeypatch, caplog, seconds, slow, times, number
     ):
@@ -63,7 +65,7 @@ class TestTime:
         reorder.compile(student(), trainset=EXAMPLES)
         compared = reorder.report.comparison
         assert now() < seconds + times
-        assert compared.num_candidates == number and 2 <= compared.num_examples <= 8
+        assert compared.num_candidates == number and 2 <= compared.num_examples <= 10
         assert ("2 of 3 finalists could be compared" in caplog.text) == (number == 2)
 
     def test_no_time_for_a_comparison_keeps_the_original_order(self, clock):

@@ -333,11 +333,12 @@ class TestOtherArguments:
         assert spent[0] == spent[2] < spent[3] == spent[4] < spent[5] == spent[-1]
         assert all(found[key]["comparison"] is not None for key in [(0, 300), (1, 700), (0, 900)])
 
+    @pytest.mark.parametrize("limit", [{"max_metric_calls": 1_500}, {"auto": "light"}])
     @pytest.mark.parametrize("chooser", [PLReorder, PLFewShot])
-    def test_few_examples_leave_the_calls_of_a_large_limit_to_other_seeds(self, tmp_path, engine, chooser):
+    def test_few_examples_leave_the_calls_of_a_large_limit_to_other_seeds(self, tmp_path, engine, chooser, limit):
         """A compile on so few examples plans 360 calls at most, and the user allows 1,500."""
         for seed in range(4):
-            options = {"max_metric_calls": 1_500, "seed": seed, "log_dir": tmp_path, "display_progress": False}
+            options = {**limit, "seed": seed, "log_dir": tmp_path, "display_progress": False}
             compiling = chooser(exact_match, **options)
             compiling.compile(student(5), trainset=EXAMPLES[:16])
             assert compiling.report.comparison is not None

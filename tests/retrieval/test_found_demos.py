@@ -361,8 +361,29 @@ class TestOrder:
                 assert shown[0] == (fixed[0].question if fixed else texts[7])
             few = chooser(max_metric_calls=0).compile(predict(), trainset=pairs[:3])
             assert order_sensitivity(few, exact_match, pairs[3:], display_progress=False).num_distinct == 6
+            every = order_sensitivity(program, exact_match, pairs, max_metric_calls=None, display_progress=False)
+            assert (every.num_examples, len(every.scores), every.program_calls) == (40, 9, 400)
         assert ordered.retrieval.rule.order[:1] == (() if fixed else (0,))
         assert fixed or ordering.report.comparison.expected_chosen[0] > 0.9
+
+    def test_another_pool_other_inputs_and_one_demo_are_refused(self, tmp_path):
+        """Each in its place: a folder knows the pool, and a pool the inputs that tell whose demos are whose."""
+        embedder = dspy.Embedder(lambda texts: [[len(text), 1.0] for text in texts], caching=False)
+        numbered = [each.copy(id=str(i)).with_inputs("question", "id") for i, each in enumerate(examples())]
+        with using(Copier()):
+            made = [
+                chooser(max_metric_calls=0, embedder=each).compile(predict(), trainset=examples())
+                for each in (None, embedder)
+            ]
+            order_sensitivity(made[0], exact_match, examples(), log_dir=tmp_path, display_progress=False)
+            with pytest.raises(ValueError, match="the rule and pool of"):
+                order_sensitivity(made[1], exact_match, examples(), log_dir=tmp_path, display_progress=False)
+            with pytest.raises(ValueError, match=r"must name the inputs .* \[\['question'\]\]"):
+                PLReorder(exact_match).compile(made[0], trainset=numbered)
+            tokens = max(made[0].retrieval.pool.tokens)
+            short = chooser(max_metric_calls=0, max_demo_tokens=tokens).compile(predict(), trainset=examples())
+            with pytest.raises(ValueError, match="one order of its demos only"):
+                order_sensitivity(short, exact_match, examples(), display_progress=False)
 
     def test_of_a_calibrated_one(self):
         """What the user has is scored as it is."""

@@ -136,6 +136,17 @@ class TestTimeAndCalls:
         assert (number, budget.refused) == (100 + math.ceil((900 - 10 * 10 * MARGIN) / 10), TIME_LIMIT)
         assert budget.calls_left == int((1000 - clock[0]) / (10 * MARGIN)) == 9
 
+    @pytest.mark.parametrize("slow", [0, 50])
+    def test_one_call_that_stalls_says_nothing_of_those_to_come(self, clock, slow):
+        budget, number = Budget(ledger := Ledger(), max_seconds=300), 0
+        budget.allow(1.0, kept=24)
+        while budget.begin():
+            clock[0] += 130 if number == slow else 1
+            made(ledger, 0)
+            budget.end(tokens(0))
+            number += 1
+        assert number == 1 + math.ceil(300 - 130 - 24 * MARGIN)
+
     def test_a_phase_may_use_a_share_of_money_and_time(self, clock):
         budget = Budget(max_cost=10, max_seconds=10, price=price, expected=1)
         budget.allow(0.5)
