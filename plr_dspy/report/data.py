@@ -303,7 +303,7 @@ class Report(Part):
 
     @property
     def retrieves(self) -> bool:
-        """Whether the returned program finds demos for each input."""
+        """Whether demos that are found for each input were chosen, and not only ordered."""
         return self.retrieval is not None and self.retrieval.rule is not None
 
     @property
