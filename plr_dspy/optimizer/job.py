@@ -208,7 +208,7 @@ def _checked_copy(
         )
     named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
     for predictor in student.predictors():
-        pooled = predictor.retrieval.sources if isinstance(predictor, RetrievingPredict) else set()
+        pooled = predictor.retrieval.input_names if isinstance(predictor, RetrievingPredict) else set()
         if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
             raise ValueError(
                 f"{optimizer.trainset_name} must name the inputs that the examples of the pool have, "

@@ -169,7 +169,8 @@ def order_sensitivity(
         program: With demos in one predictor at least; it is not changed.
         metric: As in `PLReorder`.
         dataset: Examples with inputs and labels.
-        num_orders: The program's own included; all there are if these are fewer.
+        num_orders: The program's own included, and where demos are found for each input its reverse, so that they are 4
+            at least; all there are if these are fewer.
         max_metric_calls: Budget in program calls; never exceeded. None pays for all examples.
         num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 

@@ -40,7 +40,7 @@ class Retrieval:
         return [asdict(self.rule), [dict(demo.items()) for demo in pool.demos], pool.sources, pool.tokens, embedder]
 
     @property
-    def sources(self) -> set[tuple[str, ...]]:
+    def input_names(self) -> set[tuple[str, ...]]:
         """The names of the inputs of the examples that demos are made of, as far as these are known."""
         return {tuple(name for name, _ in literal_eval(source)) for source in set(self.pool.sources) if source}
 
