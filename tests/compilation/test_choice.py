@@ -88,14 +88,20 @@ class TestChoice:
         scores = [each.score for each in found]
         assert choose(found, min_probability=0.0, by_score=True) == scores.index(max(scores))
 
+    @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
+    def test_the_interval_of_a_gain_is_above_nothing_just_where_the_probability_says_so(self, gain, p, deviation):
+        low, high = comparison([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=Gain(gain, p, deviation)).gain_interval
+        assert low >= 0.0 if p > 0.975 else low <= 0.0
+        assert low - 1e-6 <= gain <= high
+
     def test_evidence_and_comparison_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
         assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
         assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
         before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-        found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.8))
+        found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
         assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
-        assert (found.expected_gain, found.probability) == (0.1, 0.8)
+        assert (found.expected_gain, found.probability) == (0.1, 0.98)
         assert found.gain_interval == (0.1, 0.25)  # What is shrunk may be as large as it was seen to be.
