@@ -216,6 +216,8 @@ class TestText:
         assert "calibration alone may give as much, if it can read what" in str(unassumed)
         worse = effect.model_copy(update={"chosen": 0.52})
         assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
+        stays = str(by_hand([0, 1], calibration=effect, signal=signal, settings={"calibrate": True}))
+        assert "by its few calls, your program scores 0.50 as it is, and 0.70 calibrated: Batch" in stays
 
     def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
         scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
