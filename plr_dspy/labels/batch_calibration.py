@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Annotated, Any, Literal
 
@@ -92,7 +92,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         TypeError, ValueError: for arguments out of range; the message says what to pass.
     """
 
-    method: Literal["batch", "contextual", "linear"] = Field("batch", kw_only=False)
+    method: Literal["batch", "contextual", "linear"] = field(default="batch", kw_only=False)
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
     prior: Mapping[Any, Number] | None = None
     metric: SetMetric | None = None

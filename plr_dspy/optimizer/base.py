@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -59,7 +59,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     `orders_found` demos takes programs that find their demos for each input.
     """
 
-    metric: AnyMetric = Field(kw_only=False)
+    metric: AnyMetric = field(kw_only=False)
     max_metric_calls: Count | None = None
     max_seconds: Positive | None = None
     max_cost: Positive | None = None
