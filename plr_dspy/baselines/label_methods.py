@@ -1,8 +1,4 @@
-"""LocalE, GlobalE and PDO: all orders are asked for label probabilities, and the one with the best criterion is taken.
-
-Criteria are functions of tables ``[E, L]``, a probability distribution over L labels for each of E inputs; larger is
-better. Entropies are in nats.
-"""
+"""LocalE, GlobalE and PDO: all orders are asked for label probabilities; the one with the best criterion is taken."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ import itertools
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
@@ -27,7 +22,7 @@ from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import LogprobRequests, asking_for_probabilities
+from plr_dspy.labels.reader import asking_for_probabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
@@ -48,8 +43,6 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-Criterion = Callable[[Array], float]
-
 COMPARED_SHARE = 0.2
 """Of a budget for the comparison with the original order, at most."""
 
@@ -63,25 +56,8 @@ WRITING = "Write one new example of the same kind as those given: like them, but
 
 
 def entropy(distribution: ArrayLike) -> Array:
-    """Entropy of distributions ``[..., L]``."""
-    return np.asarray(entr(np.asarray(distribution, dtype=np.float64)).sum(axis=-1))
-
-
-def local_entropy(table: ArrayLike) -> float:
-    """Mean entropy over the inputs (LocalE; Lu et al., ACL 2022, Eq. 5)."""
-    return float(entropy(table).mean())
-
-
-def global_entropy(table: ArrayLike) -> float:
-    """Entropy of the shares of the predicted labels, the first of equals (GlobalE; Lu et al., ACL 2022, Eq. 3)."""
-    table = np.asarray(table)
-    return float(entropy(np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)))
-
-
-def closeness(table: ArrayLike, prior: ArrayLike) -> float:
-    """Minus KL(mean distribution || prior ``[L]``), which has no zeros (PDO; Xu et al., NAACL Findings 2024)."""
-    mean = np.asarray(table).mean(axis=0)
-    return float(entropy(mean) + mean @ np.log(prior))
+    """Entropy of distributions ``[..., L]``, in nats."""
+    return np.asarray(entr(distribution).sum(axis=-1))
 
 
 @arguments
@@ -101,8 +77,8 @@ class LabelReorderer(Reorderer):
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 24
 
     @abstractmethod
-    def criterion(self, job: Job) -> Criterion:
-        """Return what the order chosen has most of."""
+    def criterion(self, table: Array) -> float:
+        """What the order chosen has most of, by its distributions over labels for all inputs, ``[E, L]``."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
@@ -178,16 +154,13 @@ class LabelReorderer(Reorderer):
 
 
 class LabelCompilation(Compilation):
-    """One compile: all orders are asked for label probabilities, and the best one is compared with the original.
-
-    `means` holds the mean distribution ``[L]`` over the inputs of each order asked.
-    """
+    """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
         search = optimizer.search(job, job.plan)
         super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
         self.means: dict[Ordering, Array] = {}
-        self._work, self._criterion, self._winner = work, optimizer.criterion(job), job.original
+        self._work, self._criterion, self._winner = work, optimizer.criterion, job.original
         self._keys = lambda: optimizer._examples(job, work)[1]
 
     def run(self) -> Outcome:
@@ -272,7 +245,7 @@ class LabelCompilation(Compilation):
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
-            scores[ordering] = float(self._criterion(table))
+            scores[ordering] = self._criterion(table)
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
 
 
@@ -316,13 +289,47 @@ class ProbingWork(MetricWork):
         """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
         if example >= self.num_probing:
             return super().__call__(program, example - self.num_probing)
-        if self._temperature is not None and example < self.first:
-            requests = self._labels.requests
-            return Cell(None, value=written_input(program, temperature=self._temperature, requests=requests))
+        if example < self.first:
+            return Cell(None, value=self._written_input(program))
         found = self._labels(program, example - self.first)
         if found.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
         return Cell(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())
+
+    def _written_input(self, program: dspy.Module) -> dict[str, str]:
+        """A new input like the program's demos: plain completions go on after the last, other models are asked for one
+        more. As long as no call had log-probabilities, this one must have them."""
+        predictor, plain, requests = program.predictors()[0], PlainTextAdapter(), self._labels.requests
+        signature, lm = predictor.signature, predictor.lm or dspy.settings.lm
+        demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
+        outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
+        options: dict[str, Any] = {"temperature": self._temperature}
+        if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
+            adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
+            for name, field in signature.input_fields.items():
+                asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
+            answer_title = title_of(*next(iter(signature.output_fields.items())))
+            options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
+        else:
+            adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
+            asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+        if telling := not requests.given:
+            options = asking_for_probabilities(lm, options)
+        try:
+            written = adapter(lm, options, asks, [], inputs)[0]
+        except AdapterParseError as error:
+            raise WrongAnswer(error) from error
+        except Exception as error:
+            requests.note_error(lm, error)
+            requests.check(error)
+            raise
+        if telling:
+            requests.note_reply(lm, given=bool(getattr(written.get("logprobs"), "content", None)))
+            requests.check()
+        fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
+        if not all(fields.values()):
+            raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
+        return fields
 
 
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
@@ -330,45 +337,6 @@ def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
     return np.asarray(probabilities / probabilities.sum())
-
-
-def written_input(program: dspy.Module, *, temperature: float, requests: LogprobRequests) -> dict[str, str]:
-    """Return a new input in the manner of a program's demos, in their order.
-
-    Plain completions go on after the last demo; other models are asked for one more example. As long as no call had
-    log-probabilities, this one must have them.
-    """
-    predictor, plain = program.predictors()[0], PlainTextAdapter()
-    signature, lm = predictor.signature, predictor.lm or dspy.settings.lm
-    demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
-    outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
-    options: dict[str, Any] = {"temperature": temperature}
-    if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
-        adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
-        for name, field in signature.input_fields.items():
-            asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
-        answer_title = title_of(*next(iter(signature.output_fields.items())))
-        options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
-    else:
-        adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
-        asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
-    if telling := not requests.given:
-        options = asking_for_probabilities(lm, options)
-    try:
-        written = adapter(lm, options, asks, [], inputs)[0]
-    except AdapterParseError as error:
-        raise WrongAnswer(error) from error
-    except Exception as error:
-        requests.note_error(lm, error)
-        requests.check(error)
-        raise
-    if telling:
-        requests.note_reply(lm, given=bool(getattr(written.get("logprobs"), "content", None)))
-        requests.check()
-    fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
-    if not all(fields.values()):
-        raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
-    return fields
 
 
 @arguments
@@ -391,7 +359,6 @@ class LocalE(LabelReorderer):
     """
 
     name = "LocalE"
-    entropies: ClassVar[dict[str, Criterion]] = {"lu": local_entropy, "plr": lambda table: -local_entropy(table)}
 
     variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]
@@ -407,8 +374,9 @@ class LocalE(LabelReorderer):
                     f"program's own inputs {sorted(given)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
                 )
 
-    def criterion(self, job: Job) -> Criterion:
-        return self.entropies[self.variant]
+    def criterion(self, table: Array) -> float:
+        mean = float(entropy(table).mean())
+        return mean if self.variant == "lu" else -mean
 
 
 @arguments
@@ -423,28 +391,27 @@ class GlobalE(LocalE):
     """
 
     name = "GlobalE"
-    entropies: ClassVar[dict[str, Criterion]] = {
-        "lu": global_entropy,
-        "plr": lambda table: -float(entropy(table).min()),
-    }
+
+    def criterion(self, table: Array) -> float:
+        if self.variant == "plr":
+            return -float(entropy(table).min())
+        return float(entropy(np.bincount(table.argmax(axis=1)) / len(table)))
 
 
 @arguments
 class PDO(LabelReorderer):
     """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
 
-    It needs a program with one predictor, one finite output (Literal, enum or bool), and an LM that gives
-    log-probabilities. It makes a program call for each order and input, and 2 on each selection example.
+    Program and LM must be as for `LocalE`, but inputs need no text unless they are empty. It makes a program call for
+    each order and input, and 2 on each selection example.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
 
     Args:
-        metric: Only says in the report how the order does beside the original one, on the selection split.
         setting: "few-shot": an empty input, and the uniform distribution. "unlabelled": the train split without its
             labels, and the uniform distribution. "prior": the same, and `prior`.
         prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
-        num_candidates: Random orders, the original one among them; of fewer orders, all.
-        all others: As in `PLReorder`; with max_metric_calls fewer inputs, so that it is never exceeded.
+        metric, num_candidates, all others: As in `LocalE`.
     """
 
     name = "PDO"
@@ -462,15 +429,13 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        output = self.output(program)
-        self._shares = np.full(len(output.labels), 1.0 / len(output.labels))
-        if self.prior is not None:
-            self._shares = prior_shares(self.prior, output.labels)
-        elif self.setting == "prior" and trainset:
-            counts = output.counts(trainset)
-            shares = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
+        output, prior, name = self.output(program), self.prior, "prior"
+        if prior is None:
+            counts = output.counts(trainset) if self.setting == "prior" and trainset else np.ones(len(output.labels))
+            prior = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
             name = "the trainset, or the prior that you pass instead,"
-            self._shares = prior_shares(shares, output.labels, name=name)
+        self._shares = prior_shares(prior, output.labels, name=name)
 
-    def criterion(self, job: Job) -> Criterion:
-        return partial(closeness, prior=self._shares)
+    def criterion(self, table: Array) -> float:
+        mean = table.mean(axis=0)
+        return float(entropy(mean) + mean @ np.log(self._shares))

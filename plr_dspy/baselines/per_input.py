@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import dspy
 from pydantic import Field
 
-from plr_dspy.baselines.label_methods import OTHERS, Criterion, LabelReorderer, distribution, entropy
+from plr_dspy.baselines.label_methods import OTHERS, LabelReorderer, distribution, entropy
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
@@ -18,6 +18,7 @@ from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.arguments import Count, WholeNumber, arguments
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.statistics.calibration import Array
 
 
 class PerInputOrder(dspy.Module):
@@ -89,19 +90,14 @@ class DEmO(LabelReorderer):
     The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
     are kept; for each input, the program takes the one under which the input adds most to the probability of the
     label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset, and the program it
-    returns `num_kept` LM calls for each input. It needs one predictor, one finite output (Literal, enum or bool) and
-    text inputs, and an LM that gives log-probabilities.
+    returns `num_kept` LM calls for each input. Program and LM must be as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
 
     Args:
         metric: Not used: there is no one order to compare with the original one.
-        num_candidates: Random orders, the original one among them; of fewer orders, all.
-        num_kept: Orders to choose from for each input.
-        all others: As in `PLReorder`.
-
-    Attributes:
-        report, best_program: As in `PLReorder`; the order in the report is the fairest one.
+        num_kept: Orders to choose from for each input. The one in the report is the fairest.
+        num_candidates, all others: As in `LocalE`.
     """
 
     name = "DEmO"
@@ -114,8 +110,8 @@ class DEmO(LabelReorderer):
         """Each order on the content-free inputs; nothing is compared, as there is no one order."""
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
-    def criterion(self, job: Job) -> Criterion:
-        return lambda table: float(entropy(table.mean(axis=0)))
+    def criterion(self, table: Array) -> float:
+        return float(entropy(table.mean(axis=0)))
 
     def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
         """The program that orders its demos for each input."""
