@@ -20,7 +20,7 @@ import orjson
 from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import evaluate_programs, program_answers
-from plr_dspy.labels.batch_calibration import BatchCalibration, shares_by_label
+from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
@@ -77,8 +77,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     found = calibrated.calibration
-    to = f" to {shares_by_label(found.labels, found.shares)}" if found and found.shares else ""
-    print("answers stay as they are" if found is None else f"calibrated{to} by {found.num_inputs} inputs")
+    print("answers stay as they are" if found is None else f"{found} by {found.num_inputs} inputs")
     print(f"the program is {args.out}")
 
 

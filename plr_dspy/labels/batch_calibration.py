@@ -26,6 +26,7 @@ from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, Whol
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.splits import mixed, shown_by, value_key
+from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED
@@ -181,8 +182,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
-        to = f" to {shares_by_label(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
-        done = "answers stay as they are" if calibration is None else f"calibrated{to}"
+        done = calibration or "answers stay as they are"
         likely = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
         before = shares_by_label(replies.labels, likely)
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
@@ -392,11 +392,6 @@ def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
 
     found = minimize(loss, start, jac=True, method="L-BFGS-B").x
     return found[:num_labels], found[num_labels:]
-
-
-def shares_by_label(labels: Sequence[str], shares: Sequence[float] | Array) -> str:
-    """Shares by label, for people."""
-    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
 
 
 def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:

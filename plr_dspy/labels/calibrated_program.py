@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,9 +21,10 @@ from pydantic.dataclasses import dataclass
 
 from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
-from plr_dspy.labels.reader import LogprobRequests, Reading, labels_read
+from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
@@ -65,7 +66,10 @@ class Calibration:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
         numbers = [*self.offsets, *self.scales]
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
-            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
+            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self!r}")
+
+    def __str__(self) -> str:
+        return f"calibrated to {shares_by_label(self.labels, self.shares)}" if self.shares else "calibrated"
 
     @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
@@ -152,22 +156,21 @@ class CalibratedProgram(dspy.Module):
         Raises:
             NoProbabilities: when the LM gives no log-probabilities.
         """
-        with self._reading() as with_probabilities:
+        with self._reading() as reader:
             prediction = self.program(*args, **inputs)
-        return with_probabilities(prediction)
+        return _with_probabilities(prediction, reader)
 
     async def aforward(self, *args: Any, **inputs: Any) -> Any:
         """Do what `forward` does, with the program's async calls."""
-        with self._reading() as with_probabilities:
+        with self._reading() as reader:
             if hasattr(self.program, "aforward"):
                 prediction = await self.program.acall(*args, **inputs)
             else:
                 prediction = await dspy.asyncify(self.program)(*args, **inputs)
-        return with_probabilities(prediction)
+        return _with_probabilities(prediction, reader)
 
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """Read what is said of labels in this context, and decide by it; yield what adds it to a prediction."""
+    def _reading(self) -> AbstractContextManager[LabelReader]:
+        """The context in which what is said of labels is read, and decides."""
         output, found = calibrated_output(self.program, self.predictor), self.calibration
         if found is not None:
             for name, now in self._now().items():
@@ -175,23 +178,8 @@ class CalibratedProgram(dspy.Module):
                     other = f"the {name} {own}, and is used with {now}: configure {own}, or "
                     warn_once("other instructions or demos: " if name == "prompt" else other, found.prompt)
 
-        def with_probabilities(prediction: Any) -> Any:
-            if isinstance(prediction, dspy.Prediction):
-                reading = reader.behind(prediction)
-                told = reading and np.exp(reading.log_probabilities).tolist()
-                by_label = told and dict(zip(output.labels.values(), told, strict=True))
-                # They come first: `dspy.majority` votes on the last field.
-                others = dict(prediction.items())
-                for name in others:
-                    del prediction[name]
-                for name, value in {PROBABILITIES: by_label, **others}.items():
-                    prediction[name] = value
-            return prediction
-
-        decision = None if found is None else found.applied
         requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
-        with labels_read(self.program, output, requests, decision=decision) as reader:
-            yield with_probabilities
+        return labels_read(self.program, output, requests, decision=None if found is None else found.applied)
 
     def bound(self) -> CalibratedProgram:
         """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
@@ -260,6 +248,14 @@ class CalibratedProgram(dspy.Module):
             self.load_state(saved_state(path), allow_unsafe_lm_state=allow_unsafe_lm_state)
         else:
             super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
+
+
+def _with_probabilities(prediction: Any, reader: LabelReader) -> Any:
+    """The prediction with the probabilities of labels first, as `dspy.majority` votes on the last field."""
+    if isinstance(prediction, dspy.Prediction):
+        found = reader.behind(prediction)
+        prediction._store = {PROBABILITIES: found and reader.by_label(found), **prediction._store}
+    return prediction
 
 
 class _SavedCalibration(Parameter):  # type: ignore[misc]

@@ -48,14 +48,10 @@ class NoProbabilities(Hopeless):
 
 
 class LogprobRequests:
-    """Decides whether log-probabilities are asked for: until an endpoint refuses them, or its first reply has none.
+    """Decides for all calls whether log-probabilities are asked for: until they are refused, or a first reply has none.
 
-    One is shared by all calls of a compile, in its threads.
-
-    Attributes:
-        purpose: What cannot do without them, for the message: then no call is made without asking. Empty for nothing.
-        wanted, given: Whether calls ask, which can be switched off, and whether any reply had them.
-        reason: Why there are none, or none to learn from; empty otherwise.
+    `purpose` is what cannot do without them, for which no call is made without asking; empty for nothing. `wanted` can
+    be switched off; `reason` says why there are none, or none to learn from.
     """
 
     def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
@@ -133,12 +129,9 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
 
 
 class Reading(NamedTuple):
-    """What one reply says of labels: the one that was answered, as demos call it, or None where the adapter could not
-    read one; and log-probabilities ``[L]``, normalised over the labels.
-
-    A label that is not among the likeliest tokens has the smallest of these, which is an upper bound, and its number in
-    `unseen`.
-    """
+    """What one reply says: the label that was answered, as demos call it, or None where the adapter could not read one;
+    normalised log-probabilities ``[L]``; and the numbers of the labels that were not among the likeliest tokens, and
+    have the smallest of these, an upper bound."""
 
     label: str | None
     log_probabilities: tuple[float, ...]
@@ -150,7 +143,7 @@ Decision: TypeAlias = Callable[[Reading], Reading]
 
 
 class LabelReader:
-    """Comes before an adapter's own type, and reads what its calls return; `labels_read` makes one.
+    """Comes before an adapter's own type, and reads what its calls return.
 
     `readings` has one for each call with the output, None where the reply says nothing of labels; `undecided` what a
     decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.
@@ -267,6 +260,10 @@ class LabelReader:
         alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
 
+    def by_label(self, found: Reading) -> dict[Any, float]:
+        """The probabilities of a reading by the values of labels."""
+        return dict(zip(self._output.labels.values(), np.exp(found.log_probabilities).tolist(), strict=True))
+
 
 @contextmanager
 def labels_read(
@@ -279,23 +276,17 @@ def labels_read(
     read, too. A decision gives the answer, whatever label the reply says, and where the adapter could not read the
     reply, too, if the output is the only one.
     """
-    predictors = dict(program.named_predictors())
-    own, adapter = predictors.pop(output.predictor), dspy.settings.adapter or dspy.ChatAdapter()
-    reader, outside, same = copy.copy(adapter), list[LabelReader](), (output.name, output.labels)
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    reader: Any = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
+    reader.readings, reader.undecided, reader.unread = [], [], None
+    reader._output, reader._requests, reader._decision = output, requests, decision
+    predictors = dict(program.named_predictors())
+    reader._own = predictors.pop(output.predictor)
+    reader._others, reader._outside = set(map(id, predictors.values())), []
+    same = output.name, output.labels
     if isinstance(adapter, LabelReader) and (adapter._output.name, adapter._output.labels) == same:
-        outside = [adapter, *adapter._outside]
-    vars(reader).update(
-        readings=[],
-        undecided=[],
-        unread=None,
-        _output=output,
-        _requests=requests,
-        _decision=decision,
-        _own=own,
-        _others={id(other) for other in predictors.values()},
-        _outside=outside,
-    )
+        reader._outside = [adapter, *adapter._outside]
     try:
         with dspy.context(adapter=reader):
             yield reader

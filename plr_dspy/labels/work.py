@@ -36,15 +36,11 @@ class LabelWork(MetricWork):
     """Does what `MetricWork` does, and reads the label's log-probabilities from the program's own LM calls.
 
     Args:
-        metric, examples: As in `MetricWork`. Without a metric, cells hold what replies say of labels, and no score.
+        metric: Without one, cells hold what replies say of labels, and no score.
         scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
-        purpose: What cannot do without log-probabilities, as in `LogprobRequests`.
+        purpose: As in `LogprobRequests`; where its `requests` are switched off, this is `MetricWork`.
         calibrating: Whether the likeliest label is the answer, also of replies that the adapter cannot read.
-        original: Where answers are to be calibrated, what the user has: it answers as it does in use, by its `own`
-            calibration if it has one, failed replies included. None for nothing.
-
-    Attributes:
-        requests: Switched off, this is `MetricWork`.
+        original: Where answers are calibrated, what the user has, which answers as in use: by its `own` calibration.
     """
 
     def __init__(

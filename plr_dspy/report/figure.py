@@ -62,23 +62,19 @@ def figure(report: Report) -> Picture:
 def _draw_scores(axis: Axes, report: Report) -> None:
     """Draw mean and best score of the rounds by program calls, then what is expected of both programs."""
     rounds, c = report.history if is_scored_by_metric(report) else [], report.comparison
-    calls = [i.program_calls for i in rounds]
-    means, best = [i.mean_score for i in rounds], [i.best_score_so_far for i in rounds]
     if rounds:
+        calls = [i.program_calls for i in rounds]
+        means, best = [i.mean_score for i in rounds], [i.best_score_so_far for i in rounds]
         axis.plot(calls, means, "o--", color=PALE, markersize=4, linewidth=1.2, label="mean of the round")
         axis.plot(calls, best, "s-", color=BLUE, markersize=4, label="best so far, estimated")
         axis.set_xlabel("program calls")
     else:
         axis.set_xticks([])
-    shown = [*means, *best]
     if c is not None:
         total, (both, where) = report.program_calls["total"], scores_of_both(report, c)
         names = (("your program", GREY, 0.98), ("returned program", ORANGE, 1.02))
         for (name, color, place), scores in zip(names, both, strict=True):
             _draw_interval(axis, place * total, *scores, color=color, label=f"{name}, {where}")
-            shown += scores
-    margin = 0.06 * (max(shown) - min(shown) or 1.0)
-    axis.set_ylim(min(shown) - margin, max(shown) + margin)
     axis.set_ylabel("score")
     axis.set_title("Score by program calls" if rounds else "Final comparison")
     axis.figure.legend(loc="outside lower center", ncols=2)

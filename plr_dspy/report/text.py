@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ def shorten(text: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
 
 
+def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
+    """Write the shares of labels."""
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
+
+
 def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:
     """Write a score, or with a sign a difference of two, with enough decimals to tell small scores apart."""
     largest = max(abs(comparison.original), abs(comparison.chosen))
@@ -170,7 +176,7 @@ def _claims(report: Report) -> list[str]:
         *_verdict(report),
     ]
     if effect is not None and calibrated:
-        assumed = f"labels are as frequent as {_shares(report)}"
+        assumed = f"labels are as frequent as {shares_by_label(_labels(report), effect.shares)}"
         if not effect.shares:
             assumed = "nothing of how frequent labels are; the likeliest one is the answer"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
@@ -314,15 +320,18 @@ def _calibration(report: Report) -> list[str]:
     if (always := _always(report)) is not None:
         said += f"; always answering {always[1]!r} {always[0]:.2f}"
     if effect.shares:
-        return [said, f"calibration is to these shares of labels: {_shares(report)}"]
+        return [said, f"calibration is to these shares of labels: {shares_by_label(_labels(report), effect.shares)}"]
     return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
 
 
 def _always(report: Report) -> tuple[float, str] | None:
     """The best score of answering one label to everything, and this label, where log-probabilities let know them."""
     always = [] if report.calibration is None else report.calibration.always
-    labels = [] if report.signal is None else report.signal.labels
-    return max(zip(always, labels, strict=False), default=None)
+    return max(zip(always, _labels(report), strict=False), default=None)
+
+
+def _labels(report: Report) -> list[str]:
+    return [] if report.signal is None else report.signal.labels
 
 
 def _confusion(report: Report) -> list[str]:
@@ -335,13 +344,6 @@ def _confusion(report: Report) -> list[str]:
         told = [f"{table[number][number]} found, by {sum(row[number] for row in table)} answers" for table in tables]
         lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(told)}")
     return lines
-
-
-def _shares(report: Report) -> str:
-    """Write the shares of labels that answers are calibrated to."""
-    labels = report.signal.labels if report.signal else []
-    shares = report.calibration.shares if report.calibration else []
-    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
 
 
 def _numbers_of_demos(report: Report) -> list[str]:
