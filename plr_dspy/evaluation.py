@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
 import numpy as np
 
-from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.outputs import label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on
@@ -58,9 +58,8 @@ class Evaluation:
         width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples"]
         for name, found in self.programs.items():
             parts = ["{:.3f} [{:.3f}, {:.3f}]".format(found.score, *found.interval)]
-            if found.difference is not None and found.difference_interval is not None:
-                difference = (found.difference, *found.difference_interval)
-                parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(*difference))
+            if found.difference is not None and (ends := found.difference_interval):
+                parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(found.difference, *ends))
             if found.num_unread:
                 parts.append(f"{found.num_unread} replies could not be read")
             if found.recalls:
@@ -105,14 +104,11 @@ def evaluate_programs(
         raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
     if isinstance(metric, SetMetric):
         metric.check(devset)
-    limits = {"num_threads": num_threads, "max_errors": max_errors}
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
-        answers = {
-            name: _Answers(program, metric, devset, on_cell=bar.update, **limits) for name, program in programs.items()
-        }
+        options: dict[str, Any] = {"num_threads": num_threads, "max_errors": max_errors, "on_cell": bar.update}
+        answers = {name: _Answers(program, metric, devset, **options) for name, program in programs.items()}
     first, *_ = answers.values()
-    found = {name: each.score(None if each is first else first) for name, each in answers.items()}
-    return Evaluation(found, len(devset))
+    return Evaluation({name: each.score(first) for name, each in answers.items()}, len(devset))
 
 
 def program_answers(
@@ -121,8 +117,8 @@ def program_answers(
     """What a program answers to examples, which need no labels; None stands for a reply that could not be read."""
     check_given(program, name="program", to_order=False, devset=examples)
     with progress_bar(len(examples), display=True, title="predict") as bar:
-        limits = {"num_threads": num_threads, "on_cell": bar.update}
-        return _Answers(program, lambda example, answer: 0.0, examples, **limits).predictions
+        options: dict[str, Any] = {"num_threads": num_threads, "on_cell": bar.update}
+        return _Answers(program, lambda example, answer: 0.0, examples, **options).predictions
 
 
 class _Answers(MetricWork):
@@ -163,7 +159,7 @@ class _Answers(MetricWork):
             return float(np.mean(self.rows()[0]))
         return self.influence.value(enumerate(cell.value for cell in self.cells))
 
-    def score(self, first: _Answers | None) -> ProgramScore:
+    def score(self, first: _Answers) -> ProgramScore:
         """What they come to, beside those of the first program."""
         (scores,), value = self.rows(), self.value()
         if self.influence is None:
@@ -176,24 +172,19 @@ class _Answers(MetricWork):
             if deviations := self.influence.deviations(scores, value):
                 ends = paired_interval(deviations, largest=self.influence.largest())
                 least, most = value + ends[0], value + ends[1]
-        difference, interval = None, None
-        if first is not None:
-            pairs = zip(*first.rows(self), strict=True)
-            ends = paired_interval([b - a for a, b in pairs])
-            difference = value - first.value()
-            interval = (max(low - high, ends[0]), min(high - low, ends[1]))
-        output = label_output(self._program)
-        return ProgramScore(
-            score=value,
-            interval=(max(low, least), min(high, most)),
-            difference=difference,
-            difference_interval=interval,
-            num_unread=sum(bool(cell.outcome) for cell in self.cells),
-            recalls={} if isinstance(output, str) else self._recalls(output),
-        )
+        interval = (max(low, least), min(high, most))
+        num_unread = sum(bool(cell.outcome) for cell in self.cells)
+        found = ProgramScore(value, interval, num_unread=num_unread, recalls=self._recalls())
+        if self is first:
+            return found
+        ends = paired_interval([b - a for a, b in zip(*first.rows(self), strict=True)])
+        interval = (max(low - high, ends[0]), min(high - low, ends[1]))
+        return replace(found, difference=value - first.value(), difference_interval=interval)
 
-    def _recalls(self, output: LabelOutput) -> dict[str, float]:
+    def _recalls(self) -> dict[str, float]:
         """The recall of each label that examples have."""
+        if isinstance(output := label_output(self._program), str):
+            return {}
         right = output.numbers(self._examples)
         answers = [output.answered(prediction) for prediction in self.predictions]
         unread = all(prediction is None for prediction in self.predictions)
