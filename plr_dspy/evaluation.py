@@ -167,8 +167,7 @@ class _Answers(MetricWork):
             # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
             least, most = mean_interval([*scores, low, low, high, high])
         else:
-            low, high = self.influence.bounds
-            least, most = min(0.0, value), max(1.0, value)  # of a group with one example nothing is known
+            least, most = low, high = self.influence.bounds  # of a group with one example nothing is known
             if deviations := self.influence.deviations(scores, value):
                 ends = paired_interval(deviations, largest=self.influence.largest())
                 least, most = value + ends[0], value + ends[1]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import log_softmax
@@ -148,9 +148,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             student, predictor = student.program, predictor or student.predictor
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
-        prior = None if self.prior is None else prior_shares(self.prior, output.labels)
+        even = dict.fromkeys(output.labels, 1.0 / len(output.labels))
+        prior = prior_shares(even if self.prior is None else self.prior, output.labels)
         usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
-        deciding = self.method == "batch" and prior is None
+        deciding = self.method == "batch" and self.prior is None
         if deciding:
             usable = _labelled(usable, output)
             deciding = bool((output.numbers(usable) >= 0).all())
@@ -177,7 +178,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             calibration = self._best(replies, examples, output, counts=counts, weights=weights)
         elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
-            if prior is None:
+            if self.prior is None:
                 replies.warn_of_answers(calibration)
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
@@ -271,20 +272,11 @@ class LabelReplies:
     unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
-    def calibrated_to(
-        self, shares: ArrayLike | None = None, *, method: str = "batch", weights: ArrayLike | None = None
-    ) -> Calibration:
-        """Return the calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``;
-        None for the same share each."""
-        to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else np.asarray(shares)
-        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
-        return Calibration(
-            method,
-            tuple(self.labels),
-            tuple(offsets.tolist()),
-            num_inputs=len(self.inputs),
-            shares=tuple(np.round(to, 6).tolist()),
-        )
+    def calibrated_to(self, shares: Array, *, method: str = "batch", weights: Array | None = None) -> Calibration:
+        """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``."""
+        offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
+        rounded, num_inputs = tuple(np.round(shares, 6).tolist()), len(self.inputs)
+        return Calibration(method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=num_inputs, shares=rounded)
 
     def warn_of_answers(self, calibration: Calibration) -> None:
         """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
@@ -308,11 +300,8 @@ def read_replies(
     display_progress: bool = False,
     **limits: Any,
 ) -> LabelReplies:
-    """Run a program on the inputs of examples, for what its replies say of the labels of an output.
-
-    Unless it is to answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no
-    second call, as in use. Limits are `num_threads` and `max_errors`.
-    """
+    """Run a program on the inputs of examples, for what its replies say of the labels of an output. Unless it is to
+    answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no second call."""
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
         # The first one alone: where log-probabilities are refused, no other call is made.
@@ -324,12 +313,7 @@ def read_replies(
         first = f"{failed[0].error}: {failed[0].message}"
         logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
     labels = list(output.labels)
-    told = {
-        i: each
-        for i, each in enumerate(cells)
-        if each.label_logprobs
-        and len(each.unseen_labels) < len(labels)  # Likeliest tokens that are of none say nothing.
-    }
+    told = {i: each for i, each in enumerate(cells) if each.label_logprobs}
     if len(told) < 2:
         needs = "replies with labels among the likeliest tokens"
         cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"

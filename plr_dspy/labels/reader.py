@@ -24,9 +24,6 @@ from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.statistics.calibration import Array
 
-Alternatives: TypeAlias = Mapping[str, float]
-"""Log-probability of each of the likeliest tokens, by their text; an empty text is the end of the answer."""
-
 BEFORE_LABEL = " \t\r\n\"'`*([{"
 """What a token may hold before the label begins in it: JSON quotes it, models like to make it bold."""
 
@@ -214,18 +211,16 @@ class LabelReader:
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original.output_fields) == 1 and self._output.decision is None
-            if not (alone and self._requests.wanted and self._is_ours(original)):
+            alone = len(original.output_fields) == len(outputs) == 1 and self._output.decision is None
+            asked = alone and self._requests.wanted and self._is_ours(original)
+            logprobs = outputs[0].get("logprobs") if asked and isinstance(outputs[0], Mapping) else None
+            if (found := _reading_of(logprobs, self._output, None)) is None:
                 raise
-            told = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], Mapping) else {}
-            found = _reading_of(told.get("logprobs"), self._output, None)
-            if found is None:
-                raise
-            if self._decision is None:
-                self._requests.given = True
-                self.unread = self.unread or found
-                raise
-            return [{self._output.name: _UNREAD, "logprobs": told["logprobs"]}]
+            if self._decision is not None:
+                return [{self._output.name: _UNREAD, "logprobs": logprobs}]
+            self._requests.given = True
+            self.unread = self.unread or found
+            raise
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
@@ -316,7 +311,7 @@ def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Readin
     # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
-    start, after = label_position(tokens, labels, label, name=output.name), dict[str, Alternatives]()
+    start, after = label_position(tokens, labels, label, name=output.name), dict[str, dict[str, float]]()
     for text, place in zip(accumulate(tokens[start:], initial=""), places[start:], strict=False):
         after[text] = {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))}
     masses = from_alternatives(after, labels)
@@ -341,8 +336,9 @@ def _normalised(label: str | None, masses: Array, least: float) -> Reading:
     return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
 
 
-def from_alternatives(after: Mapping[str, Alternatives], labels: Sequence[str]) -> Array:
-    """Return probabilities ``[L]`` of labels, by the likely tokens after each text; empty is where the label begins.
+def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
+    """Return probabilities ``[L]`` of labels, by the log-probabilities of the likely tokens after each text; empty is
+    where the label begins.
 
     A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
     after it, where these are known, and shared evenly among them elsewhere. Case matters only where labels differ in

@@ -79,18 +79,17 @@ class LabelWork(MetricWork):
         cell = self._scored(shown, prediction)
         if not self.scores.size:
             return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
-        if several := len(reader.readings) > 1:
+        if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
             if self._likeliest is not None:  # Its other answers alone would be scored as calibrated.
                 raise NoProbabilities(
                     f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
                     "call BatchCalibration(predictor=...) instead"
                 )
-        found = None if several or not reader.readings else reader.readings[0]  # Else it may be that of any.
+        found = reader.readings[0] if len(reader.readings) == 1 else None  # Else it may be that of any.
         if is_original and (found or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
-            first = reader.unread or next(iter(reader.undecided), found)
-            return replace(cell, refused=SEVERAL) if several else replace(cell, **self._told(first))
+            return replace(cell, **self._told(reader.unread or next(iter(reader.undecided), found)))
         lacking = ""
         if not reader.readings:
             lacking = UNASKED
