@@ -164,9 +164,6 @@ class CompletionEngine(_CompletionSettings):
         """Yield the whole response as the events of a stream."""
         yield from lm15.response_to_events(self.complete(request))
 
-    def close(self) -> None:
-        """Do nothing: no connection outlives a call."""
-
 
 class AsyncCompletionEngine(_CompletionSettings):
     """The async counterpart of `CompletionEngine`, with the same arguments, for `async_engine=`."""
@@ -185,9 +182,6 @@ class AsyncCompletionEngine(_CompletionSettings):
         """Yield the whole response as the events of a stream."""
         for event in lm15.response_to_events(await self.complete(request)):
             yield event
-
-    async def aclose(self) -> None:
-        """Do nothing: no connection outlives a call."""
 
 
 def completion_lm(

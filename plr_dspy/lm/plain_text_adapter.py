@@ -1,11 +1,4 @@
-"""Few-shot demos as plain text: the format of the paper, and one that small and base models follow.
-
-Review: a gripping film .
-Sentiment: positive
-
-Review: what a waste of time .
-Sentiment:
-"""
+"""Few-shot demos as plain text: the format of the paper, and one that small and base models follow."""
 
 from __future__ import annotations
 
@@ -64,11 +57,8 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:
-        """Render each demo as `format` shows it, in the order given, as one user message.
-
-        A demo without any input or without any output field is left out. A demo that lacks some fields shows
-        the lines it has.
-        """
+        """Render each demo as `format` shows it, in the order given, as one user message: the lines it has; one without
+        any input or without any output field is left out."""
         for name, field in signature.fields.items():
             kinds = dspy.Type.extract_custom_type_from_annotation(field.annotation)
             if dspy.History in (field.annotation, *get_args(field.annotation)):

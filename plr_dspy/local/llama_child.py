@@ -1,7 +1,5 @@
-"""The local server's child process: run by path, with the settings as JSON on the first line of its input.
-
-It answers with a line of JSON, and ends when its input ends, so that it never outlives its parent.
-"""
+"""The local server's child process: run by path, with the settings as JSON on the first line of its input. It answers
+with a line of JSON, and ends when its input ends, so that it never outlives its parent."""
 
 import json
 import os
