@@ -1,7 +1,4 @@
-"""The commands of `plr-dspy`: their arguments, and their exit codes.
-
-What a command runs is imported when its arguments are checked: DSPy and torch take seconds.
-"""
+"""The commands of `plr-dspy`: their arguments, and their exit codes. It imports nothing slow."""
 
 from __future__ import annotations
 
@@ -53,11 +50,7 @@ train.jsonl an object for each example, such as {"question": "...", "answer": ".
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        SystemExit: with code 2, when the arguments are refused.
-    """
+    """Run the command; returns its exit code, or exits with 2 where the arguments are refused."""
     output, errors = _Output(sys.stdout), _Output(sys.stderr)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:

@@ -202,7 +202,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Each row by the number of its last line."""
-    content, number = path.read_bytes(), 1
+    content = path.read_bytes()
     csv.field_size_limit(2**31 - 1)  # what a C long holds everywhere
     try:
         lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
@@ -212,15 +212,11 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
         if len(header) == 1 and (other := set(header[0]) & set(";\t|")):
             raise ValueError(f"commas must come between cells, and not {other.pop()!r}")
         for cells in filter(None, lines):
-            number = lines.line_num
             if len(cells) != len(header):
                 raise ValueError(f"{len(cells)} cells, and {len(header)} in the header: quote those with commas")
-            yield number, dict(zip(header, cells, strict=True))
+            yield lines.line_num, dict(zip(header, cells, strict=True))
     except (ValueError, csv.Error) as error:
-        if isinstance(error, UnicodeDecodeError):
-            number = content[: error.start].count(b"\n") + 1
-        elif isinstance(error, csv.Error):
-            number = lines.line_num
+        number = content[: error.start].count(b"\n") + 1 if isinstance(error, UnicodeDecodeError) else lines.line_num
         raise ValueError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error
 
 

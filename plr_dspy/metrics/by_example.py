@@ -21,11 +21,8 @@ SHOWN = 150
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
-    """The metric as a function of (example, prediction); further parameters it insists on get None.
-
-    Raises:
-        TypeError: when it is not callable, is async, or cannot take an example and a prediction.
-    """
+    """The metric as a function of (example, prediction); further parameters it insists on get None. What cannot be
+    called so is a TypeError."""
     if not callable(metric):
         raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
     if inspect.isclass(metric):
@@ -80,12 +77,8 @@ class MetricTypeError(TypeError):
 
 
 def as_score(value: Any) -> float:
-    """A metric's value as a float, never rounded.
-
-    Raises:
-        MetricTypeError: for anything that is no number, such as None, a dict, or an array of several.
-        ValueError: for NaN, infinities, and what is too large to be squared.
-    """
+    """A metric's value as a float, never rounded; what is no number, such as None or an array of several, is a
+    MetricTypeError, and NaN, infinities, and what is too large to be squared are a ValueError."""
     number = value.get("score") if isinstance(value, dspy.Prediction) else value
     try:
         number = number.item() if isinstance(number, np.ndarray) else number

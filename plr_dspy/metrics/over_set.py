@@ -77,17 +77,14 @@ class SetMetric(ABC):
         return self.bounds
 
     def check(self, *parts: Sequence[dspy.Example]) -> None:
-        """Warn where one of the parts has few examples of some kind, and refuse examples that cannot be scored.
-
-        Raises:
-            ValueError: when the metric can read nothing of an example, or none has what it is about.
-        """
+        """Warn where one of the parts has few examples of some kind; a ValueError where the metric can read nothing of
+        an example, or none has what it is about."""
         counts = [Counter(map(self.fact, part)) for part in parts] if self.weighted else []
         facts = sum(counts, Counter[Any]())
         watched = list(facts) if self.label is None else [self.label]
-        if missing := [fact for fact in watched if not facts[fact]]:
+        if self.label is not None and not facts[self.label]:
             others = ", ".join(repr(fact) for fact, _ in facts.most_common(5)) + ", ..." * (len(facts) > 5)
-            raise ValueError(f"metric: no example has {missing[0]!r}, which {self!r} is about; they have {others}")
+            raise ValueError(f"metric: no example has {self.label!r}, which {self!r} is about; they have {others}")
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
             numbers = " and ".join(f"{count[few]} of {count.total()}" for count in counts)
