@@ -402,8 +402,8 @@ class GlobalE(LocalE):
 class PDO(LabelReorderer):
     """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
 
-    Program and LM must be as for `LocalE`, but inputs need no text unless they are empty. It makes a program call for
-    each order and input, and 2 on each selection example.
+    Program and LM must be as for `LocalE`; inputs need be text for "few-shot" alone. It makes a program call for each
+    order and input, and 2 on each selection example.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
 

@@ -1,5 +1,3 @@
 """The command `plr-dspy`."""
 
-from plr_dspy.cli.commands import main
-
-__all__ = ["main"]
+from plr_dspy.cli.commands import main as main

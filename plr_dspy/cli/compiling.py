@@ -30,7 +30,7 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
-from plr_dspy.report.text import KEEP, count
+from plr_dspy.report.text import KEEP, count, shares_by_label
 from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -77,7 +77,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     found = calibrated.calibration
-    print("answers stay as they are" if found is None else f"{found} by {found.num_inputs} inputs")
+    to = f" to {shares_by_label(found.labels, found.shares)}" if found and found.shares else ""
+    print("answers stay as they are" if found is None else f"calibrated{to} by {found.num_inputs} inputs")
     print(f"the program is {args.out}")
 
 

@@ -70,10 +70,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         num_inputs: Examples of the trainset that are used, at most: one program call each. Each label has about its
             share of them; with a metric all take turns, however rare one is, and count in their shares.
         prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
-            "batch" looks at the labels of the trainset: answers are calibrated to their shares, if these are clearly
-            uneven, or to the same share each, whichever scores best by cross-validation, and stay as they are where
-            neither scores better; examples without a label are left out. Where none has one, and for "contextual", None
-            is the same share each. "linear" learns shares from its examples, and takes none.
+            "batch" takes what scores best on the labels of the trainset by cross-validation: their shares, if these are
+            clearly uneven, the same share each, or answers as they are. Without labels, and for "contextual", None is
+            the same share each. "linear" learns shares, and takes none.
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
             labelled examples; it may also choose shares in the ratio of the square roots of the labels' own.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
@@ -183,7 +182,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
-        done = calibration or "answers stay as they are"
+        to = f" to {shares_by_label(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
+        done = "answers stay as they are" if calibration is None else f"calibrated{to}"
         likely = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
         before = shares_by_label(replies.labels, likely)
         ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())

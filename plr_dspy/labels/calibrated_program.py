@@ -24,7 +24,6 @@ from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
@@ -66,10 +65,7 @@ class Calibration:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
         numbers = [*self.offsets, *self.scales]
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
-            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self!r}")
-
-    def __str__(self) -> str:
-        return f"calibrated to {shares_by_label(self.labels, self.shares)}" if self.shares else "calibrated"
+            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
 
     @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
