@@ -147,10 +147,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             student, predictor = student.program, predictor or student.predictor
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
-        even = dict.fromkeys(output.labels, 1.0 / len(output.labels))
-        prior = prior_shares(even if self.prior is None else self.prior, output.labels)
+        prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
-        deciding = self.method == "batch" and self.prior is None
+        deciding = self.method == "batch" and prior is None
         if deciding:
             usable = _labelled(usable, output)
             deciding = bool((output.numbers(usable) >= 0).all())
@@ -177,7 +176,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             calibration = self._best(replies, examples, output, counts=counts, weights=weights)
         elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
-            if self.prior is None:
+            if prior is None:
                 replies.warn_of_answers(calibration)
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
@@ -272,10 +271,14 @@ class LabelReplies:
     unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
-    def calibrated_to(self, shares: Array, *, method: str = "batch", weights: Array | None = None) -> Calibration:
-        """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``."""
-        offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
-        rounded, num_inputs = tuple(np.round(shares, 6).tolist()), len(self.inputs)
+    def calibrated_to(
+        self, shares: Array | None = None, *, method: str = "batch", weights: Array | None = None
+    ) -> Calibration:
+        """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``; None for
+        the same share each."""
+        to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
+        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
+        rounded, num_inputs = tuple(np.round(to, 6).tolist()), len(self.inputs)
         return Calibration(method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=num_inputs, shares=rounded)
 
     def warn_of_answers(self, calibration: Calibration) -> None:
