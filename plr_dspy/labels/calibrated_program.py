@@ -247,8 +247,11 @@ class CalibratedProgram(dspy.Module):
 def _with_probabilities(prediction: Any, reader: LabelReader) -> Any:
     """The prediction with the probabilities of labels first, as `dspy.majority` votes on the last field."""
     if isinstance(prediction, dspy.Prediction):
-        found = reader.behind(prediction)
-        prediction._store = {PROBABILITIES: found and reader.by_label(found), **prediction._store}
+        found, others = reader.behind(prediction), dict(prediction.items())
+        for name in others:
+            del prediction[name]
+        for name, value in {PROBABILITIES: found and reader.by_label(found), **others}.items():
+            prediction[name] = value
     return prediction
 
 

@@ -122,9 +122,14 @@ class Alternative(Part):
 
 
 class RetrievalReport(Part):
-    """What was chosen where demos may be found for each input: the rule, as it is saved (None where all inputs get the
-    same demos) and in words; how many demos it finds some of, which lie in the program's file; and the ways to show
-    demos, the returned one included."""
+    """What was chosen where demos may be found for each input.
+
+    Attributes:
+        rule: Of the returned program, as it is saved; None where that shows the same demos to every input.
+        text: The rule in words.
+        num_pooled: Demos that it finds some of, which lie in the program's file.
+        alternatives: Ways to show demos, the returned one included.
+    """
 
     rule: dict[str, Any] | None
     text: str
@@ -188,8 +193,12 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """What the search learnt from a call: "score", or "logprobs" where it was the log-probabilities of these labels as
-    well; and why it was scores alone, unless that was asked for."""
+    """What the search learnt from a call.
+
+    Attributes:
+        used: "score", or "logprobs" where it was the log-probabilities of these labels as well.
+        reason: Why it was scores alone; empty where that was asked for.
+    """
 
     used: str
     reason: str
@@ -335,8 +344,10 @@ class Report(Part):
         return text.details(self)
 
     def plot(self) -> Figure:
-        """Draw the scores by program calls, and by number of demos, as a figure that notebooks show, and that `savefig`
-        writes. It needs matplotlib, which is in the extra `plots`."""
+        """Draw the scores by program calls, and by number of demos.
+
+        Notebooks show the figure, `savefig` writes it. It needs matplotlib, which is in the extra `plots`.
+        """
         from plr_dspy.report.figure import figure
 
         return figure(self)
