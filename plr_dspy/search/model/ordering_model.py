@@ -14,7 +14,7 @@ from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
-from plr_dspy.search.model.responses import LabelResponses, NoResponses, ResponseModel
+from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
@@ -77,7 +77,7 @@ class OrderingModel:
             if len(orderings) > MAX_MODELLED:
                 kinds = self._kinds(orderings)
                 responses = self._respond(told, logs, kinds)
-                means = np.array(told.shrunk_means if responses.means is None else responses.means)
+                means = np.array(told.shrunk_means if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
@@ -89,16 +89,18 @@ class OrderingModel:
                 orderings, told = [orderings[number] for number in chosen], told.of(chosen)
             features, kinds = self.features(orderings), self._kinds(orderings)
             responses = self._respond(told, logs, kinds, features=features, earlier=earlier.get("responses"))
-            table, classes = responses.counted(told.scores), None
-            if responses.means is None and self._example_classes is not None:
+            table, classes = told.scores, None
+            if responses is not None and responses.calibrating:
+                table = responses.calibrated(table)
+            elif responses is None and self._example_classes is not None:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
-                ScoreTable(table - responses.expected(told.known)),
+                ScoreTable(table if responses is None else table - responses.expected(told.known)),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,
-                extra_variances=responses.mean_variances,
+                extra_variances=0.0 if responses is None else responses.mean_variances,
                 earlier=earlier,
             )
         return FittedModel(self, orderings, process, responses, told=told, table=table)
@@ -131,12 +133,12 @@ class OrderingModel:
         *,
         features: Sequence[Array] | None = None,
         earlier: Sequence[Sequence[float]] | None = None,
-    ) -> NoResponses:
-        """What log-probabilities say; nothing where most of the calls brought none."""
+    ) -> ResponseModel | None:
+        """What log-probabilities say; None where most of the calls brought none."""
         if self._responses is None or logs is None:
-            return NoResponses()
+            return None
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
-            return NoResponses()
+            return None
         return ResponseModel(self._responses, told.examples, logs, features, kinds=kinds, earlier=earlier)
 
     def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
@@ -177,31 +179,30 @@ class FittedModel:
         model: OrderingModel,
         orderings: Sequence[Ordering],
         process: AdditiveProcess,
-        responses: NoResponses,
+        responses: ResponseModel | None,
         *,
         told: ScoreTable,
         table: Array,
     ) -> None:
         self.orderings, self.table, self._told = list(orderings), table, told
         self._model, self._process, self._responses = model, process, responses
-        self.calibrating, self.num_examples = responses.calibrating, responses.num_examples
-        self.always = list(responses.always)
-        # What log-probabilities let one expect of the orderings, [m].
-        self._expected = 0.0 if responses.means is None else responses.means
+        self._both = np.stack([table, told.scores])
+        self.calibrating = responses is not None and responses.calibrating
+        self.num_examples = 0 if responses is None else responses.num_examples
+        self.always: list[float] = [] if responses is None else responses.always
+        # What the next fit may go on from, as JSON data.
+        self.variances = {**process.state, "responses": responses and responses.components}
 
     @property
     def shares(self) -> list[float]:
-        return self._responses.calibrated_to
-
-    @property
-    def variances(self) -> dict[str, Any]:
-        """What the next fit may go on from, as JSON data."""
-        return {**self._process.state, "responses": self._responses.components}
+        if self._responses is None or not self._responses.labels.calibrates:
+            return []
+        return [round(share, 6) for share in self._responses.labels.shares.tolist()]
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means = (self._expected + self._process.mean).tolist()
-        return best_first(zip(self.orderings, means, strict=True))
+        means = self._process.mean if self._responses is None else self._responses.means + self._process.mean
+        return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
         """What each ordering fitted is expected to score on new examples: the score of one of them as it is, and the
@@ -224,8 +225,7 @@ class FittedModel:
         Intervals of the model itself are narrower, and too narrow where it does not fit the program. Where all calls
         scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
-        both = np.stack([self.table, self._told.scores])
-        rows = both[:, [self.orderings.index(o) for o in {ordering, reference}]]
+        both, rows = self._both, self._both[:, [self.orderings.index(o) for o in {ordering, reference}]]
         counts = (~np.isnan(rows[0])).sum(axis=1)
         # Scores by a metric over a set differ the more the rarer the examples that decide are in a row.
         spreads = np.maximum(np.nanstd(both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
@@ -238,21 +238,21 @@ class FittedModel:
 
     def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
         """As `ResponseModel.corrected`, of an ordering fitted."""
-        assert isinstance(self._responses, ResponseModel)
+        assert self._responses is not None
         number = self.orderings.index(ordering)
         return self._responses.corrected(number, self._told.scores[number], self.table[number])
 
     def _limited(self, score: float) -> float:
         """The score, or the nearest to it between the lowest and the highest that were given, or that count."""
-        both = np.stack([self.table, self._told.scores])
-        return min(max(float(np.nanmin(both)), score), float(np.nanmax(both)))
+        return float(np.clip(score, np.nanmin(self._both), np.nanmax(self._both)))
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering beside one of them as it is."""
         number = self.orderings.index(reference)
         with one_thread():
-            gains, foreseen = self._process.gains(number), self._responses.gains(number)
-            gains = gains if foreseen is None else gains.plus(foreseen)
+            gains = self._process.gains(number)
+            if self._responses is not None and (foreseen := self._responses.gains(number)) is not None:
+                gains = gains.plus(foreseen)
             alone = np.ones(len(self.orderings))
             if self.calibrating:
                 alone = gains.summary()[1].round(6)
@@ -265,20 +265,24 @@ class FittedModel:
 
     def counted(self, scores: Scores) -> Scores:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
-        rows, examples = (dict(zip(self.orderings, self.table.tolist(), strict=True)), self._told.examples.tolist())
-        counted = {o: dict(zip(examples, row, strict=True)) for o, row in rows.items() if self.calibrating}
-        return {ordering: {e: counted.get(ordering, row)[e] for e in row} for ordering, row in scores.items()}
+        if not self.calibrating:
+            return scores
+        columns = {example: column for column, example in enumerate(self._told.examples.tolist())}
+        rows = dict(zip(self.orderings, self.table.tolist(), strict=True))
+        return {o: {e: rows[o][columns[e]] for e in row} if o in rows else row for o, row in scores.items()}
 
     def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
         """The labels, by example, of an ordering's answers where they are, or as a search scores them, calibrated."""
-        if not (self.calibrating if calibrated is None else calibrated) or ordering not in self.orderings:
+        wanted = self.calibrating if calibrated is None else calibrated
+        if self._responses is None or not wanted or ordering not in self.orderings:
             return {}
-        labels = self._responses.answers(self.orderings.index(ordering))
-        return {e: int(label) for e, label in zip(self._told.examples.tolist(), labels, strict=True) if label >= 0}
+        number, labels = self.orderings.index(ordering), self._responses.labels
+        known = labels.known[number]
+        return dict(zip(self._told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
-        if ordering not in self.orderings:
+        if self._responses is None or ordering not in self.orderings:
             return None
         number = self.orderings.index(ordering)
         return self._responses.calibration(number, self._told.scores[number])
@@ -286,13 +290,14 @@ class FittedModel:
     def predict(self, orderings: Sequence[Ordering]) -> Array:
         """What the process expects of orderings, fitted or not, ``[m]``."""
         features = self._model.features(orderings)
-        return self._process.predict(features) + self._responses.predict_means(features)
+        expected = self._process.predict(features)
+        return expected if self._responses is None else expected + self._responses.predict_means(features)
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
+        if self._responses is None:
+            return self._process.sample(features, num_draws, rng)
         means, variances = self._responses.predict(features)
         drawn = self._process.sample(features, num_draws, rng, extra_variances=variances)
-        drawn[:, : len(self.orderings)] += self._expected
-        drawn[:, len(self.orderings) :] += means
-        return drawn
+        return np.asarray(drawn + np.concatenate([self._responses.means, means]))

@@ -1,7 +1,7 @@
 """What orderings score, as the log-probabilities that they give to labels let one expect.
 
 The effects of orderings and examples on log-probabilities (`effects`) say which label an ordering would answer on each
-example, and the metric what that label scores there. Without log-probabilities nothing is expected (`NoResponses`).
+example, and the metric what that label scores there.
 The prompts of rules that find demos for each input differ by example, so that no effect of theirs is common to all: of
 them, what a mean ordering scores is expected.
 """
@@ -9,17 +9,17 @@ them, what a mean ordering scores is expected.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
+from scipy.special import softmax
 
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
-from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax_of
+from plr_dspy.search.model.offsets import Calibrated, LabelOffsets
 from plr_dspy.search.model.process import RULE, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
 from plr_dspy.search.space import Ordering
@@ -66,9 +66,6 @@ class LabelResponses:
     shares: Array | None = None
     calibrating: bool = False
     influence: Weighing | None = None
-    _rows: dict[Ordering, tuple[tuple[int, ...], NDArray[np.int64], Array, Mask]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def weights(self, known: Mask, examples: NDArray[np.int64]) -> Array:
         """What scores on examples count, ``[m, E]``; see `Influence.weights`."""
@@ -81,72 +78,17 @@ class LabelResponses:
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
-        for ordering, asked in rows.items():
-            if ordering not in self._rows or self._rows[ordering][0] != tuple(asked):
-                found = {e: told for e in asked if (told := self.told(ordering, e)) is not None}
-                unseen = np.zeros((len(found), self.scores.shape[1]), dtype=bool)
-                for labels, (_, numbers) in zip(unseen, found.values(), strict=True):
-                    labels[list(numbers)] = True
-                known = np.array([logs for logs, _ in found.values()]).reshape(unseen.shape)
-                self._rows[ordering] = (tuple(asked), np.array([*found], dtype=np.int64), known, unseen)
-        _, on, *told_of = zip(*map(self._rows.__getitem__, rows), strict=True)
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
-        hidden = np.zeros(table.shape, dtype=bool)
-        cells = np.repeat(np.arange(len(rows)), [*map(len, on)]), np.searchsorted(examples, np.concatenate(on))
-        table[cells], hidden[cells] = map(np.concatenate, told_of)
+        hidden, columns = np.zeros(table.shape, dtype=bool), {e: column for column, e in enumerate(examples.tolist())}
+        for row, (ordering, asked) in enumerate(rows.items()):
+            for example in asked:
+                if (told := self.told(ordering, example)) is not None:
+                    table[row, columns[example]] = told[0]
+                    hidden[row, columns[example], list(told[1])] = True
         return table, hidden
 
 
-class NoResponses:
-    """What is expected without log-probabilities: nothing, of any ordering.
-
-    Attributes:
-        components: Variances of the processes of orderings' effects, as JSON data.
-        means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
-        num_examples: Examples that expected scores are means of.
-        calibrated_to: Shares of labels that answers are calibrated to, ``[L]``; empty where they are not.
-        always: The mean score of answering each label to all examples, ``[L]``.
-    """
-
-    calibrating = False
-    components: list[list[float]] | None = None
-    means: Array | None = None
-    mean_variances: Array | float = 0.0
-    num_examples = 0
-    always: Sequence[float] = ()
-
-    @property
-    def calibrated_to(self) -> list[float]:
-        return []
-
-    def expected(self, known: Mask) -> Array | float:
-        """Return expected scores in cells, each as if it were not known, ``[m, E]``, as they count among these."""
-        return 0.0
-
-    def counted(self, table: Array) -> Array:
-        """Return the scores ``[m, E]`` of orderings as they count: where answers are calibrated, those of these."""
-        return table
-
-    def predict(self, features: Sequence[Array]) -> tuple[Array | float, Array | float]:
-        """Expected mean scores of other orderings, and the variances of these, ``[c]`` each."""
-        return 0.0, 0.0
-
-    def predict_means(self, features: Sequence[Array]) -> Array | float:
-        """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
-        return 0.0
-
-    def gains(self, reference: int) -> Gains | None:
-        """What the orderings fitted score on new examples above one of them, as far as log-probabilities say."""
-
-    def answers(self, number: int) -> Array:
-        """The labels that an ordering's calibrated answers are, ``[E]``; -1 for cells that are not known."""
-        return np.empty(0)
-
-    def calibration(self, number: int, told: Array) -> Calibrated | None:
-        """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
-
-
-class ResponseModel(NoResponses):
+class ResponseModel:
     """Expected scores of orderings from log-probabilities.
 
     The effects of an ordering are one row: its leanings, ``[d]``, and its slope.
@@ -158,6 +100,12 @@ class ResponseModel(NoResponses):
             quick, and says nothing of other orderings.
         kinds: Of the rows, ``[m]``, as in `AdditiveProcess`. Log-probabilities of rules calibrate these, and no more.
         earlier: `components` of the fit before; None for none.
+
+    Attributes:
+        means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
+        components: Variances of the processes of orderings' effects, as JSON data.
+        num_examples: Examples that expected scores are means of.
+        always: The mean score of answering each label to all examples, ``[L]``.
     """
 
     def __init__(
@@ -213,33 +161,25 @@ class ResponseModel(NoResponses):
             self._table = np.where(self._known, self._expected_alone(), table)
 
     @cached_property
-    def _label_offsets(self) -> LabelOffsets:
-        """Finds the offsets of labels; of no use to rounds where answers are not calibrated, it is made when asked."""
+    def labels(self) -> LabelOffsets:
+        """The offsets of labels; of no use to rounds where answers are not calibrated, they are found when needed."""
         weigh = partial(self._responses.weights, examples=self._examples)
-        found = LabelOffsets(*self._told, self._guesses, alone=self._rules, weigh=weigh)
-        found.settle(*self._expected_cells, self._scores)
-        return found
-
-    @property
-    def calibrated_to(self) -> list[float]:
-        shares: list[float] = np.round(self._label_offsets.shares, 6).tolist()
-        return shares if self._label_offsets.calibrates else []
-
-    @cached_property
-    def offsets(self) -> Array:
-        """Of the labels, that calibrate the orderings, ``[m, L]``."""
-        return self._label_offsets.of_cells(*self._expected_cells)
+        means, variances = self._expected_cells
+        return LabelOffsets(
+            *self._told, means, variances, guesses=self._guesses, scores=self._scores, alone=self._rules, weigh=weigh
+        )
 
     def _expected_alone(self) -> Array:
         """Expected scores in the cells known, each from all other cells, ``[m, E]``."""
         left_out = 1.0 - self._cells.leverage
         missed = np.nan_to_num(self._contrasts - self._cells.residuals / left_out[..., None])
         if self.calibrating:
-            missed = self._moved(missed, self.offsets)
+            missed = self._moved(missed, self.labels.offsets)
         table: Array = (self._answers(missed, self._cells.noise / left_out) * self._scores).sum(axis=-1)
         return table
 
     def expected(self, known: Mask) -> Array:
+        """Expected scores in cells, each as if it were not known, ``[m, E]``, as they count among these."""
         return self._responses.stratified(np.where(known, self._table, np.nan), self._examples)
 
     def _counts(self, examples: NDArray[np.int64]) -> Array:
@@ -260,14 +200,14 @@ class ResponseModel(NoResponses):
 
     def _answers(self, means: Array, variances: Array) -> Array:
         """Probability that each label is the likeliest, ``[..., L]``, by the logistic approximation of the normal."""
-        return softmax_of((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None])
+        return np.asarray(softmax((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None], axis=-1))
 
     def _score(
         self, means: Array, variances: Array, examples: NDArray[np.int64], further: Array | float = 0.0
     ) -> Array:
         """Expected scores ``[m, E]`` on examples; leanings may have further variances, ``[m]``."""
-        if self.calibrating and self._label_offsets.calibrates:
-            offsets = self._label_offsets.expected(means @ self._basis, variances, self._counts(examples))
+        if self.calibrating and self.labels.calibrates:
+            offsets = self.labels.expected(means @ self._basis, variances, self._counts(examples))
             # Calibration takes a leaning away, and with it the doubt about it.
             means = self._moved(means, offsets)
         else:
@@ -290,6 +230,7 @@ class ResponseModel(NoResponses):
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
     def predict(self, features: Sequence[Array]) -> tuple[Array, Array]:
+        """Expected mean scores of other orderings, and the variances of these, ``[c]`` each."""
         across = [other @ known.T for other, known in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
         effects, variances = zip(*(p.predict(across, squares) for p in self._processes), strict=True)
@@ -297,39 +238,30 @@ class ResponseModel(NoResponses):
         return drawn.mean(axis=0), drawn.var(axis=0, ddof=1)
 
     def predict_means(self, features: Sequence[Array]) -> Array:
+        """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
         effects = [process.predict_means(features, self._features) for process in self._processes]
         # Leanings are taken to be as sure as those of the orderings fitted are on the mean.
         return self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
 
-    def counted(self, table: Array) -> Array:
-        return self._calibrated(table) if self.calibrating else table
-
-    def _calibrated(self, table: Array) -> Array:
+    def calibrated(self, table: Array) -> Array:
         """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
-        moved = np.where(np.isnan(table), np.nan, self._label_offsets.scores_of(self.offsets, self._scores))
-        return np.where(self._label_offsets.known, self._responses.stratified(moved, self._examples), table)
-
-    def answers(self, number: int) -> Array:
-        return np.asarray(self._answered[number])
-
-    @cached_property
-    def _answered(self) -> Array:
-        """The labels that calibrated answers are, ``[m, E]``, also those of rules; -1 where they are not known."""
-        labels = np.broadcast_to(np.arange(self._scores.shape[1], dtype=np.float64), self._scores.shape)
-        return np.where(self._label_offsets.known, self._label_offsets.scores_of(self.offsets, labels), -1.0)
+        scores = self._scores[np.arange(len(self._scores)), self.labels.answers]
+        counted = self._responses.stratified(np.where(np.isnan(table), np.nan, scores), self._examples)
+        return np.where(self.labels.known, counted, table)
 
     def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each."""
         # Its own cells count for its effects alone: an ordering that was chosen for its cells is not as good as these.
         means, variances = self._contrasts_of(self._effects[[number]], examples)
-        both = (means, self._moved(means, self.offsets[[number]]))
+        both = (means, self._moved(means, self.labels.offsets[[number]]))
         before, after = (self._answers(each, variances)[0] * self._scores[examples] for each in both)
         return np.asarray(before.sum(axis=1)), np.asarray(after.sum(axis=1))
 
     def calibration(self, number: int, told: Array) -> Calibrated:
-        offsets = tuple(np.round(self.offsets[number], 6).tolist())
+        """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
+        offsets = tuple(np.round(self.labels.offsets[number], 6).tolist())
         if self._rules[number]:
-            before, gain, _ = self.corrected(number, told, self._calibrated(told)[number])
+            before, gain, _ = self.corrected(number, told, self.calibrated(told)[number])
             least, most = float(self._scores.min()), float(self._scores.max())
             return Calibrated(offsets, *np.clip([before, before + gain], least, most).tolist())
         counts = self._counts(self._shown)
@@ -360,21 +292,22 @@ class ResponseModel(NoResponses):
         return score, float(after - before + missed.mean()), missed
 
     def gains(self, reference: int) -> Gains | None:
+        """What the orderings fitted score on new examples above one of them; None where nothing tells them apart."""
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
         mute = self._rules | (self._cells.weights <= 0)
-        first = int(mute.argmax())
-        stands = np.where(mute, first, np.arange(len(mute)))
-        seen = ~mute
+        first, seen = int(mute.argmax()), ~mute
         seen[first] = True
         if seen.sum() < 2:
             return None
-        errors, apart = self._errors(seen, mute), APART_SCORE * (self._apart & ~mute)[seen]
-        number = int(seen[: stands[reference]].sum())
-        found = independent_gains(
-            self.means[seen], errors, apart=apart, reference=number, num_examples=len(self._shown)
-        ).among(seen)
-        tables: list[Any] = [table[:, stands] for table in found[1:]]
-        return Gains(found.shares, *tables)
+        places = (np.cumsum(seen) - 1)[np.where(mute, first, np.arange(len(mute)))]  # among those seen
+        shares, means, variances, possible = independent_gains(
+            self.means[seen],
+            self._errors(seen, mute),
+            apart=APART_SCORE * (self._apart & ~mute)[seen],
+            reference=int(places[reference]),
+            num_examples=self.num_examples,
+        )
+        return Gains(shares, means[:, places], variances[:, places], possible[:, places])
 
     def _errors(self, seen: Mask, mute: Mask) -> Array:
         """Covariance of errors of expected mean scores on new examples, ``[m, m]``; of `mute` ones none is measured."""
