@@ -81,9 +81,9 @@ class Rule:
             return tuple(nearest_first[place] for place in self.order if place < len(nearest_first))
         return tuple(nearest_first[::-1] if self.nearest_last else nearest_first)
 
-    def chosen(self, features: Features, length: int, *, rng: np.random.Generator | None = None) -> tuple[int, ...]:
-        """The items that are shown, which are the mode of a distribution over choices; with a random source a draw."""
-        return choose([self.coefficients.get(name, 0.0) for name in FEATURES], features, length, rng=rng)
+    def chosen(self, features: Features, length: int) -> tuple[int, ...]:
+        """The items that are shown, the mode of a distribution over choices."""
+        return choose([self.coefficients.get(name, 0.0) for name in FEATURES], features, length)
 
 
 class SharedWords:
@@ -224,16 +224,13 @@ class Pool:
         same = classes[:, None] == classes[None, :]
         fixed = [like, -np.log1p(np.arange(len(candidates))), same.mean(axis=1) if candidates else like]
         fixed.append(self._lengths[candidates])
-        cosines: list[Array] = []  # Computed where something needs them, and once.
+        some: Any = self.similarity.vectors[candidates]
+        cosines = np.asarray((some @ some.T).todense() if sparse.issparse(some) else some @ some.T)
 
         def features(chosen: Sequence[int]) -> Array:
             repeated = likeness = np.zeros(len(candidates))
             if len(chosen):
-                if not cosines:
-                    some: Any = self.similarity.vectors[candidates]
-                    product = some @ some.T
-                    cosines.append(product.toarray() if sparse.issparse(product) else product)
-                repeated, likeness = same[:, chosen].mean(axis=1), cosines[0][:, chosen].max(axis=1)
+                repeated, likeness = same[:, chosen].mean(axis=1), cosines[:, chosen].max(axis=1)
             return np.stack([*fixed, repeated, likeness], axis=1)
 
         return candidates, features

@@ -166,8 +166,7 @@ class Influence:
 
     def limited(self, value: float) -> float:
         """The value, or the nearest to it that the metric can have."""
-        low, high = self.bounds
-        return min(max(low, value), high)
+        return min(max(self.bounds[0], value), self.bounds[1])
 
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
         """The metric of facts and outputs with weights."""
@@ -178,9 +177,9 @@ class Influence:
         key = self._key(fact, outputs)
         if key not in self._influences:
             step = STEP if self._metric.smooth else 1.0 / len(self._facts) if self._metric.weighted else 1.0
-            total = float(self._weights.sum())
-            moved = self._value_of([*self._rows, (fact, outputs)], np.append(self._weights, step))
-            self._influences[key] = (moved - self._base) * (total + step) / step
+            weights = np.append(self._weights, step)
+            moved = self._value_of([*self._rows, (fact, outputs)], weights)
+            self._influences[key] = (moved - self._base) * float(weights.sum()) / step
         return self._influences[key]
 
     def _merged(

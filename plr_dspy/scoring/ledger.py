@@ -120,7 +120,7 @@ class Ledger:
         self.paid: list[Tokens] = []
         self.num_resumed = 0
         self._keys: list[str] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
         self._path = path
         self._file: int | None = None
@@ -169,7 +169,7 @@ class Ledger:
             self.paid.append(tokens)
             self._settled = False
             name = str(example) if self._keys is None else self._keys[example]
-            self._write({"cell": (fingerprint, name), "score": cell.score, **told})
+            self.note({"cell": (fingerprint, name), "score": cell.score, **told})
             return True
 
     def begin(self, arguments: Facts) -> None:
@@ -187,9 +187,24 @@ class Ledger:
         self._postponed.append(record)
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
-        """Note something other than a cell, such as a round; a disk that cannot take what it must raises an OSError."""
+        """Append a record as a line. What is paid for must not be lost to a disk that cannot take one; that is an
+        OSError only where it must."""
         with self._lock:
-            self._write(record, must=must)
+            if self._file is None:
+                return
+            line = b"".join(as_json(each) + b"\n" for each in (*self._postponed, record))
+            self._postponed.clear()
+            try:
+                if os.write(self._file, line) < len(line):
+                    raise OSError("no space left on the device")
+            except OSError as error:
+                if must:
+                    raise
+                logger.warning(
+                    "%s could not be written (%s): from here on a kill loses what was paid for", self._path, error
+                )
+                os.close(self._file)
+                self._file = None
 
     def settle(self) -> None:
         """Say that decisions were made on the cells added so far: those that failed stay failed."""
@@ -208,29 +223,11 @@ class Ledger:
 
     def close(self) -> None:
         """End the file; nothing is added from now on."""
-        self.stop()
         with self._lock:
+            self._closed = True
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-
-    def _write(self, record: dict[str, Any], *, must: bool = False) -> None:
-        """Append a line; what is paid for must not be lost to a disk that cannot take it."""
-        if self._file is None:
-            return
-        line = b"".join(as_json(each) + b"\n" for each in (*self._postponed, record))
-        self._postponed.clear()
-        try:
-            if os.write(self._file, line) < len(line):
-                raise OSError("no space left on the device")
-        except OSError as error:
-            if must:
-                raise
-            logger.warning(
-                "%s could not be written (%s): from here on a kill loses what was paid for", self._path, error
-            )
-            os.close(self._file)
-            self._file = None
 
     def _read(self, path: Path) -> None:
         """Take what the file holds, but for a last line that was not written to its end, and open it."""
@@ -253,7 +250,7 @@ class Ledger:
         os.ftruncate(self._file, whole)
         if content[whole:].startswith(b'{"cell"'):  # The call counts, and may be made again.
             self.paid.append({})
-            self._write({"lost": 1})
+            self.note({"lost": 1})
         self.num_resumed = len(self.paid)
 
     def _replay(self, record: Any, unsettled: list[tuple[str, str]]) -> None:
@@ -351,8 +348,7 @@ def open_ledger(
                 "or pass another log_dir"
             )
         identity = orjson.loads(orjson.dumps(describe()))
-        known = identity if ledger.identity is None else ledger.identity
-        if said := _changes(known, identity, ignored=ledger.unstable):
+        if said := _changes(ledger.identity or identity, identity, ignored=ledger.unstable):
             if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()

@@ -78,10 +78,9 @@ class CellScorer:
             self._fingerprints[asked] = self._payer.fingerprint(*asked)
         return self._fingerprints[asked], example
 
-    def calls(self, *phases: str) -> int:
-        """Cells that these phases were the first to ask for; all of them without names."""
-        counts = Counter(self._asked.values())
-        return sum(counts[phase] for phase in phases or counts)
+    def calls(self, phase: str = "") -> int:
+        """Cells that this phase was the first to ask for; without a name, all that were asked for."""
+        return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
 
     def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
         """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
@@ -94,11 +93,8 @@ class CellScorer:
     def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
         """The first of these orderings that the budget pays for."""
         items = list(wanted.items())
-
-        def exceeds(number: int) -> bool:
-            return not self.fits(dict(items[: number + 1]), kept=kept)
-
-        return dict(items[: bisect_left(range(len(items)), True, key=exceeds)])
+        exceed = bisect_left(range(len(items)), True, key=lambda n: not self.fits(dict(items[: n + 1]), kept=kept))
+        return dict(items[:exceed])
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """Score orderings on their examples; cells that are known cost nothing.

@@ -47,7 +47,6 @@ class Search(ABC):
         update: str | UpdateRule = "mle",
         num_samples: int = 15,
         elite_fraction: float = 0.2,
-        model: OrderingModel | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(space, OrderingSpace):
@@ -56,7 +55,7 @@ class Search(ABC):
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
         self.space, self.num_samples, self.elite_fraction = space, num_samples, elite_fraction
-        self.model = OrderingModel(space, with_features=False) if model is None else model
+        self.model = OrderingModel(space, with_features=False)
         self._rule, self._generator = update_rule(update), torch.Generator().manual_seed(seed)
         self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
@@ -148,13 +147,11 @@ class Search(ABC):
 
     def _uniform(self) -> list[PlackettLuce]:
         found = [self._rule.initial(size) for size in self.space.sizes]
-        if not self.space.from_end:
-            return found
-        shares = [torch.ones(most - least + 1, dtype=torch.float64) for least, most in self.space.limits]
-        return [
-            each.copy(length=most, length_probabilities=share / len(share))
-            for each, share, (_, most) in zip(found, shares, self.space.limits, strict=True)
-        ]
+        if self.space.from_end:
+            for block, (least, most) in enumerate(self.space.limits):
+                shares = torch.ones(most - least + 1, dtype=torch.float64) / (most - least + 1)
+                found[block] = found[block].copy(length=most, length_probabilities=shares)
+        return found
 
     def _read(self, items: Sequence[int]) -> Sequence[int]:
         """The ranking that ordered items stand for, or the items that a ranking stands for."""
@@ -198,7 +195,6 @@ class CrossEntropySearch(Search):
     """
 
     def ask(self) -> list[Ordering]:
-        """Return orderings to score next, one permutation for each block."""
         return self.draw(self.num_samples)
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:

@@ -194,9 +194,8 @@ class OrderingSpace:
         one not shown, put in between the others, left out, put elsewhere, or two swap their places.
         """
         if not self.from_end:
-            place, block = int(rng.integers(sum(self.sizes))), 0
-            while place >= self.sizes[block]:
-                place, block = place - self.sizes[block], block + 1
+            places = [(block, place) for block, size in enumerate(self.sizes) for place in range(size)]
+            block, place = places[rng.integers(len(places))]
             to = int(rng.integers(self.sizes[block]))
             reached = self._with_block(ordering, block, _put_elsewhere(ordering[block], place, to))
             return reached if self.allows(reached) else ordering

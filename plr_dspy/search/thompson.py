@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plr_dspy.plackett_luce.updates import UpdateRule
 from plr_dspy.runtime.threads import one_thread
@@ -78,14 +77,8 @@ class ThompsonSearch(Search):
             raise ValueError(
                 f"example_classes must name the class of each of {num_examples} examples; got {self._num_classed}"
             )
-        super().__init__(
-            space,
-            update=update,
-            num_samples=num_samples,
-            elite_fraction=elite_fraction,
-            model=OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses),
-            seed=seed,
-        )
+        super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
+        self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
         self._by_logprobs = responses is not None
         self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
@@ -93,12 +86,30 @@ class ThompsonSearch(Search):
         self._num_rounds = 0
 
     def ask(self) -> list[Ordering]:
-        """Orderings to score on further examples; empty when all there are have been scored on all."""
+        """Orderings to score on further examples, of each posterior draw the best one that those before did not take;
+        empty when all there are have been scored on all."""
         with one_thread():
-            if self.fitted is not None:
-                return self._sample_posterior(self.fitted)
-            few = self.space.num_distinct <= self._num_initial
-            return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
+            if (fitted := self.fitted) is None:
+                few = self.space.num_distinct <= self._num_initial
+                return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
+            rng = np.random.default_rng([self._seed, self._num_rounds])
+            candidates = self._candidates(fitted, rng)
+            pool = [*fitted.orderings, *candidates]
+            done = [o in self._finished or self._counts.get(o, 0) >= self._num_examples for o in pool]
+            if all(done):
+                return []
+            draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
+            draws[:, done] = -np.inf
+            rules = np.array([is_rule(o) for o in pool]) & ~np.array(done)
+            if self._by_logprobs and rules.any():
+                # They tell of orderings alone: rules, of which there are few, would nearly never draw most.
+                draws[0, ~rules] = -np.inf
+            chosen: list[Ordering] = []
+            for draw in draws[: min(self.num_samples, done.count(False))]:
+                best = int(draw.argmax())
+                chosen.append(pool[best])
+                draws[:, best] = -np.inf
+            return chosen
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
@@ -111,7 +122,7 @@ class ThompsonSearch(Search):
         earlier = None if self.fitted is None else self.fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        elites = self._inside(self.fitted)[: self._num_elites()]
+        elites = self._inside(self.fitted)[: self._num_elites(self.fitted)]
         self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
 
@@ -126,34 +137,12 @@ class ThompsonSearch(Search):
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
-    def _num_elites(self) -> int:
-        orderings = [] if self.fitted is None else self.fitted.orderings
-        return max(MIN_ELITES, num_elites(len(orderings), self.elite_fraction))
+    def _num_elites(self, fitted: FittedModel) -> int:
+        return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
 
     def _inside(self, fitted: FittedModel) -> list[ScoreEstimate]:
         """Estimates of the orderings of the space that were fitted, best first."""
         return [each for each in fitted.estimates() if self.space.holds(each.ordering)]
-
-    def _sample_posterior(self, fitted: FittedModel) -> list[Ordering]:
-        """The best candidate of each posterior draw, but for those of the draws before."""
-        rng = np.random.default_rng([self._seed, self._num_rounds])
-        candidates = self._candidates(fitted, rng)
-        pool = [*fitted.orderings, *candidates]
-        done = [o in self._finished or self._counts.get(o, 0) >= self._num_examples for o in pool]
-        if all(done):
-            return []
-        draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-        draws[:, done] = -np.inf
-        rules = np.array([is_rule(o) for o in pool]) & ~np.array(done)
-        if self._by_logprobs and rules.any():
-            # They tell of orderings alone: rules, of which there are few, would nearly never draw most.
-            draws[0, ~rules] = -np.inf
-        chosen: list[Ordering] = []
-        for draw in draws[: min(self.num_samples, done.count(False))]:
-            best = int(draw.argmax())
-            chosen.append(pool[best])
-            draws[:, best] = -np.inf
-        return chosen
 
     def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """New orderings; of a small space, all."""
@@ -161,30 +150,22 @@ class ThompsonSearch(Search):
             found = dict.fromkeys(self.space.enumerate())
         else:
             best = [estimate.ordering for estimate in self._inside(fitted)]
-            parents = best[: self._num_elites()]
+            parents = best[: self._num_elites(fitted)]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            found |= dict.fromkeys(climb(self.space, best, fitted.predict, rng))
+            found |= dict.fromkeys(self._climb(best[:NUM_CLIMBERS], fitted, rng))
         return [ordering for ordering in found if ordering not in self._counts]
 
-
-def climb(
-    space: OrderingSpace,
-    orderings: Sequence[Ordering],
-    score: Callable[[list[Ordering]], NDArray[np.float64]],
-    rng: np.random.Generator,
-) -> list[Ordering]:
-    """What a beam of orderings meets on its way up, by random moves, from where the best of those given stand; `score`
-    is what to climb."""
-    beam = list(orderings[:NUM_CLIMBERS])
-    met: dict[Ordering, None] = {}
-    for _ in range(NUM_CLIMBS):
-        around = dict.fromkeys(beam)
-        for ordering in beam:
-            around |= dict.fromkeys(space.moved(ordering, rng) for _ in range(NUM_MOVES))
-        reached = list(around)
-        beam = [reached[index] for index in np.argsort(-score(reached), kind="stable")[:NUM_CLIMBERS]]
-        met |= dict.fromkeys(beam)
-    return list(met)
+    def _climb(self, beam: list[Ordering], fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
+        """What a beam of orderings meets on its way up what the process expects, by random moves."""
+        met: dict[Ordering, None] = {}
+        for _ in range(NUM_CLIMBS):
+            around = dict.fromkeys(beam)
+            for ordering in beam:
+                around |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+            reached = list(around)
+            beam = [reached[index] for index in np.argsort(-fitted.predict(reached), kind="stable")[:NUM_CLIMBERS]]
+            met |= dict.fromkeys(beam)
+        return list(met)

@@ -15,7 +15,7 @@ from plr_dspy.search.model.gains import gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
-from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
+from plr_dspy.search.model.table import Array, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
 MAX_MODELLED = 176
@@ -72,23 +72,21 @@ class OrderingModel:
             raise ValueError("scores must be of one ordering at least; got none")
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
-            told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
-            logs = None if self._responses is None else self._responses.table(scores, told.examples)
+            told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
             if len(orderings) > MAX_MODELLED:
-                kinds = self._kinds(orderings)
-                responses = self._respond(told, logs, kinds)
+                responses = self._respond(scores, told, kinds)
                 means = np.array(told.shrunk_means if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
                 ranked = np.argsort(-means, kind="stable")
-                chosen = np.sort(ranked[[*range(top), *spread]]).tolist()
-                columns = np.isin(told.examples, told.of(chosen).examples)
-                logs = logs and (logs[0][chosen][:, columns], logs[1][chosen][:, columns])
-                orderings, told = [orderings[number] for number in chosen], told.of(chosen)
-            features, kinds = self.features(orderings), self._kinds(orderings)
-            responses = self._respond(told, logs, kinds, features=features, earlier=earlier.get("responses"))
+                chosen = np.sort(ranked[[*range(top), *spread]])
+                orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
+                scores = {ordering: scores[ordering] for ordering in orderings}
+                told = ScoreTable.of_rows([*scores.values()])
+            features = self.features(orderings)
+            responses = self._respond(scores, told, kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
                 table = responses.calibrated(table)
@@ -112,8 +110,7 @@ class OrderingModel:
         outside of what single scores can be, on any scale: all those known, and those that the metric gives for labels.
         """
         values = [score for row in scores.values() for score in row.values()]
-        if self._responses is not None:
-            values += [float(self._responses.scores.min()), float(self._responses.scores.max())]
+        values += [] if self._responses is None else self._responses.scores.ravel().tolist()
         least, most = min(values, default=0.0), max(values, default=0.0)
         return [ScoreEstimate(ordering, min(max(least, score), most)) for ordering, score in estimates]
 
@@ -127,16 +124,17 @@ class OrderingModel:
 
     def _respond(
         self,
+        scores: Scores,
         told: ScoreTable,
-        logs: tuple[Array, Mask] | None,
         kinds: NDArray[np.int64],
         *,
         features: Sequence[Array] | None = None,
         earlier: Sequence[Sequence[float]] | None = None,
     ) -> ResponseModel | None:
         """What log-probabilities say; None where most of the calls brought none."""
-        if self._responses is None or logs is None:
+        if self._responses is None:
             return None
+        logs = self._responses.table(scores, told.examples)
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return None
         return ResponseModel(self._responses, told.examples, logs, features, kinds=kinds, earlier=earlier)

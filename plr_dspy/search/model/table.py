@@ -63,11 +63,6 @@ class ScoreTable:
         table[np.repeat(np.arange(len(rows)), [*map(len, rows)]), columns] = np.fromiter(values, np.float64)
         return cls(table, examples)
 
-    def of(self, rows: Sequence[int]) -> ScoreTable:
-        """The table of some of the orderings, and of the examples that these have scores of."""
-        seen = self.known[rows].any(axis=0)
-        return ScoreTable(self.scores[rows][:, seen], self.examples[seen])
-
     @cached_property
     def shrinkage(self) -> float:
         """Noise variance over the variance of examples' effects; the mean of all counts as so many of an example's own.
