@@ -119,24 +119,20 @@ class ResponseModel:
         earlier: Sequence[Sequence[float]] | None = None,
     ) -> None:
         self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
-        self.calibrating, label_scores = responses.calibrating, self._scores
-        num_labels, told = label_scores.shape[1], np.maximum(logs[0], LEAST)
-        shares = np.full(num_labels, 1.0 / num_labels) if responses.shares is None else responses.shares
-        self._told, self._guesses = (told, logs[1]), np.atleast_2d(shares)
-        seen = ~np.isnan(told[..., 0]).all(axis=0)
-        told = np.where(self._rules[:, None, None], np.nan, told)
-        self._basis = helmert(num_labels)  # from labels to contrasts, [d, L]
-        directions = label_scores @ self._basis.T
+        self._responses, self._examples, self.calibrating = responses, examples, responses.calibrating
+        told = np.maximum(logs[0], LEAST)
+        self._basis = helmert(self._scores.shape[1])  # from labels to contrasts, [d, L]
+        directions = self._scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
         self._directions = np.where(lengths > 1e-9, directions / np.maximum(lengths, 1e-9), 0.0)
-        self._contrasts = np.clip(told @ self._basis.T, -LARGEST, LARGEST)
+        of_orderings = np.where(self._rules[:, None, None], np.nan, told)
+        self._contrasts = np.clip(of_orderings @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
         # The examples seen; where these are very many, so many of them, evenly spread.
-        shown = np.flatnonzero(seen)
+        shown = np.flatnonzero(~np.isnan(told[..., 0]).all(axis=0))
         if len(shown) > MOST_EXAMPLES:
             shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
-        self._responses, self._examples = responses, examples
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
         self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps)
         known: Sequence[Posterior | EffectProcess] = (cells.leaning, cells.slope)
@@ -150,12 +146,11 @@ class ResponseModel:
             self.components = [process.components.tolist() for process in self._processes]
         self._effects = np.concatenate([each.means for each in known], axis=1)
         self._variances = np.stack([each.variances for each in known], axis=1)
-        every = np.arange(len(label_scores))
-        means, variances = self._contrasts_of(self._effects, every)
-        self._expected_cells = means @ self._basis, variances
-        table = self._score(means, variances, every)
+        every = np.arange(len(examples))
+        self._told = told, logs[1], *self._logits_of(self._effects, every)
+        table = self._score(*self._told[2:], every)
         self.means: Array = table[:, shown] @ self._counts(shown)
-        self.always = np.round(self._counts(every) @ label_scores, 6).tolist()
+        self.always = np.round(self._counts(every) @ self._scores, 6).tolist()
         if features is not None:
             self.mean_variances = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
             self._table = np.where(self._known, self._expected_alone(), table)
@@ -163,20 +158,22 @@ class ResponseModel:
     @cached_property
     def labels(self) -> LabelOffsets:
         """The offsets of labels; of no use to rounds where answers are not calibrated, they are found when needed."""
-        weigh = partial(self._responses.weights, examples=self._examples)
-        means, variances = self._expected_cells
+        even, shares = np.full(self._scores.shape[1], 1.0 / self._scores.shape[1]), self._responses.shares
         return LabelOffsets(
-            *self._told, means, variances, guesses=self._guesses, scores=self._scores, alone=self._rules, weigh=weigh
+            *self._told,
+            guesses=np.atleast_2d(even if shares is None else shares),
+            scores=self._scores,
+            alone=self._rules,
+            weigh=partial(self._responses.weights, examples=self._examples),
         )
 
     def _expected_alone(self) -> Array:
         """Expected scores in the cells known, each from all other cells, ``[m, E]``."""
         left_out = 1.0 - self._cells.leverage
-        missed = np.nan_to_num(self._contrasts - self._cells.residuals / left_out[..., None])
+        logits = np.nan_to_num(self._contrasts - self._cells.residuals / left_out[..., None]) @ self._basis
         if self.calibrating:
-            missed = self._moved(missed, self.labels.offsets)
-        table: Array = (self._answers(missed, self._cells.noise / left_out) * self._scores).sum(axis=-1)
-        return table
+            logits = logits + self.labels.offsets[:, None]
+        return self._answered(logits, self._cells.noise / left_out, self._scores)
 
     def expected(self, known: Mask) -> Array:
         """Expected scores in cells, each as if it were not known, ``[m, E]``, as they count among these."""
@@ -187,39 +184,32 @@ class ResponseModel:
         weights = self._responses.weights(np.ones((1, len(examples)), dtype=bool), self._examples[examples])[0]
         return np.asarray(weights / weights.sum())
 
-    def _contrasts_of(self, effects: Array, examples: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Means ``[m, E, d]`` and variances ``[E]`` of the contrasts of orderings with these effects on examples."""
+    def _logits_of(self, effects: Array, examples: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Mean logits ``[m, E, L]`` of orderings with these effects on examples, and variances of contrasts ``[E]``."""
         means = self._cells.examples[examples] + effects[:, None, :-1]
         means += effects[:, -1:, None] * self._directions[examples]
-        return means, self._cells.noise + self._cells.example_variances[examples]
+        return means @ self._basis, self._cells.noise + self._cells.example_variances[examples]
 
-    def _moved(self, means: Array, offsets: Array) -> Array:
-        """Means of contrasts ``[m, E, d]`` with the offsets of labels ``[m, L]`` added."""
-        moved: Array = means + (offsets @ self._basis.T)[:, None]
-        return moved
-
-    def _answers(self, means: Array, variances: Array) -> Array:
-        """Probability that each label is the likeliest, ``[..., L]``, by the logistic approximation of the normal."""
-        return np.asarray(softmax((means @ self._basis) * (np.pi / np.sqrt(6.0 * variances))[..., None], axis=-1))
+    def _answered(self, logits: Array, variances: Array, scores: Array) -> Array:
+        """Expected scores ``[m, E]`` of the likeliest label, by the logistic approximation of the normal."""
+        chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None], axis=-1)
+        return np.asarray(np.einsum("mel,el->me", chances, scores))
 
     def _score(
-        self, means: Array, variances: Array, examples: NDArray[np.int64], further: Array | float = 0.0
+        self, logits: Array, variances: Array, examples: NDArray[np.int64], further: Array | float = 0.0
     ) -> Array:
         """Expected scores ``[m, E]`` on examples; leanings may have further variances, ``[m]``."""
         if self.calibrating and self.labels.calibrates:
-            offsets = self.labels.expected(means @ self._basis, variances, self._counts(examples))
             # Calibration takes a leaning away, and with it the doubt about it.
-            means = self._moved(means, offsets)
+            logits = logits + self.labels.expected(logits, variances, self._counts(examples))[:, None]
         else:
             variances = variances + np.reshape(further, (-1, 1))
-        table: Array = np.einsum("mel,el->me", self._answers(means, variances), self._scores[examples])
-        return table
+        return self._answered(logits, variances, self._scores[examples])
 
     def _mean_scores(self, effects: Array, further: Array | float = 0.0) -> Array:
         """Expected mean scores of orderings with these effects, ``[m]``, and further variances of leanings, ``[m]``."""
-        contrasts = self._contrasts_of(effects, self._shown)
-        means: Array = self._score(*contrasts, self._shown, further) @ self._counts(self._shown)
-        return means
+        table = self._score(*self._logits_of(effects, self._shown), self._shown, further)
+        return np.asarray(table @ self._counts(self._shown))
 
     def _draw(self, effects: Array, variances: Array) -> Array:
         """Expected mean scores under draws of effects ``[m, d + 1]``, the same ones for all orderings, ``[draws, m]``;
@@ -249,13 +239,12 @@ class ResponseModel:
         counted = self._responses.stratified(np.where(np.isnan(table), np.nan, scores), self._examples)
         return np.where(self.labels.known, counted, table)
 
-    def _expected_of(self, number: int, examples: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Scores that are expected of an ordering on examples, as it is and calibrated, ``[n]`` each."""
+    def _expected_of(self, number: int, examples: NDArray[np.int64]) -> Array:
+        """Scores that are expected of an ordering on examples, as it is and calibrated, ``[2, n]``."""
         # Its own cells count for its effects alone: an ordering that was chosen for its cells is not as good as these.
-        means, variances = self._contrasts_of(self._effects[[number]], examples)
-        both = (means, self._moved(means, self.labels.offsets[[number]]))
-        before, after = (self._answers(each, variances)[0] * self._scores[examples] for each in both)
-        return np.asarray(before.sum(axis=1)), np.asarray(after.sum(axis=1))
+        logits, variances = self._logits_of(self._effects[[number]], examples)
+        both = np.concatenate([logits, logits + self.labels.offsets[number]])
+        return self._answered(both, variances, self._scores[examples])
 
     def calibration(self, number: int, told: Array) -> Calibrated:
         """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
@@ -264,8 +253,7 @@ class ResponseModel:
             before, gain, _ = self.corrected(number, told, self.calibrated(told)[number])
             least, most = float(self._scores.min()), float(self._scores.max())
             return Calibrated(offsets, *np.clip([before, before + gain], least, most).tolist())
-        counts = self._counts(self._shown)
-        before, after = (float(each @ counts) for each in self._expected_of(number, self._shown))
+        before, after = (self._expected_of(number, self._shown) @ self._counts(self._shown)).tolist()
         # Calls that brought none, such as replies that are no label, have a share of all as they were scored.
         own = ~np.isnan(told)
         silent = own & ~self._known[number]
@@ -284,9 +272,8 @@ class ResponseModel:
         difference was missed on each of its calls, ``[n]``.
         """
         own = np.flatnonzero(~np.isnan(told))
-        before, after = np.stack(self._expected_of(number, self._shown)) @ self._counts(self._shown)
-        on_own = np.stack(self._expected_of(number, own))
-        own_before, own_after = self._responses.stratified(on_own, self._examples[own])
+        before, after = self._expected_of(number, self._shown) @ self._counts(self._shown)
+        own_before, own_after = self._responses.stratified(self._expected_of(number, own), self._examples[own])
         missed = (counted - told)[own] - (own_after - own_before)
         score = float(before + (told[own] - own_before).mean())
         return score, float(after - before + missed.mean()), missed
@@ -313,7 +300,7 @@ class ResponseModel:
         """Covariance of errors of expected mean scores on new examples, ``[m, m]``; of `mute` ones none is measured."""
         # There are two sources: the examples are a sample, and the orderings' effects are measured on some of them.
         effects = self._effects[seen]
-        table = self._score(*self._contrasts_of(effects, self._shown), self._shown)
+        table = self._score(*self._logits_of(effects, self._shown), self._shown)
         kinds = np.unique(self._scores[self._shown], axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T
