@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -122,13 +123,11 @@ class RetrievalSlots(PoolSlots):
 
     def found_tokens(self, ordering: Ordering) -> int:
         """Those of demos that are found."""
-        rule, tokens = self.rule_of(ordering), 0
-        if rule is None:
+        if (rule := self.rule_of(ordering)) is None:
             return 0
-        for pool in self.found.values():
-            mean = float(np.mean(pool.tokens)) * min(rule.num_demos, len(pool))
-            tokens += round(mean if rule.max_tokens is None else min(mean, rule.max_tokens))
-        return tokens
+        most = math.inf if rule.max_tokens is None else rule.max_tokens
+        means = [float(np.mean(pool.tokens)) * min(rule.num_demos, len(pool)) for pool in self.found.values()]
+        return sum(round(min(mean, most)) for mean in means)
 
     def num_demos(self, ordering: Ordering) -> int:
         rule = self.rule_of(ordering)
@@ -142,8 +141,7 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()})
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
-        """Digest of the prompts; where these are not known before the call, of the rule and of the pools that decide
-        them."""
+        """Digest of the prompts, or of the rule and the pools that decide them where inputs do not tell."""
         rule, demos = self.rule_of(ordering), self.demos(ordering)
         if rule is None:
             return self._digest(demos)

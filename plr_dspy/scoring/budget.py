@@ -35,7 +35,7 @@ class Budget:
     may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
 
     Args:
-        ledger: Counts the calls, those of an earlier part included.
+        ledger: Counts the calls, those of an earlier part included; None begins one.
         max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds from now; None for none.
         planned: Program calls that the compile itself may ask for, whatever others paid for before.
         price: Dollars for the tokens of a call; None where a model has no price.
@@ -43,7 +43,6 @@ class Budget:
 
     Attributes:
         cost: Dollars spent, those of the earlier parts included.
-        planned, expected: As above.
         refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
 

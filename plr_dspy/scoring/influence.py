@@ -31,11 +31,10 @@ class Influence:
     """Scores answers by their influence on a metric over a set, near a reference.
 
     The reference is a set of answers, such as those of the best program so far. The influence of an answer is the
-    derivative of the metric by its weight there: its mean over the reference is 0, and the metric of another set is, to
-    first order, the metric of the reference and the mean influence over the other set. So the score of an answer is the
-    sum of both. Where the metric is weighted, the shares of facts (such as right labels) are given, and influences are
-    centred for each fact by itself: how much a fact counts says nothing of answers, and depends on which examples a few
-    scores happen to be of.
+    derivative of the metric by its weight there: the metric of another set is, to first order, that of the reference
+    and the mean influence over the set. So the score of an answer is the sum of both. Where the metric is weighted, the
+    shares of facts (such as right labels) are given, and influences are centred for each fact by itself: which examples
+    a few scores happen to be of says nothing of answers.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
@@ -194,8 +193,7 @@ class Influence:
             key = self._key(fact, outputs)
             distinct.setdefault(key, (fact, outputs))
             weights[key] += count
-        for key, (fact, _) in distinct.items():
-            totals[fact] += weights[key]
+            totals[fact] += count
         found = [weights[key] * self._shares[fact] / totals[fact] for key, (fact, _) in distinct.items()]
         return list(distinct.values()), np.array(found) / sum(found)
 

@@ -74,24 +74,19 @@ Facts: TypeAlias = Mapping[str, Any]
 
 @dataclass
 class Course:
-    """What a compile has decided on, as the file tells it: another one with the same arguments takes it as it was.
+    """What a compile has decided on, as the file tells it: another one with the same arguments takes it as it was."""
 
-    Attributes:
-        rounds: Of the search: the examples that each ordering was scored on, in all.
-        ended: Each time that the search ended: why, with the limits that it had, and the "rounds" until then.
-    """
-
-    rounds: list[list[tuple[Any, list[int]]]] = field(default_factory=list)
-    ended: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[list[tuple[Any, list[int]]]] = field(default_factory=list)  # all examples that orderings had by then
+    ended: list[dict[str, Any]] = field(default_factory=list)  # each time: why, with what limits, and after what rounds
 
 
 class Ledger:
     """The cells of a compile, what they cost, and the rounds that were decided on. Threads may share it.
 
-    With a file, each cell is one line of JSON, written when the cell is added: what is killed loses nothing that had
-    been added. A line that was being written, the last, is dropped when the file is read again; its call counts. Failed
-    calls count as paid. A new ledger forgets the failed cells on which nothing has been decided yet (`settle`), so that
-    their calls are made again: those that failed by the provider, and all of them after a `retry`.
+    With a file, each cell is one line of JSON, written when it is added: a kill loses nothing. A last line that was cut
+    is dropped when the file is read again; its call counts, as do failed ones. A new ledger forgets the failed cells on
+    which nothing has been decided yet (`settle`), so that their calls are made again: those that failed by the
+    provider, and all of them after a `retry`.
 
     Args:
         path: The file; it is read if it exists. None keeps everything in memory.

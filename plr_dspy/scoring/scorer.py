@@ -1,8 +1,4 @@
-"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm; knows no DSPy.
-
-`CellScorer` pays for what is asked. `StagedScores` says which examples score an ordering: a few at first, and further
-ones each time that it is asked for again.
-"""
+"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm."""
 
 from __future__ import annotations
 
@@ -97,15 +93,10 @@ class CellScorer:
         return dict(items[:exceed])
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
-        """Score orderings on their examples; cells that are known cost nothing.
+        """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
 
-        Returns:
-            For each ordering that was scored on all of its examples, its cells by example; those of the first
-            orderings only, when time or money is up.
-
-        Raises:
-            RuntimeError: when this would exceed the budget's calls.
-            Exception: of the program or the metric, as the payer lets them out.
+        Cells that are known cost nothing. A RuntimeError where others would exceed the budget's calls; exceptions of
+        the program or the metric come as the payer lets them out.
         """
         asked: dict[CellKey, Ordering] = {}
         for ordering, examples in wanted.items():
@@ -191,18 +182,11 @@ class CellScorer:
     def table(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
-        """Score orderings on common examples; cells that are known cost nothing.
+        """The examples that ran for any of the orderings, and a row of scores on them for each ordering, as `cells`.
 
         An answer that cannot be parsed, or a call that failed for some orderings alone, counts as the worst score seen
         on these examples, and as 0 at most. Failed calls of the `favoured` ordering, given by its number, count as the
-        best score that any got on the example, so that none beats it by its bad luck.
-
-        Returns:
-            The examples that ran for any of the orderings, and a row of scores on them for each ordering; for the first
-            orderings only, those that were scored whole, when time or money is up.
-
-        Raises:
-            NothingRan: when no call ended with an answer.
+        best score that any got on the example, so that none beats it by its bad luck. `NothingRan` if no call did.
         """
         known = self.cells(dict.fromkeys(orderings, examples))
         cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
@@ -230,12 +214,11 @@ class CellScorer:
 
 
 class StagedScores:
-    """Scores of orderings that begin at different examples, so that the train split is used evenly.
+    """Scores of orderings that begin at different examples, so that a search learns about the whole train split.
 
-    What a search learns over many orderings is then about all of the split, not about the few examples that each was
-    scored on. An answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below). So does
-    a call that failed, unless it failed for all orderings: then the example counts for none. No ordering can win
-    because its hard examples were lost.
+    An ordering is scored on a few examples at first, and on further ones each time that it is asked for again. An
+    answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below). So does a call that
+    failed, unless it failed for all orderings: then the example counts for none.
 
     Args:
         scorer: Of the train split followed by others.
@@ -278,10 +261,8 @@ class StagedScores:
         return len(self._asked.get(ordering, []))
 
     def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
-        """The examples that each ordering is to be scored on next, those that it was scored on before included.
-
-        That is so many examples in all, or without a number those of a first score, or of a further one.
-        """
+        """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
+        number those of a first score, or of a further one."""
         found, num_seen = {}, len(self._asked)
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
@@ -310,13 +291,10 @@ class StagedScores:
         return group + len(self._strata) * self._strata[group].index(example)
 
     def score(self, wanted: Wanted, *, kept: int | None = None) -> dict[Ordering, dict[int, float]]:
-        """Score orderings, and return scores by example; of the first ones only when time or money is up.
+        """Scores by example of orderings; of the first only when time or money is up, or calls are `kept` for others.
 
-        Where calls are `kept` for what follows, these are the first ones that the others pay for.
-
-        Raises:
-            RuntimeError: when more than half of the first examples ran for no ordering, or no call of several
-                orderings ended with an answer.
+        A RuntimeError when more than half of the first examples ran for no ordering, or no call of several orderings
+        ended with an answer.
         """
         self._under_way = wanted = wanted if kept is None else self.scorer.affordable(wanted, kept=kept)
         rows = self.scorer.cells(wanted)

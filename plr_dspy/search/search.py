@@ -29,9 +29,9 @@ MAX_BATCHES, MAX_REDRAWS = 20, 50
 class Search(ABC):
     """A search that is asked for orderings and told their scores (ask and tell); it knows nothing of language models.
 
-    It holds a distribution for each block of its space, at first uniform over numbers of items and over their orders.
-    Where places count from the end, the item that a distribution draws first is shown last: then orderings of all
-    lengths tell of the same logits. What is drawn and not allowed is shortened from its beginning until it is.
+    It holds a distribution for each block of its space, at first uniform. Where places count from the end, the item
+    that a distribution draws first is shown last: then orderings of all lengths tell of the same logits. What is drawn
+    and not allowed is shortened from its beginning until it is.
 
     Attributes:
         space, num_samples, elite_fraction: As in `CrossEntropySearch`.

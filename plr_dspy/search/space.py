@@ -145,10 +145,8 @@ class OrderingSpace:
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """The ordering without as many of its first items as it takes to be allowed; None where none helps.
-
-        The first item of the block that shows most beyond its least number goes first.
-        """
+        """The ordering without as many first items as it takes to be allowed, of the blocks that show most beyond their
+        least number; None where none helps."""
         while not self.allows(ordering):
             spare = [len(items) - least for items, (least, _) in zip(ordering, self.limits, strict=True)]
             if not any(spare):
@@ -166,11 +164,8 @@ class OrderingSpace:
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings, repeats included: uniformly the number of items of each block, then which in what order.
-
-        Of all orderings together nearly all have the largest number of items, so that a uniform draw of these would
-        hardly ever show fewer. Those that are not allowed are drawn again; a ValueError where hardly any is.
-        """
+        """Draw orderings, repeats included: uniformly the number of items of each block, of which most orderings have
+        the largest, then which in what order; a ValueError where hardly any is allowed."""
         found: list[Ordering] = []
         for _ in range(num_draws):
             for _ in range(MAX_TRIES):

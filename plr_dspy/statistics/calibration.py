@@ -127,11 +127,11 @@ def cross_validated(
     Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs; the others are
     as in `batch_offsets`.
     """
-    known, hidden = np.asarray(log_probabilities), np.zeros_like(log_probabilities, dtype=bool)
-    hidden, rows = hidden | (False if unseen is None else np.asarray(unseen)), np.arange(len(known))
+    known = np.asarray(log_probabilities)
+    hidden = np.broadcast_to(False if unseen is None else np.asarray(unseen), known.shape)
     counts, answers = np.ones(len(known)) if weights is None else np.asarray(weights), []
-    for i in rows:
-        others = rows != i
+    for i in range(len(known)):
+        others = np.arange(len(known)) != i
         offsets = batch_offsets(known[others], prior=shares, unseen=hidden[others], weights=counts[others])
         answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
     return np.array(answers, dtype=np.int64)

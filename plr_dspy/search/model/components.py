@@ -52,7 +52,7 @@ class Components(NamedTuple):
 
 def linear(features: Sequence[Array], weights: Sequence[Array]) -> Array:
     """The function of orderings' features, ``[c, d]`` of each family, that has these weights, ``[c]``."""
-    return np.asarray(sum((f @ w for f, w in zip(features, weights, strict=True)), np.zeros(1)))
+    return np.asarray(sum(f @ w for f, w in zip(features, weights, strict=True)))
 
 
 def fit_components(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import fit_components, inverted
+from plr_dspy.search.model.components import fit_components, inverted, linear
 from plr_dspy.search.model.table import Array, Mask
 
 NUM_SWEEPS, NUM_QUICK_SWEEPS, SETTLED = 12, 3, 3e-4
@@ -192,8 +192,7 @@ class EffectProcess:
         return left
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
-        """Covariance of the errors of posterior means that come from the noise of what was measured of those chosen,
-        ``[c, c]``; between them its covariance is `alike`, in any unit."""
+        """Covariance ``[c, c]`` of posterior means by the noise of those chosen, whose own is `alike` in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
         gain = self._gain[np.ix_(chosen, chosen)]
         errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T
@@ -201,14 +200,11 @@ class EffectProcess:
 
     def predict_means(self, features: Sequence[Array], fitted: Sequence[Array]) -> Array:
         """Posterior means ``[c, k]`` of other orderings' effects, from features of theirs and of those fitted."""
-        families = zip(self.components[:-1], features, fitted, strict=True)
-        parts = [variance * (other @ (own.T @ self._fit.solved)) for variance, other, own in families]
-        return np.asarray(sum(parts, start=self._level))
+        return linear(features, self._fit.weights(fitted)) + self._level
 
     def predict(self, across: Sequence[Array], squares: Array) -> tuple[Array, Array]:
-        """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from the products of their
-        features with those of the orderings fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``.
-        """
+        """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from products of their features
+        with those fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``."""
         covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
         means: Array = covariance @ self._fit.solved + self._level

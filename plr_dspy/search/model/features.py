@@ -15,7 +15,7 @@ from plr_dspy.search.model.table import Array
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 Family = Callable[[NDArray[np.int64]], Array]
-"""The item at each place from the end ``[m, places]``, the block's size for none, to features ``[m, d]``."""
+"""The item at each place from the end ``[m, places]``, the block's size for none, to features ``[m, ...]``."""
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
 """The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
@@ -76,7 +76,7 @@ class Features:
             places = np.array(rows, dtype=np.int64).reshape(len(rows), most)
             for name in names:
                 if name in families:
-                    parts[name].append(families[name](places))
+                    parts[name].append(families[name](places).reshape(len(rows), -1))
         return [(name, np.concatenate(tables, axis=1)) for name, tables in parts.items() if tables]
 
 
@@ -97,10 +97,8 @@ def _families(space: OrderingSpace, block: int, classes: Sequence[int] | None) -
     if size**2 <= MAX_PAIRS // len(space.sizes):
         families["adjacency"] = lambda places: _pairs(places, size)
     if 1 < number <= 2 * size / 3:
-        families["class region"] = lambda places: _flat(classed[places].transpose(0, 2, 1) @ near)
-        families["class adjacency"] = lambda places: _flat(
-            classed[places[:, 1:]].transpose(0, 2, 1) @ classed[places[:, :-1]]
-        )
+        families["class region"] = lambda places: classed[places].transpose(0, 2, 1) @ near
+        families["class adjacency"] = lambda places: classed[places[:, 1:]].transpose(0, 2, 1) @ classed[places[:, :-1]]
     return families
 
 
@@ -114,19 +112,14 @@ def _smooth(points: Array, scale: float) -> Array:
 
 
 def _by_item(places: NDArray[np.int64], values: Array, size: int) -> Array:
-    """The values ``[places, r]`` of each item's place, item by item ``[m, size * r]``; 0 of items not shown."""
+    """The values ``[places, r]`` of each item's place, ``[m, size, r]``; 0 of items not shown."""
     table = np.zeros((len(places), size + 1, values.shape[1]))
     table[np.arange(len(places))[:, None], places] = values
-    return _flat(table[:, :size])
+    return table[:, :size]
 
 
 def _pairs(places: NDArray[np.int64], size: int) -> Array:
-    """Whether each item stands right before each, ``[m, size * size]``."""
+    """Whether each item stands right before each, ``[m, size, size]``."""
     table = np.zeros((len(places), size + 1, size + 1))
     table[np.arange(len(places))[:, None], places[:, 1:], places[:, :-1]] = 1.0
-    return _flat(table[:, :size, :size])
-
-
-def _flat(table: Array) -> Array:
-    """The table with a row for each ordering."""
-    return table.reshape(len(table), -1)
+    return table[:, :size, :size]

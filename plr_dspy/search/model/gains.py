@@ -45,11 +45,6 @@ class Gains(NamedTuple):
         ]
         return Gains(shares, *sums)
 
-    def among(self, chosen: Mask) -> Gains:
-        """The gains of more orderings, of which those chosen have these, and of the others nothing is known."""
-        places = np.cumsum(chosen) - 1
-        return Gains(self.shares, *(np.where(chosen, values[:, places], 0) for values in self[1:]))
-
     def summary(self) -> tuple[Array, Array, Array]:
         """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
         variances = np.where(self.possible, self.variances, 0.0)
@@ -78,10 +73,9 @@ def expected_gains(
     """What orderings score above one of them.
 
     The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
-    several, by the likelihood of the scores: from none to more than the estimate. In the same way orderings that may be
-    of another kind are so or not. The covariance of the errors is an estimate from few examples too. It may be
-    larger by as much as a variance may that has one degree of freedom for each of them but one; it is not taken to be
-    smaller, as that would make surer what chance has brought.
+    several, by the likelihood of the scores, and orderings that may be of another kind are so or not. The covariance of
+    errors may be larger, by as much as a variance may that has one degree of freedom for each example but one, but not
+    smaller: that would make surer what chance has brought.
 
     Args:
         means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of their errors.
@@ -110,8 +104,8 @@ def expected_gains(
 def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int) -> Gains:
     """What orderings score above one of them, where the errors of all are of few dimensions; as `expected_gains`.
 
-    Errors that come from few examples move many orderings together, so that many orderings are hardly more evidence
-    than one: the spread of the means counts as many degrees of freedom as their errors, of this covariance, have.
+    Errors of few examples move many orderings together, which are hardly more evidence than one: the spread of the
+    means counts as many degrees of freedom as their errors, of this covariance, have.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     usual = (apart == 0.0) | (apart > 0.0).all()  # Where rules alone compete, none is of the usual kind.

@@ -40,6 +40,7 @@ class LabelOffsets:
 
     Attributes:
         shares, offsets: The guess that was taken, ``[L]``, and the offsets, 0 on the mean, ``[m, L]``.
+        calibrates: Whether that guess calibrates answers.
         answers: The likeliest labels with these, ``[m, E]``; an unseen label wins none. They are `known` in some cells.
     """
 
@@ -76,11 +77,7 @@ class LabelOffsets:
             # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
             best = _best(means, weigh(seen[None])[0, seen], least_errors=0.0 if np.isnan(guesses[0]).any() else 1.0)
         self.shares, self.offsets, self.answers = options[best]
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether answers are calibrated by the guess that counts."""
-        return not np.isnan(self.shares).any()
+        self.calibrates = not np.isnan(self.shares).any()
 
     def expected(self, logits: Array, variances: Array, counts: Array) -> Array:
         """Offsets ``[c, L]`` of any orderings from what is expected of them alone; each example counts so much."""

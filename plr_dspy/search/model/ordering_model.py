@@ -40,6 +40,9 @@ class OrderingModel:
             its own.
         classes, example_classes, responses: As in `ThompsonSearch`.
         with_features: Whether orderings that look alike tell of each other; else they have effects of their own only.
+
+    Attributes:
+        calibrating: Whether orderings are scored by calibrated answers.
     """
 
     def __init__(
@@ -55,11 +58,7 @@ class OrderingModel:
         self._features = Features(space, classes=classes) if with_features else None
         known = with_features and example_classes is not None
         self._example_classes = np.array(example_classes) if known else None
-
-    @property
-    def calibrating(self) -> bool:
-        """Whether orderings are scored by calibrated answers."""
-        return self._responses is not None and self._responses.calibrating
+        self.calibrating = responses is not None and responses.calibrating
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
@@ -104,11 +103,8 @@ class OrderingModel:
         return FittedModel(self, orderings, process, responses, told=told, table=table)
 
     def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
-        """The estimates as people may be told them, in the same order; a search goes by them as they are.
-
-        The process is linear and knows no limits: it may expect 1.035 where a metric gives 0 or 1. A mean never lies
-        outside of what single scores can be, on any scale: all those known, and those that the metric gives for labels.
-        """
+        """The estimates as people may be told them, within all scores that are known, and those of labels: the process
+        is linear, and may expect 1.035 where a metric gives 0 or 1."""
         values = [score for row in scores.values() for score in row.values()]
         values += [] if self._responses is None else self._responses.scores.ravel().tolist()
         least, most = min(values, default=0.0), max(values, default=0.0)
@@ -203,8 +199,7 @@ class FittedModel:
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
-        """What each ordering fitted is expected to score on new examples: the score of one of them as it is, and the
-        gain over it, which is shrunk for being the best of many."""
+        """What each ordering fitted is expected to score on new examples: the score of one as it is, and the gain."""
         score, gains = self.as_it_is(reference), self.gains(reference)
         return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
 
@@ -220,8 +215,8 @@ class FittedModel:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
         gain is over, say.
 
-        Intervals of the model itself are narrower, and too narrow where it does not fit the program. Where all calls
-        scored the same, from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        Those of the model itself are too narrow where it does not fit the program. Where all calls scored the same,
+        from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         both, rows = self._both, self._both[:, [self.orderings.index(o) for o in {ordering, reference}]]
         counts = (~np.isnan(rows[0])).sum(axis=1)

@@ -46,12 +46,9 @@ class Leaning:
         rest of the score of ordering o on an example of class c  =  b_c l(o) + noise
 
     The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
-    How far is close to linear in the features of an ordering; accuracy is not linear in it, but best somewhere between
-    the extremes. So the leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is
-    the direction in which the orderings' profiles over the classes differ most: of two classes, their difference.
-
-    Arguments are those of `fit_components` and `AdditiveProcess`. What it explains of each score, known or not, is
-    `explained`, ``[m, E]``.
+    How far is close to linear in the features of an ordering; accuracy is best somewhere between the extremes. So the
+    leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is the direction in
+    which the orderings' profiles over the classes differ most. What it explains of scores is `explained`, ``[m, E]``.
     """
 
     def __init__(
@@ -109,10 +106,9 @@ class Leaning:
 def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
     """Covariance of what mean scores have beside true scores, over the variance of one score, ``[m, m]``.
 
-    Orderings that look alike do well on the same examples, so that scores on n examples, however many, tell of other
-    examples only up to the variance of examples' preferences over n. In a real model's answers a third to a half of the
-    variance that orderings and examples do not explain by themselves is of this kind. The kernels are covariances of
-    the preferences at variance 1, ``[m, m]`` each, with diagonals of about 1.
+    Orderings that look alike do well on the same examples, by kernels ``[m, m]`` with diagonals of about 1: scores on n
+    examples tell of others only up to the variance of such preferences over n. In a real model's answers a third to a
+    half of the variance that orderings and examples do not explain by themselves is of this kind.
     """
     # Orderings that are nearly the same agree more than any that are linear in their features would.
     kernels = [*kernels, *map(_sharpened, kernels)]
@@ -154,9 +150,8 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
 
 def _sharpened(kernel: Array) -> Array:
     """A kernel with the third powers of its correlations."""
-    lengths = np.sqrt(np.diag(kernel)) + 1e-12
-    correlations = kernel / np.outer(lengths, lengths)
-    return np.asarray(kernel * correlations * correlations)
+    variances = (np.sqrt(np.diag(kernel)) + 1e-12) ** 2
+    return np.asarray(kernel**3 / np.outer(variances, variances))
 
 
 class AdditiveProcess:
@@ -236,11 +231,11 @@ class AdditiveProcess:
         self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
 
     def predict(self, features: Sequence[Array]) -> Array:
-        """Posterior mean scores of other orderings, given as features."""
+        """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._weights) + self._level)
 
     def gains(self, reference: int) -> Gains:
-        """What the orderings fitted score on new examples above one of them, which is the ordering of this number."""
+        """What the orderings fitted score on new examples above one of them, given by its number."""
         means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
         gains = expected_gains(
             means,

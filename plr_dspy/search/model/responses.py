@@ -265,11 +265,10 @@ class ResponseModel:
         return Calibrated(offsets, before, after)
 
     def corrected(self, number: int, told: Array, counted: Array) -> tuple[float, float, Array]:
-        """What an ordering scores as it is, and what calibration adds: as is expected, corrected by its own calls.
+        """What an ordering scores as it is, what calibration adds, and by how much its calls missed that, ``[n]``.
 
-        So they hold whatever its answers as they are go by: replies that cannot be read, or a calibration of its own.
-        Its scores as they came and as they count are ``[E]``, NaN where there is none. The third is by how much the
-        difference was missed on each of its calls, ``[n]``.
+        What is expected is corrected by its own scores as they came and as they count, ``[E]``, NaN for none: it holds
+        for replies that cannot be read, and for a program with a calibration of its own.
         """
         own = np.flatnonzero(~np.isnan(told))
         before, after = self._expected_of(number, self._shown) @ self._counts(self._shown)
