@@ -144,8 +144,8 @@ class MixtureEM(_Rule):
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
 
         Each row of logits, ``[n]`` or of components ``[c, n]``, is fitted by itself, with its weights, ``[m]`` or
-        ``[c, m]``; smoothing comes afterwards. Of an elite that shows few items, the likelihood is that of all
-        orderings that begin so. With few elites it has no finite maximum: steps, clip and penalty bound the logits.
+        ``[c, m]``. Of an elite that shows few items, the likelihood is that of all orderings that begin so. With few
+        elites it has no finite maximum: steps, clip and penalty bound the logits.
         """
         orderings, is_shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
         (count, size), shown = orderings.shape, is_shown.astype(np.float64)

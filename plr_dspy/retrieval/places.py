@@ -12,7 +12,6 @@ import numpy as np
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import ProgramSlots, Slot
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
-from plr_dspy.retrieval.rule import Embeddings
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 
@@ -24,8 +23,7 @@ class FoundSlots(ProgramSlots):
 
     @property
     def embedder(self) -> Any:  # type: ignore[override]
-        found = (each.retrieval.pool.similarity for each in self._retrieving)
-        return next((each.embedder for each in found if isinstance(each, Embeddings)), None)
+        return next((e for each in self._retrieving if (e := each.retrieval.pool.embedder) is not None), None)
 
     @property
     def reverse(self) -> Ordering:

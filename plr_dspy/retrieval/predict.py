@@ -12,7 +12,7 @@ import dspy
 from dspy.predict.predict import serialize_object
 from pydantic import TypeAdapter
 
-from plr_dspy.retrieval.rule import Embeddings, Pool, Rule
+from plr_dspy.retrieval.rule import Pool, Rule
 
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 """What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
@@ -36,8 +36,8 @@ class Retrieval:
     @property
     def facts(self) -> list[Any]:
         """What decides which demos are found."""
-        pool, embedder = self.pool, getattr(self.pool.similarity, "embedder", None)
-        return [asdict(self.rule), [dict(demo.items()) for demo in pool.demos], pool.sources, pool.tokens, embedder]
+        pool, demos = self.pool, [dict(demo.items()) for demo in self.pool.demos]
+        return [asdict(self.rule), demos, pool.sources, pool.tokens, pool.embedder]
 
     @property
     def input_names(self) -> set[tuple[str, ...]]:
@@ -85,13 +85,12 @@ class RetrievingPredict(dspy.Predict):
         """That of the predictor, the pool with all its examples, and the rule."""
         pool = self.retrieval.pool
         rows = [dict(demo.items()) for demo in pool.demos]
-        vectors = pool.similarity.vectors if isinstance(pool.similarity, Embeddings) else None
         found = {
             "rule": asdict(self.retrieval.rule),
             "demos": [{name: serialize_object(value) for name, value in row.items()} for row in rows],
             "sources": pool.sources,
             "tokens": pool.tokens,
-            "vectors": None if vectors is None else vectors.tolist(),
+            "vectors": None if pool.embedder is None else pool.similarity.vectors.tolist(),
         }
         state = super().dump_state(json_mode)
         return {**state, "retrieval": found, "fields": {**state.get("fields", {}), LOADER: {}}}

@@ -121,7 +121,7 @@ class Embeddings:
     """
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
-        self.embedder = embedder
+        self._embedder = embedder
         # As many decimals as are saved, so that a loaded program finds the same.
         self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
         self._vector = lru_cache(MOST_KEPT)(lambda text: self._of([text], self.vectors.shape[1])[0])
@@ -133,7 +133,7 @@ class Embeddings:
 
     def _of(self, texts: Sequence[str], size: int | None = None) -> Array:
         """Vectors of texts, of length 1 and of this size; a ValueError where the embedder returns something else."""
-        returned = self.embedder(list(texts))
+        returned = self._embedder(list(texts))
         try:
             found = np.asarray(returned, dtype=float)
         except (TypeError, ValueError):
@@ -171,7 +171,7 @@ class Pool:
         vectors: Any = None,
         tokens: Sequence[int] = (),
     ) -> None:
-        self.demos, self.sources = list(demos), list(sources)
+        self.demos, self.sources, self.embedder = list(demos), list(sources), embedder
         self.names = list(predictor.signature.input_fields)
         self.outputs = list(predictor.signature.output_fields)
         rows = [dict(demo.items()) for demo in demos]
@@ -213,11 +213,11 @@ class Pool:
     def features(
         self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None
     ) -> tuple[list[int], Features]:
-        """So many demos that are most like some inputs, and their features, ``[c, f]`` of `FEATURES`.
+        """So many demos that are most like some inputs, and their `FEATURES`, ``[c, f]``; `without` is as in `shown`.
 
         These are: the cosine of the vectors; less the logarithm of the place among the likest; the share of the
         candidates that have the demo's label; the logarithm of its length less the mean of the pool; and of what is
-        shown already, the share that has its label, and the largest cosine to it. `without` is as in `shown`.
+        shown already, the share that has its label, and the largest cosine to it.
         """
         candidates, like = self._nearest(inputs, number, without)
         classes = self.classes[candidates]

@@ -16,11 +16,9 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for the linear algebra of numpy and scipy and for torch, as a context.
+    """One thread for linear algebra, whose number belongs to the process, so that compiles take turns, and for torch.
 
     For matrices of some hundred rows, further threads cost more than they bring: on a busy machine ten times as much.
-    The number of linear algebra threads belongs to the process, so that compiles in several threads take turns here.
-    Torch keeps its number for each thread.
     """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         before = torch.get_num_threads()
