@@ -42,9 +42,15 @@ def batch_offsets(
     """
     known, hidden = np.asarray(log_probabilities), np.asarray(False if unseen is None else unseen)
     counts = np.ones(len(known)) if weights is None else np.asarray(weights)
-    means = logsumexp(np.where(hidden, -np.inf, known), axis=0, b=counts[:, None]) - np.log(counts.sum())
+    means = log_mean(np.where(hidden, -np.inf, known), counts)
     shares = np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior)
     return label_offsets(means, shares, held=np.broadcast_to(hidden, known.shape).all(axis=0))
+
+
+def log_mean(log_probabilities: Array, weights: Array) -> Array:
+    """Logarithms of weighted mean probabilities over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
+    sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
+    return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:

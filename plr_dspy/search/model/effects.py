@@ -70,7 +70,6 @@ class ResponseEffects:
         for _ in range(num_sweeps):
             before = self.noise
             self._fit_examples()
-            self._fit_variances()
             self._fit_orderings()
             self._fit_noise()
             if abs(self.noise - before) < SETTLED * before:
@@ -93,8 +92,8 @@ class ResponseEffects:
         spread = ((self._examples - prior)[:, seen] ** 2).mean(axis=0) + self.example_variances[seen]
         self._example_variance = _posterior_variance(spread, PRIOR_EXAMPLE)
 
-    def _fit_variances(self) -> None:
-        """Estimate the variances of the orderings' effects: before these are fitted, which then agree with them."""
+    def _fit_orderings(self) -> None:
+        """Give orderings the posterior of their leanings and slopes, from variances by those of the sweep before."""
         usual = ~self._apart & (self.weights > 0)
         if usual.any():
             leanings, squares = self.leaning.means[usual], self.slope.means[usual, 0] ** 2
@@ -102,9 +101,6 @@ class ResponseEffects:
             spread = ((leanings - self._mean) ** 2).mean(axis=1) + self.leaning.variances[usual]
             self._leaning_variance = _posterior_variance(spread, PRIOR_LEANING)
             self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
-
-    def _fit_orderings(self) -> None:
-        """Give orderings the posterior of their leanings and slopes."""
         outside = self._apart.astype(np.float64)
         leaning_priors = self._leaning_variance + APART_LEANING * outside
         slope_priors = self._slope_variance + APART_SLOPE * outside
@@ -125,8 +121,8 @@ class ResponseEffects:
         slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)
         leanings = (sums - slopes * cross) / total
         variances = self.noise * (1.0 / total + ((cross / total) ** 2).sum(axis=0) * inverse / num_contrasts)
-        self.leaning = Posterior(leanings.T, variances, self._mean, leaning_priors)
-        self.slope = Posterior(slopes[:, None], self.noise * inverse, np.zeros(1), slope_priors)
+        self.leaning: Posterior = Posterior(leanings.T, variances, self._mean, leaning_priors)
+        self.slope: Posterior = Posterior(slopes[:, None], self.noise * inverse, np.zeros(1), slope_priors)
         self._of_slopes = weights * np.outer(inverse, self._lengths) / num_contrasts
         self._rest = self._contrasts - (leanings[..., None] + slopes[:, None] * directions[:, None])
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp, softmax
+from scipy.special import log_softmax, softmax
 
 from plr_dspy.search.model.table import Array, Mask
-from plr_dspy.statistics.calibration import calibrated, label_offsets
+from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 PRIOR_CELLS = 4.0
 """Cells that what is expected of an ordering counts as much as; of one that is alone, answers in these shares."""
@@ -62,8 +62,8 @@ class LabelOffsets:
         expected, every = np.log(_probable(logits, variances)), weigh(np.ones((1, logits.shape[1]), dtype=bool))
         told = np.where(known[..., None], log_softmax(logs, axis=-1), expected)
         cells = np.where(counts > 0, weigh(known), every)  # Without any cell, what is known is what is expected.
-        found, trust = _log_mean(told, cells), counts / (counts + PRIOR_CELLS)
-        filled = _log_mean(expected, every) + trust * (found - _log_mean(expected, cells))
+        found, trust = log_mean(told, cells), counts / (counts + PRIOR_CELLS)
+        filled = log_mean(expected, every) + trust * (found - log_mean(expected, cells))
         own, options = softmax(found, axis=-1), []
         for shares in guesses:
             of_alone = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
@@ -101,8 +101,3 @@ def _best(means: Array, counts: Array, *, least_errors: float) -> int:
 def _probable(logits: Array, variances: Array) -> Array:
     """Mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
     return np.asarray(softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None], axis=-1))
-
-
-def _log_mean(logs: Array, weights: Array) -> Array:
-    """Logarithm of the weighted mean of probabilities over the examples, ``[m, L]``, from ``[m, E, L]``."""
-    return np.asarray(logsumexp(logs, axis=1, b=weights[..., None]) - np.log(weights.sum(axis=1))[:, None])
