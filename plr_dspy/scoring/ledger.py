@@ -399,14 +399,8 @@ def error_counts(cells: Collection[tuple[CellKey, Cell]], names: Sequence[str] |
     for (fingerprint, example), cell in cells:
         if cell.error:
             groups[cell.error, cell.outcome].append((example, fingerprint, cell.message))
-    errors = [
-        ErrorCount(
-            type=name,
-            outcome=outcome,
-            count=len(group),
-            message=min(group)[2],
-            examples=[names[example] for example in sorted({example for example, *_ in group})[:5]],
-        )
-        for (name, outcome), group in groups.items()
-    ]
+    errors = []
+    for (name, outcome), group in groups.items():
+        shown, message = [names[example] for example in sorted({e for e, *_ in group})[:5]], min(group)[2]
+        errors.append(ErrorCount(type=name, outcome=outcome, count=len(group), message=message, examples=shown))
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

@@ -113,9 +113,8 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
     # Orderings that are nearly the same agree more than any that are linear in their features would.
     kernels = [*kernels, *map(_sharpened, kernels)]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
-    preferences = np.zeros((len(table.counts), len(table.counts)))
-    for share, kernel in zip(shares, kernels, strict=True):
-        preferences += share * kernel
+    parts = [share * kernel for share, kernel in zip(shares, kernels, strict=True)]
+    preferences: Array = sum(parts, start=np.zeros((len(table.counts), len(table.counts))))
     single = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
     of_examples = table.known / np.maximum(1, table.counts)[:, None]
     covariance: Array = preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts)

@@ -315,7 +315,6 @@ class ResponseModel:
         steps = STEP * np.eye(effects.shape[1])
         for number, step in enumerate(steps):
             process = self._processes[number == len(steps) - 1]  # the last one is the slope's
-            change = (self._mean_scores(effects + step) - self._mean_scores(effects - step)) / (2.0 * STEP)
-            change = change[usual]
+            change = (self._mean_scores(effects + step) - self._mean_scores(effects - step))[usual] / (2.0 * STEP)
             errors[np.ix_(usual, usual)] += UNDERSTATED * np.outer(change, change) * process.errors(alike, measured)
         return errors
