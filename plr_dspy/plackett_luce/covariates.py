@@ -49,8 +49,7 @@ def fit(features: Sequence[Features], rankings: Sequence[Sequence[int]], weights
     for of_items, ranking, share in zip(features, rankings, np.asarray(weights, dtype=np.float64), strict=True):
         for place, item in enumerate(ranking):
             table = of_items(ranking[:place])
-            left = np.setdiff1d(np.arange(len(table)), ranking[:place])
-            stages.append((table[left] - table[item], share))
+            stages.append((np.delete(table, list(ranking[:place]), axis=0) - table[item], share))
 
     def loss(coefficients: Array) -> tuple[float, Array]:
         value, slope = float(l2 / 2 * coefficients @ coefficients), l2 * coefficients

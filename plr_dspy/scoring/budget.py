@@ -29,10 +29,9 @@ RECENT = 16
 class Budget:
     """What a compile may spend. Threads may share it.
 
-    No call begins past a limit: neither when all calls are made, nor when the time is up, nor when what is spent, and
-    what the calls under way and this one may cost, would pass the money. A call may cost what the dearest one so far
-    did, or before one was made, what is expected; as long as that is not known, calls begin. Each phase of a compile
-    may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
+    No call begins past a limit, of which the money counts with what the calls under way and this one may cost: what the
+    dearest one so far did, or before one was made, what is expected; as long as that is not known, calls begin. Each
+    phase may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
 
     Args:
         ledger: Counts the calls, those of an earlier part included; None begins one.

@@ -42,8 +42,7 @@ class Cell:
 
     Attributes:
         score: As the metric gave it; None if the call was not made for one, or if there was an exception.
-        outcome: After an exception `WRONG` or `FAILED`; else empty.
-        error, message: Class name of the exception, and the first line of its message.
+        outcome, error, message: After an exception `WRONG` or `FAILED`, its class name, and the first line it says.
         value: JSON data: what a metric over a set reads, or what the call was made for in place of a score.
         label_logprobs: Of all labels that the program might have answered with, where the call told them.
         unseen_labels: Numbers of those of them that are known to be small, and no more.
@@ -307,13 +306,9 @@ def open_ledger(
 ) -> Iterator[Ledger]:
     """The ledger of a folder, which no other compile uses meanwhile; without a folder, everything stays in memory.
 
-    A folder of another compile in which no call ended with an answer is begun anew: its failed calls are forgotten.
-
-    Args:
-        folder: Made if it does not exist.
-        describe: Says what decides scores. It is asked again at the end: what has changed by itself meanwhile, such as
-            a counter, is not compared from then on.
-        accept_changes: Go on from the folder of another compile, too.
+    The folder is made if it does not exist. That of another compile is begun anew if no call there ended with an
+    answer, and else gone on from if that is accepted. `describe` says what decides scores. It is asked again at the
+    end: what has changed by itself meanwhile, such as a counter, is not compared from then on.
 
     Raises:
         ValueError: when it is no folder that can be written to, belongs to another compile, or cannot be read.

@@ -151,10 +151,9 @@ def _contrasts(scores: Array, disagreement: float) -> _Contrasts:
 def _deviations(sampled: _Contrasts, population: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Draws of the true deviation, for the lower and for the upper end of its interval.
 
-    For each draw of the noise g, and of the length b that the effects of so many orders have at a deviation of 1, the
-    deviation s at which effects and noise together, ``s b + g``, are as long as what was observed: a generalised
-    confidence interval (S. Weerahandi, JASA 88, 1993). Effects lie in the direction observed. Where the noise alone is
-    as long, the lower end is 0.
+    For each draw of the noise g and of the length b of effects at a deviation of 1, the deviation s at which
+    ``s b + g`` is as long as what was observed: a generalised confidence interval (S. Weerahandi, JASA 88, 1993).
+    Effects lie in the direction observed. Where the noise alone is as long, the lower end is 0.
     """
     size, variances = len(sampled.means), sampled.variances
     squared = float((sampled.means**2).sum())
