@@ -98,12 +98,14 @@ class Budget:
     def begin(self) -> bool:
         """Set a call, and its time and money, aside, or say that there is none; `end` ends the call."""
         with self._lock:
-            cost = self.cost + (self._under_way + 1) * (self.dearest or 0.0)
-            if self.max_cost is not None and (self._unpriced or cost > self._share * self.max_cost):
+            if self.max_cost is not None and (
+                self._unpriced
+                or self.cost + (self._under_way + 1) * (self.dearest or 0.0) > self._share * self.max_cost
+            ):
                 self.refused = COST_LIMIT
             elif self.max_seconds is not None and self._elapsed >= self._phase_ends(self.max_seconds):
                 self.refused = TIME_LIMIT
-            elif self.calls + self._under_way >= self.limit:
+            elif self.max_calls is not None and len(self._ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
             else:
                 self._under_way += 1
