@@ -15,7 +15,7 @@ from plr_dspy.search.model.gains import gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
-from plr_dspy.search.model.table import Array, Scores, ScoreTable
+from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
 MAX_MODELLED = 176
@@ -72,8 +72,9 @@ class OrderingModel:
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
             told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
+            logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
-                responses = self._respond(scores, told, kinds)
+                responses = self._respond(told, logs, kinds)
                 means = np.array(told.shrunk_means if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
@@ -81,11 +82,12 @@ class OrderingModel:
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
                 ranked = np.argsort(-means, kind="stable")
                 chosen = np.sort(ranked[[*range(top), *spread]])
-                orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
-                scores = {ordering: scores[ordering] for ordering in orderings}
-                told = ScoreTable.of_rows([*scores.values()])
+                orderings, kinds, every = [orderings[number] for number in chosen], kinds[chosen], told.examples
+                told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
+                rows_and_columns = np.ix_(chosen, np.isin(every, told.examples))
+                logs = logs and (logs[0][rows_and_columns], logs[1][rows_and_columns])
             features = self.features(orderings)
-            responses = self._respond(scores, told, kinds, features=features, earlier=earlier.get("responses"))
+            responses = self._respond(told, logs, kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
                 table = responses.calibrated(table)
@@ -120,17 +122,16 @@ class OrderingModel:
 
     def _respond(
         self,
-        scores: Scores,
         told: ScoreTable,
+        logs: tuple[Array, Mask] | None,
         kinds: NDArray[np.int64],
         *,
         features: Sequence[Array] | None = None,
         earlier: Sequence[Sequence[float]] | None = None,
     ) -> ResponseModel | None:
         """What log-probabilities say; None where most of the calls brought none."""
-        if self._responses is None:
+        if self._responses is None or logs is None:
             return None
-        logs = self._responses.table(scores, told.examples)
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return None
         return ResponseModel(self._responses, told.examples, logs, features, kinds=kinds, earlier=earlier)

@@ -149,8 +149,9 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
 
 def _sharpened(kernel: Array) -> Array:
     """A kernel with the third powers of its correlations."""
-    variances = (np.sqrt(np.diag(kernel)) + 1e-12) ** 2
-    return np.asarray(kernel**3 / np.outer(variances, variances))
+    lengths = np.sqrt(np.diag(kernel)) + 1e-12
+    correlations = kernel / np.outer(lengths, lengths)
+    return np.asarray(kernel * correlations * correlations)
 
 
 class AdditiveProcess:

@@ -15,11 +15,10 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
-from scipy.special import softmax
 
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
-from plr_dspy.search.model.offsets import Calibrated, LabelOffsets
+from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax
 from plr_dspy.search.model.process import RULE, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
 from plr_dspy.search.space import Ordering
@@ -78,13 +77,20 @@ class LabelResponses:
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
-        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
-        hidden, columns = np.zeros(table.shape, dtype=bool), {e: column for column, e in enumerate(examples.tolist())}
+        columns = {example: column for column, example in enumerate(examples.tolist())}
+        places, logs, unseen = list[tuple[int, int]](), list[Sequence[float]](), list[tuple[int, int, int]]()
         for row, (ordering, asked) in enumerate(rows.items()):
             for example in asked:
                 if (told := self.told(ordering, example)) is not None:
-                    table[row, columns[example]] = told[0]
-                    hidden[row, columns[example], list(told[1])] = True
+                    places.append((row, columns[example]))
+                    logs.append(told[0])
+                    unseen += [(*places[-1], label) for label in told[1]]
+        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
+        hidden = np.zeros(table.shape, dtype=bool)
+        if places:
+            table[tuple(zip(*places, strict=True))] = logs
+        if unseen:
+            hidden[tuple(zip(*unseen, strict=True))] = True
         return table, hidden
 
 
@@ -192,7 +198,7 @@ class ResponseModel:
 
     def _answered(self, logits: Array, variances: Array, scores: Array) -> Array:
         """Expected scores ``[m, E]`` of the likeliest label, by the logistic approximation of the normal."""
-        chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None], axis=-1)
+        chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
         return np.asarray(np.einsum("mel,el->me", chances, scores))
 
     def _score(
