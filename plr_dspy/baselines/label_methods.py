@@ -157,7 +157,7 @@ class LabelCompilation(Compilation):
     """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
-        search = optimizer.search(job, job.plan)
+        search = optimizer.search(job)
         super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
         self.means: dict[Ordering, Array] = {}
         self._work, self._criterion, self._winner = work, optimizer.criterion, job.original

@@ -419,7 +419,7 @@ class Compilation:
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
         if not self._history and (scored := self.staged.salvage()):
-            self.search.tell(list(scored), self.scores())
+            self.search.tell(scored, self.scores())
         phases = {"race": " in the race of the best", "final": " in the final comparison"}
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")

@@ -92,10 +92,10 @@ class Reorderer(Checked, Teleprompter, ABC):
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Lay out a compile; arguments and errors are those of `make_plan`."""
 
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a plan: of random orders, the program's own first, unless a subclass has another."""
+    def search(self, job: Job, responses: LabelResponses | None = None) -> Search:
+        """Make the search of a job: of random orders, the program's own first, unless a subclass has another."""
         return RandomSearch(
-            job.slots.space, num_orderings=plan.num_initial, num_samples=plan.num_samples, seed=job.seed
+            job.slots.space, num_orderings=job.plan.num_initial, num_samples=job.plan.num_samples, seed=job.seed
         )
 
     def work(self, job: Job) -> MetricWork:
@@ -272,15 +272,15 @@ class Reorderer(Checked, Teleprompter, ABC):
         ending = {name: given.pop(name) for name in ENDING & given.keys()}
         pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
         pool += [[job.slots.fingerprint(ordering) for ordering in job.slots.space.beside]]
-        course = given | {
+        deciding = given | {
             "learns from": "score" if responses is None else "logprobs",
             "pool": digest(pool),
             "splits": digest([num_train, self._examples(job, work)[1]]),
         }
         inputs = [dict(each.inputs().items()) for each in job.scored_examples]
-        scorer.ledger.begin(course if plan.racing else {**course, **asdict(plan)})  # laid out for one budget
+        scorer.ledger.begin(deciding if plan.racing else {**deciding, **asdict(plan)})  # laid out for one budget
         return Compilation(
-            self.search(job, plan, responses),
+            self.search(job, responses),
             scorer,
             plan=plan,
             num_train=num_train,

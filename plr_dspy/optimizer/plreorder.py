@@ -196,7 +196,8 @@ class PLReorder(Reorderer):
         work.signal = Signal(used="score", reason=found, labels=[])
         return work
 
-    def search(self, job: Job, plan: Plan, responses: LabelResponses | None = None) -> Search:
+    def search(self, job: Job, responses: LabelResponses | None = None) -> Search:
+        plan = job.plan
         shape: dict[str, Any] = {
             "update": self.update,
             "num_samples": plan.num_samples,

@@ -85,7 +85,7 @@ class RandomSample(Reorderer):
                 "the reverse of the program's own"
             )
         with self._open(prepared) as (job, work, scorer, _):
-            orders, influence = self.search(job, job.plan).ask(), scorer.influence
+            orders, influence = self.search(job).ask(), scorer.influence
             sampled, reverse = slice(len(orders)), None
             if isinstance(job.slots, FoundSlots):
                 if job.slots.reverse not in orders:  # It is no random one.

@@ -290,8 +290,9 @@ class StagedScores:
         group = next(number for number, group in enumerate(self._strata) if example in group)
         return group + len(self._strata) * self._strata[group].index(example)
 
-    def score(self, wanted: Wanted, *, kept: int | None = None) -> dict[Ordering, dict[int, float]]:
-        """Scores by example of orderings; of the first only when time or money is up, or calls are `kept` for others.
+    def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:
+        """Score orderings on their examples, and return those that were: the first only when time or money is up, or
+        calls are `kept` for others.
 
         A RuntimeError when more than half of the first examples ran for no ordering, or no call of several orderings
         ended with an answer.
@@ -308,8 +309,8 @@ class StagedScores:
             self._check_first(rows)
         return self._take(rows)
 
-    def salvage(self) -> dict[Ordering, dict[int, float]]:
-        """Scores of those orderings of a round that was not ended which were scored whole; costs nothing."""
+    def salvage(self) -> list[Ordering]:
+        """Take those orderings of a round that was not ended which were scored whole; costs nothing."""
         known = self.scorer.known_cells(self._under_way)
         return self._take({o: row for o, row in known.items() if row and len(row) == len(self._under_way[o])})
 
@@ -318,15 +319,15 @@ class StagedScores:
         rows = self.scorer.known_cells(self._asked)
         return {ordering: found for ordering, cells in rows.items() if (found := self._row(ordering, cells))}
 
-    def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> dict[Ordering, dict[int, float]]:
-        """Note the cells of orderings, and return their scores."""
+    def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> list[Ordering]:
+        """Note the cells of orderings, and return these."""
         for ordering, cells in rows.items():
             self._asked[ordering] = list(cells)
             self._ran |= _ran(cells)
             self._worst = min([self._worst, *(c.score for c in cells.values() if c.score is not None)])
         failed = Counter(e for asked in self._asked.values() for e in asked if e not in self._ran)
         self._given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
-        return {ordering: self._row(ordering, cells) for ordering, cells in rows.items()}
+        return list(rows)
 
     def _check_first(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
         """Refuse first examples of which more than half ran for no ordering; warn of fewer."""

@@ -17,8 +17,8 @@ def staged(payer, **options):
 
 def told(scores, orderings, num_examples=None):
     """What a round tells of each ordering: scores by example."""
-    rows = scores.score(scores.wanted(orderings, num_examples))
-    return [rows[ordering] for ordering in orderings if ordering in rows]
+    scored, rows = scores.score(scores.wanted(orderings, num_examples)), scores.scores()
+    return [rows[ordering] for ordering in orderings if ordering in scored]
 
 
 def mean(row):
@@ -73,7 +73,7 @@ class TestExamples:
             cells = {(ORDERINGS.index(o), e) for o, examples in wanted.items() for e in examples}
             new = cells - set(payer.paid)
             before = len(payer.paid)
-            assert list(scores.score(wanted)) == [ORDERINGS[i] for i in dict.fromkeys(batch)]
+            assert scores.score(wanted) == [ORDERINGS[i] for i in dict.fromkeys(batch)]
             assert set(payer.paid[before:]) == new
             assert len(payer.paid) == len(set(payer.paid)) == before + len(new)
 
@@ -159,9 +159,8 @@ def test_what_was_scored_whole_of_a_round_that_an_interrupt_ended(num_first):
     payer.most, scores = 19, staged(payer, num_first=num_first)
     with pytest.raises(KeyboardInterrupt):
         told(scores, ORDERINGS[:6])
-    found = scores.salvage()
-    assert list(found) == ORDERINGS[: 19 // num_first]
-    for ordering, row in found.items():
+    assert scores.salvage() == ORDERINGS[: 19 // num_first]
+    for ordering, row in scores.scores().items():
         known = values[ORDERINGS.index(ordering)]
         assert row == {e: known[e] for e in row}
         assert len(row) == num_first
