@@ -272,9 +272,10 @@ class ProgramEvaluator:
         if not isinstance(failure, Exception):  # SystemExit and the like would end more than the compile
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
-        if hasattr(self._ended_by, "add_note"):  # Python 3.11
-            where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
-            self._ended_by.add_note(f"({where}: {reason}{GOING_ON * self.ledger.is_file})")
+        where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
+        note = f"({where}: {reason}{GOING_ON * self.ledger.is_file})"
+        # As add_note does, which Python 3.10 lacks.
+        self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), note]
 
     def _first_line(self, error: BaseException) -> str:
         """The first line of a message, in characters that can be written, without secrets."""

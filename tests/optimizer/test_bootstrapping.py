@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Literal
@@ -130,11 +129,10 @@ class TestMetrics:
         with pytest.raises(type(error)) as told:
             chooser(metric, max_errors=3).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 3
-        if sys.version_info >= (3, 11):
-            (note,) = told.value.__notes__
-            assert "trainset[" in note
-            assert "the last of 3 failures (max_errors=3)" in note
-            assert "candidates='labeled'" in note
+        (note,) = told.value.__notes__
+        assert "trainset[" in note
+        assert "the last of 3 failures (max_errors=3)" in note
+        assert "candidates='labeled'" in note
 
     @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, True)])
     def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong):
