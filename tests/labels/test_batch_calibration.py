@@ -206,6 +206,7 @@ class TestLabelsDecide:
         [
             (lambda i, label: label if i % 10 else None, "of 150 examples have none of the labels"),
             (lambda i, label: label if i % 10 else "unsure", "(one has 'unsure'): they are left out"),
+            (lambda i, label: None if i else label, "at 'label': all are taken to be equally frequent"),
             (lambda i, label: label.title(), "(one has 'Positive'): all are taken to be equally frequent"),
         ],
     )

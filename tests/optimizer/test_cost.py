@@ -237,6 +237,11 @@ class TestMaxCost:
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
             assert report.comparison.num_examples >= (4 if spread else 7)
 
+    def test_more_of_it_lets_a_search_that_it_ended_go_on(self, engine, tmp_path):
+        limits = [share * optimizer().estimate(student(), trainset=EXAMPLES).cost for share in (0.1, 0.3)]
+        first, second = (compiled(max_cost=limit, log_dir=tmp_path).program_calls["search"] for limit in limits)
+        assert second > 2 * first
+
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
         engine, found = UnevenEngine(spread=0.3, failing=failing, seed=seed), []

@@ -170,6 +170,11 @@ class TestTokens:
         assert tokens == {number: number * tokens[1] for number in range(4)}
         assert list(numbers(2 * tokens[1])) == [0, 1, 2]
         assert list(numbers(2 * tokens[1] - 1)) == list(numbers(tokens[1])) == [0, 1]
+        # The search has soon seen all that the limit allows, and leaves the comparison its whole share.
+        few = optimizer(candidates=list(map(dict, EXAMPLES[:4])), max_demo_tokens=tokens[1], max_metric_calls=600)
+        few.compile(predict(), trainset=EXAMPLES[4:16], valset=EXAMPLES[16:])
+        assert few.report.stopped == "no new ordering left"
+        assert few.report.comparison.num_examples == few.report.settings["num_selection_examples"] > 16
 
     def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}

@@ -141,6 +141,10 @@ class TestErrors:
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
+        before = engine.num_calls
+        with pytest.raises(ZeroDivisionError):  # Unless nothing has run.
+            scorer(metric=failing_on(10), max_errors=3, num_threads=1).table(orderings, [0])
+        assert engine.num_calls == before + 3
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):

@@ -44,6 +44,8 @@ class TestDemosAreLeftOut:
             for i, language in enumerate(languages)
         ]
         assert shown_by([{"language": "en", "topic": "t"}], examples) == shown
+        copies = [examples[0]] * number + examples[number:]
+        assert shown_by([dict(examples[0])], copies) == set(range(number))
 
     def test_demos_of_a_loaded_program_are_plain_data(self):
         class Ticket(pydantic.BaseModel):

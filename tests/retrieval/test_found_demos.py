@@ -253,6 +253,20 @@ class TestChoice:
         for each in (program, load_program(predict(), tmp_path / "p.json")):
             assert 0 < len(each.shown({"question": examples(1)[0].question})) < 3
 
+    def test_limits_hold_for_all_predictors_together(self):
+        def report(**options):
+            both = lambda self, **asked: (self.one(**asked), self.other(**asked))[0]  # noqa: E731
+            optimizer = chooser(**options)
+            with using(Copier(same=False)):
+                optimizer.compile(Program(both, one=predict(), other=predict()), trainset=examples())
+            return optimizer.report
+
+        tokens = report(max_metric_calls=0).returned.demo_tokens
+        limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
+        assert limited.returned.demo_tokens <= tokens // 2 + 2
+        # Where fixed demos leave nothing to those that are found, there is no mixture.
+        assert report(demos="auto", min_demos=2, max_demo_tokens=tokens // 2 + 2).errors == []
+
     def test_a_mixture_shows_no_demo_twice(self, tmp_path):
         program, _ = compiled(Copier(), max_metric_calls=0)
         program.demos = examples(2)

@@ -14,7 +14,7 @@ from plr_dspy.search.model.effects import EffectProcess, Posterior, ResponseEffe
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
-from plr_dspy.search.space import WITHOUT_DEMOS
+from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate
 
 SPACE = OrderingSpace.of_sizes(6)
 FEATURES = Features(SPACE)
@@ -200,6 +200,11 @@ class TestOrderingModel:
         promised, true = np.array([(gain.expected, truth[o]) for o, gain in gains.items() if o != WITHOUT_DEMOS]).T
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
+
+    def test_estimates_are_told_within_what_the_metric_gives_for_labels(self):
+        model = OrderingModel(SPACE, responses=LabelResponses(np.eye(2), lambda *cell: None))
+        shown = model.shown([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
+        assert [estimate.score for estimate in shown] == [1.0, 0.8, 0.0]
 
     RULE = ((-1,),)
 

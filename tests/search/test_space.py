@@ -142,6 +142,8 @@ class TestAllowed:
         assert set(self.space.draw(200, rng)) <= allowed
         assert {self.space.moved(self.space.identity, rng) for _ in range(200)} <= allowed
         assert self.space.shortened(((0, 1, 2), (2, 0))) == ((2,), (2, 0))
+        least = OrderingSpace(self.space.kinds, ((3, 4), (0, 3)), allowed=short, identity=((0, 1, 2), ()))
+        assert least.shortened(((0, 1, 2, 3), (2,))) == ((1, 2, 3), ())
 
     def test_what_has_no_allowed_neighbour_stays_and_draws_end(self):
         space = OrderingSpace.of_sizes(3, max_length=2, allowed=lambda o: o == ((0, 1),))

@@ -6,6 +6,7 @@ from worlds import World, play, random_orderings
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
+from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.thompson import ThompsonSearch
 
 
@@ -79,6 +80,13 @@ class TestSearch:
         assert batches[-1] == []
         assert len(batches) < 20
 
+    def test_rules_have_a_draw_of_their_own_only_while_one_is_left_to_score(self):
+        space = OrderingSpace((tuple(range(3)),), beside=(((-1,),),))
+        scores = {o: dict.fromkeys(range(4), 1.0) for o in (space.identity, *space.beside)} | {((2, 1, 0),): {0: 0.0}}
+        search = ThompsonSearch(space, num_examples=4, responses=LabelResponses(np.eye(2), lambda *cell: None))
+        search.tell(list(scores), scores)
+        assert {*search.ask()} == {*space.enumerate()} - {space.identity, *space.beside}
+
     def test_classes_matter(self):
         options = [{}, {"classes": [[0, 1] * 4]}, {"example_classes": [0, 1] * 20}]
         last = [play(search_in(World(8), **some), World(8), rounds=3)[-1] for some in options]
@@ -104,15 +112,16 @@ class TestTell:
             assert {estimate.ordering for estimate in found} == world.known.keys()
             assert np.corrcoef([world.truth(estimate.ordering) for estimate in found], scores)[0, 1] > 0.5
 
-    def test_the_original_is_never_ruled_out_however_little_it_promises(self):
-        space = OrderingSpace.of_sizes(6)
-        orderings = list(space.enumerate())[: MAX_MODELLED + 40]
-        scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings} | {o: {0: 0.0} for o in orderings[:2]}
+    def test_the_original_and_rules_are_never_ruled_out_however_little_they_promise(self):
+        rule = ((-1,),)
+        space = OrderingSpace((tuple(range(6)),), beside=(rule,))
+        orderings = [o for o in space.enumerate() if o != rule][: MAX_MODELLED + 40]
+        scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings} | {o: {0: 0.0} for o in (*orderings[:2], rule)}
         search = ThompsonSearch(space, num_examples=8)
         search.tell(orderings, scores)
         known = {estimate.ordering for estimate in search.ranked(scores)}
         assert orderings[0] == space.identity
-        assert (orderings[0] in known, orderings[1] in known) == (True, False)
+        assert (orderings[0] in known, orderings[1] in known, rule in known) == (True, False, True)
 
     @pytest.mark.parametrize(
         ("scores", "message"),
