@@ -171,7 +171,9 @@ class RetrievalSlots(PoolSlots):
         if fixed is None or not half:
             return made
         shown = tuple(items[-half:] for items in fixed)
-        left = None if rule.max_tokens is None else rule.max_tokens - self.tokens(shown)
+        left = rule.max_tokens  # of each predictor, as much as of the others
+        if left is not None:
+            left -= math.ceil(self.tokens(shown) / len(self.found))
         if left is None or left > 0:
             made.insert(0, self._with_rule(shown, replace(rule, num_demos=half, max_tokens=left)))
         return made
