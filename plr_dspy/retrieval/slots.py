@@ -171,10 +171,10 @@ class RetrievalSlots(PoolSlots):
         if fixed is None or not half:
             return made
         shown = tuple(items[-half:] for items in fixed)
-        left = rule.max_tokens  # of each predictor, as much as of the others
-        if left is not None:
+        left, shortest = rule.max_tokens, min(min(pool.tokens) for pool in self.found.values())
+        if left is not None:  # of each predictor, as much as of the others
             left -= math.ceil(self.tokens(shown) / len(self.found))
-        if left is None or left > 0:
+        if left is None or left >= shortest:
             made.insert(0, self._with_rule(shown, replace(rule, num_demos=half, max_tokens=left)))
         return made
 

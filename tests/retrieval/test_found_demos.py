@@ -264,8 +264,10 @@ class TestChoice:
         tokens = report(max_metric_calls=0).returned.demo_tokens
         limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
         assert limited.returned.demo_tokens <= tokens // 2 + 2
-        # Where fixed demos leave nothing to those that are found, there is no mixture.
-        assert report(demos="auto", min_demos=2, max_demo_tokens=tokens // 2 + 2).errors == []
+        # Where fixed demos leave no demo to those that are found, there is no mixture.
+        for limit, mixed in ((tokens // 2 + 2, False), (tokens, True)):
+            ways = report(demos="auto", min_demos=2, max_demo_tokens=limit).retrieval.alternatives
+            assert ("both together" in [each.name for each in ways]) == mixed
 
     def test_a_mixture_shows_no_demo_twice(self, tmp_path):
         program, _ = compiled(Copier(), max_metric_calls=0)
