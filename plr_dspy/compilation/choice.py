@@ -167,7 +167,7 @@ def comparison(
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
     # What is expected is shrunk, so that the gain may be larger rather than smaller: as large as was seen, or more.
     least = max(gain.expected - margin, -largest)
-    # A gain that is this surely above 0 has its interval there, and no other has.
+    # The interval reaches below 0 only where the gain is not this surely above it.
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, sum(gains) / len(gains)) + margin, largest)
     return Comparison(

@@ -143,7 +143,7 @@ def shorten(text: str, width: int) -> str:
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
     """Write the shares of labels."""
-    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=True))
+    return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
 
 
 def score(value: float, comparison: Comparison, *, sign: bool = False) -> str:

@@ -89,7 +89,7 @@ class TestChoice:
         assert choose(found, min_probability=0.0, by_score=True) == scores.index(max(scores))
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
-    def test_the_interval_of_a_gain_is_above_nothing_just_where_the_probability_says_so(self, gain, p, deviation):
+    def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(self, gain, p, deviation):
         low, high = comparison([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=Gain(gain, p, deviation)).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0
         assert low - 1e-6 <= gain <= high
