@@ -16,7 +16,7 @@ random search     BootstrapFewShotWithRandomSearch with `--candidates` programs,
                   a better order
 PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
                   calibrated" have demos="auto", where rules that find demos for each input compete; with ", then
-                  calibrated" after these, BatchCalibration of the choice has 64 of the calls
+                  calibrated" after these or PLReorder, BatchCalibration of the choice has 64 of the calls
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order", and "nearest,
                   PLReorder", which learns the order; "vote": their most frequent label, without a language model;
                   "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
@@ -253,8 +253,8 @@ def batch_calibrated(draw: Draw, calls: int | None, *, program: dspy.Module | No
 
 
 def calibrated_afterwards(draw: Draw, calls: int | None, **settings: Any) -> Made:
-    """What `PLFewShot` chooses with all but 64 of the calls, which calibrate it."""
-    program, searched = optimized(draw, (calls or 364) - 64, kind=PLFewShot, base=EMPTY, **settings)
+    """What an optimizer chooses with all but 64 of the calls, which calibrate it."""
+    program, searched = optimized(draw, (calls or 364) - 64, **settings)
     made, more = batch_calibrated(draw, 64, program=program)
     return made, searched + more
 
@@ -364,8 +364,9 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
-    "PLFewShot, then calibrated": calibrated_afterwards,
-    "PLFewShot auto, then calibrated": partial(calibrated_afterwards, demos="auto"),
+    "PLFewShot, then calibrated": partial(calibrated_afterwards, kind=PLFewShot, base=EMPTY),
+    "PLFewShot auto, then calibrated": partial(calibrated_afterwards, kind=PLFewShot, base=EMPTY, demos="auto"),
+    "PLReorder, then calibrated": partial(calibrated_afterwards, kind=PLReorder),
     "nearest, PLReorder": in_learnt_order,
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
