@@ -1,14 +1,9 @@
-"""What the benchmarks share: options that their defaults describe, processes, and tables in Markdown."""
-
-from __future__ import annotations
+"""What the benchmarks share: options that their defaults describe, and tables in Markdown."""
 
 import argparse
 import io
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +19,46 @@ DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).pa
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
 """Options that say which model answers, the local one or one behind a server; the cache is DSPy's."""
 
-Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-
 
 def options(text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any) -> argparse.Namespace:
     """Read options by their defaults from the command line; the text of the help says what they mean.
 
-    A list takes one value or more of the type of its first one, False becomes a switch, a type an option that may be
-    missing, and a list of a type one that may have no value; `among` has the values that some of them may have.
+    A list takes one value or more of the type of its first one, False becomes a switch, a type or a list of one an
+    option that may be missing; `among` has the values that some of them may have.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        flag, choices = f"--{name.replace('_', '-')}", (among or {}).get(name)
+        flag, several = f"--{name.replace('_', '-')}", isinstance(default, list)
+        first = default[0] if several else default
+        given: dict[str, Any] = {"nargs": "+" if several else None, "choices": (among or {}).get(name)}
         if default is False:
             parser.add_argument(flag, action="store_true")
-        elif isinstance(default, type):
-            parser.add_argument(flag, type=default)
-        elif isinstance(default, list) and isinstance(default[0], type):
-            parser.add_argument(flag, type=default[0], nargs="*", default=[])
+        elif isinstance(first, type):
+            parser.add_argument(flag, type=first, default=[] if several else None, **given)
         else:
-            several = isinstance(default, list)
-            kind = type(default[0] if several else default)
-            given = {"nargs": "+" if several else None, "default": default, "help": f"default: {default}"}
-            parser.add_argument(flag, type=kind, choices=choices, **given)
+            parser.add_argument(flag, type=type(first), default=default, help=f"default: {default}", **given)
     return parser.parse_args()
 
 
-@contextmanager
-def processes(jobs: int) -> Iterator[Mapper]:
-    """Yield a `map` over so many processes; one is this one."""
-    if jobs == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(jobs) as executor:
-        yield executor.map
-
-
-def print_table(names: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a Markdown table, each row as soon as it is there."""
-    for number, cells in enumerate(itertools.chain([names], rows)):
-        rule = "" if number else f"\n|{'---|' * len(names)}"
-        print(f"| {' | '.join(map(str, cells))} |{rule}", flush=True)
+def print_table(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print rows of the same columns as a Markdown table, each as soon as it is there."""
+    for number, row in enumerate(rows):
+        if number == 0:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
     """The share of what is true, without what is not known; nothing where nothing is known."""
     known = np.asarray(values, dtype=float)
-    known = known[~np.isnan(known)]
-    return f"{100 * known.mean():.0f} %" if len(known) else ""
+    return "" if np.isnan(known).all() else f"{100 * np.nanmean(known):.0f} %"
 
 
-def with_interval(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
+def with_interval(values: Sequence[float] | np.ndarray) -> str:
     """The mean of differences with its 95 % interval; of one, itself."""
     if len(values) < 2:
-        return f"{values[0]:+.{digits}f}"
-    low, high = mean_interval(list(values))
-    return f"{np.mean(values):+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        return f"{values[0]:+.3f}"
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(np.mean(values), *mean_interval(values))
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:

@@ -4,17 +4,16 @@ python benchmarks/evidence.py                      # some compiles of each figur
 python benchmarks/evidence.py --only recorded --compiles 48
 
 Each figure is made again from fewer compiles than the docs', and must agree with it within the noise of both, so that
-one in 2,000 figures disagrees by chance. Recorded answers are those of `recorded/`, which `record.py` makes for any
-model: a new file there whose name has a row in the tables is compared, too.
+one in 2,000 figures disagrees by chance.
 """
-
-from __future__ import annotations
 
 import itertools
 import logging
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,25 +21,19 @@ import calibration
 import numpy as np
 import pandas as pd
 import sensitivity
-from command import DOCS, RECORDED, options, print_table, processes, read_table
+from command import DOCS, RECORDED, options, print_table, read_table
 from landscapes import KINDS
-from offline import World, measured
+from offline import World, measured, worlds_of
 from scipy.stats import t
 
-FILES = {"MR": "mr", "SUBJ": "subj", "AG News": "agnews"}
-LABELS = {"MR": 2, "SUBJ": 2, "AG News": 4}
-ROUNDING = 0.0006
-LEVEL = 0.0005
-"""Of Student's t, by which a figure disagrees."""
+FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
+ROUNDING, LEVEL = 0.0006, 0.0005
+"""What a figure may differ by in any case, and the level of Student's t by which it disagrees."""
 
 Compiles = Callable[..., pd.DataFrame]
-"""Of worlds, a method and a first seed, to what compiles found."""
-
 Figure = tuple[str, str, Any, int]
-"""What a figure is of, its cell in the docs, what was found now, and how many compiles that in the docs is the mean of.
-
-Of 0 compiles, what was found must be the same.
-"""
+"""What a figure is of, its cell in the docs, what was found now, and how many compiles that in the docs is the mean of;
+of 0 compiles, what was found must be the same."""
 
 
 def stated(cell: str) -> float:
@@ -74,15 +67,11 @@ def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
     return frame.itertuples(index=False, name=None)
 
 
-def recorded_world(task: str, **more: Any) -> World:
-    return World(RECORDED / f"{FILES[task]}.npz", **{"best_of": 1, **more})
-
-
 def recorded(compiles: Compiles) -> Iterator[Figure]:
     """Searches by the limit on calls, on recorded answers."""
     for task, _, limit, *told in rows("evidence", "task (best of all orders)"):
         for mode, cell in zip(("paper", "top-k", "halving", "light"), told, strict=False):
-            method, world = f"{mode}@{limit.replace(',', '')}", recorded_world(task.split(" (")[0])
+            method, world = f"{mode}@{limit.replace(',', '')}", World(FILES[task.split(" (")[0]])
             yield f"{task}, {method}", cell, compiles([world], method, 20_000)["held-out"], 48
 
 
@@ -90,7 +79,7 @@ def best_of_five(compiles: Compiles) -> Iterator[Figure]:
     """Gains where the original order is the best of five."""
     pattern = r"`PLReorder` gain (.+?) on MR, (.+?) on\s+SUBJ and (.+?) on AG News"
     for cell, task in zip(*re.findall(pattern, page("evidence"), re.S), FILES, strict=True):
-        found = compiles([recorded_world(task, best_of=5)], "light@1000", 40_000)
+        found = compiles([World(FILES[task], best_of=5)], "light@1000", 40_000)
         yield f"{task}, gain over the best of five", cell, found["held-out"] - found["original"], 100
 
 
@@ -98,14 +87,14 @@ def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
     """What they add."""
     places = {1: "light@250", 2: "logprobs@250", 6: "light@1000", 7: "logprobs@1000"}
     for cells, (place, method) in itertools.product(rows("evidence", "task | 250 calls"), places.items()):
-        found = compiles([recorded_world(cells[0])], method, 50_000)
+        found = compiles([World(FILES[cells[0]])], method, 50_000)
         yield f"{cells[0]}, {method}", cells[place], found["held-out"], 48
 
 
 def calibrated(_: Compiles) -> Iterator[Figure]:
     """What calibration gives any order; all splits of the docs."""
     for task, *told in rows("evidence", "recorded answers"):
-        table, gold = calibration.recorded_answers(RECORDED / f"{FILES[task.split(',')[0]]}.npz")
+        table, gold = calibration.recorded_answers(FILES[task.split(",")[0]])
         splits = pd.DataFrame([calibration.split(table, gold, seed) for seed in range(40)])
         for way, cell in zip(splits, told, strict=True):
             yield f"{task}, {way}", cell, splits[way], 0
@@ -143,8 +132,8 @@ def order_sensitivity(_: Compiles) -> Iterator[Figure]:
     """How often the intervals of `order_sensitivity` hold, and how often it sees what is not there."""
     worlds = list(sensitivity.worlds())
     found = np.array([sensitivity.results(world, tables=10) for world in worlds])
-    values = {"deviation held": found[:, 0], "gain held": found[:, 1], "no effect, but seen": found[:, 2]}
-    values["no effect, but seen"] = found[[world.deviation == 0 for world in worlds], 2]
+    seen = found[[world.deviation == 0 for world in worlds], 2]
+    values = {"deviation held": found[:, 0], "gain held": found[:, 1], "no effect, but seen": seen}
     pattern = r"held the truth in (\d+ %).+?that of the gain in (\d+ %).+?saw one in (\d+ %)"
     (told,) = re.findall(pattern, re.sub(r"\s+", " ", page("evidence")))
     for cell, (name, of_worlds) in zip(told, values.items(), strict=True):
@@ -163,55 +152,40 @@ def uneven(compiles: Compiles) -> Iterator[Figure]:
 
 def rare(compiles: Compiles) -> Iterator[Figure]:
     """F1 of each way to spend calls, on recorded answers of which each label in turn was made rare."""
-    worlds = [
-        recorded_world(task, num_pool=70, share=0.15, rare=label)
-        for task, number in LABELS.items()
-        for label in range(number)
-    ]
+    (worlds,) = worlds_of(Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0))
     methods = ["original", *(f"{way}@300" for way in ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated"))]
     for method, (_, cell, *_) in zip([*methods, "batch", "F1 batch"], rows("metrics", "| F1 | above"), strict=True):
         yield f"a rare label, {method}", cell, compiles(worlds, method, 2)["held-out"], 48
 
 
-PARTS = {
-    part.__name__: part
-    for part in (
-        calibrated,
-        recorded,
-        best_of_five,
-        log_probabilities,
-        landscapes,
-        claims,
-        lone_original,
-        order_sensitivity,
-        uneven,
-        rare,
-    )
-}
+ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)
+SIMULATED = (landscapes, claims, lone_original, order_sensitivity, uneven)
+PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 
 def main() -> int:
-    args = options(__doc__ or "", among={"only": list(PARTS)}, only=list(PARTS), compiles=6, jobs=2)
+    args = options(__doc__, among={"only": list(PARTS)}, only=list(PARTS), compiles=6, jobs=2)
     if args.compiles < 4:
         raise SystemExit("--compiles must be 4 at least: fewer say nothing of their own noise")
     logging.disable(logging.WARNING)
-    agreed: list[bool] = []
-    with processes(args.jobs) as run:
+    agreed = []
+    with ProcessPoolExecutor(args.jobs) as pool:
 
         def compiles(worlds: Sequence[World], method: str, first: int, factor: int = 1) -> pd.DataFrame:
             """So many in all worlds together, but one at least in each."""
             seeds = range(first, first + max(1, factor * args.compiles // len(worlds)))
-            found = [pd.DataFrame(run(partial(measured, world=each, method=method), seeds)) for each in worlds]
+            found = [pd.DataFrame(pool.map(partial(measured, world=each, method=method), seeds)) for each in worlds]
             return pd.concat(found, ignore_index=True)
 
-        def compared() -> Iterator[tuple[str, ...]]:
+        def compared() -> Iterator[dict[str, str]]:
             for name, cell, found, num_in_docs in itertools.chain(*(PARTS[part](compiles) for part in args.only)):
                 values = np.asarray(found, dtype=float)
-                told = stated(cell), float(values.mean()), tolerance(values, num_in_docs)
-                agreed.append(abs(told[0] - told[1]) <= told[2])
-                yield name, *(f"{number:.3f}" for number in told), "" if agreed[-1] else "DIFFERS"
+                told = {"docs": stated(cell), "now": values.mean(), "may differ by": tolerance(values, num_in_docs)}
+                agreed.append(abs(told["docs"] - told["now"]) <= told["may differ by"])
+                columns = {column: f"{number:.3f}" for column, number in told.items()}
+                yield {"figure": name, **columns, "": "" if agreed[-1] else "DIFFERS"}
 
-        print_table(("figure", "docs", "now", "may differ by", ""), compared())
+        print_table(compared())
     print(f"\n{sum(agreed)} of {len(agreed)} figures agree with the docs")
     return int(not all(agreed))
 

@@ -4,13 +4,12 @@ python benchmarks/footprint.py            # compiles of 300 calls, one thread, a
 python benchmarks/footprint.py --list     # and the names of those that run for every call
 
 Functions without a name (lambdas, generator expressions) do not count. A function runs for every call if it runs
-between any two answers of the model that follow on each other. The last compile reads log-probabilities of labels.
+between any two answers that follow on each other. The last compile reads log-probabilities of labels.
 """
-
-from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -36,8 +35,7 @@ class Watched(ReplayEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.caller = threading.get_ident()
-        self.ran: list[set[CodeType]] = [set()]
-        self.depths: list[int] = []
+        self.ran, self.depths = [set()], []
 
     def complete(self, request: Any) -> Any:
         threads = {threading.get_ident(): sys._getframe(), self.caller: sys._current_frames()[self.caller]}
@@ -51,31 +49,25 @@ class Watched(ReplayEngine):
             self.ran[-1].add(frame.f_code)
 
 
-def depth(frame: FrameType | None) -> int:
+def depth(frame: FrameType) -> int:
     """How many functions of ours are on a stack, as far as `compile`."""
-    found = 0
-    while frame is not None and not (is_ours(frame.f_code) and frame.f_code.co_name == "compile"):
-        found += is_ours(frame.f_code)
-        frame = frame.f_back
-    return found
+    ours = [each.f_code.co_name for each, _ in traceback.walk_stack(frame) if is_ours(each.f_code)]
+    return ours.index("compile") if "compile" in ours else len(ours)
 
 
 def main() -> None:
-    args = options(__doc__ or "", calls=300, list=False)
+    args = options(__doc__, list=False)
     landscape = SyntheticLandscape("mixed", 8, 1, num_examples=100)
     for signal in ("score", "logprobs"):
         engine, common = Watched(landscape), {"num_threads": 1, "display_progress": False}
-        program = engine.program(dspy.Predict)
-        labels = [engine.labels[right] for right in landscape.right_labels]
-        trainset = [dspy.Example(text=landscape.text(i), label=x).with_inputs("text") for i, x in enumerate(labels)]
-        optimizer = PLReorder(metric, max_metric_calls=args.calls, signal=signal, **common)
+        optimizer = PLReorder(metric, max_metric_calls=300, signal=signal, **common)
         lm = dspy.LM("openai/replay", engine=engine, cache=False)
         with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
             threading.setprofile(engine.note)
             sys.setprofile(engine.note)
-            optimizer.compile(program, trainset=trainset)
+            optimizer.compile(engine.program(dspy.Predict), trainset=engine.examples())
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
         always = set.intersection(*engine.ran[1:-1])
         print(f"{signal=}, calls of the model: {engine.calls}")
         for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):

@@ -1,7 +1,6 @@
 """Live comparisons: held-out scores of several ways to spend program calls, over tasks and draws of examples.
 
 python benchmarks/live.py                                        # all methods, the bundled reviews, the local model
-python benchmarks/live.py --tasks mr subj --data-dir DATA --sides original PLReorder@250 scores@250 scores@1000
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
 Each seed draws `--pool` labelled and `--test` held-out examples of each task, the same for all sides. The side
@@ -9,29 +8,25 @@ Each seed draws `--pool` labelled and `--test` held-out examples of each task, t
 
 PLReorder         the original in another order; "scores" learns from scores alone, "calibrate" has calibrate=True
 TopKOrder, LocalE, GlobalE, "PDO few-shot", "PDO unlabelled", DEmO     the original in the order of these methods
-calibrated        BatchCalibration of the original; 64 calls without a number
-TopK calibrated   the best of 10 random orders by calibrated answers
-random search     BootstrapFewShotWithRandomSearch with `--candidates` programs, at most half of the demos bootstrapped;
-                  "half of it" has the number that takes about half of the calls, "half of it, PLReorder" its demos in
-                  a better order
-PLFewShot         which demos, how many, in what order; "PLFewShot calibrated"; "PLFewShot auto" and "PLFewShot auto
-                  calibrated" have demos="auto", where rules that find demos for each input compete; with ", then
-                  calibrated" after these or PLReorder, BatchCalibration of the choice has 64 of the calls
+calibrated        BatchCalibration of the original; "TopK calibrated" is the best of 10 random orders, each calibrated
+random search     BootstrapFewShotWithRandomSearch with 16 candidates; "half of it" has the number that takes about half
+                  of the calls, "half of it, PLReorder" its demos in a better order
+PLFewShot         "PLFewShot calibrated", "PLFewShot auto" and "PLFewShot auto calibrated" have calibrate=True and
+                  demos="auto"; with ", then calibrated" BatchCalibration of the choice has 64 of the calls
 nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order", and "nearest,
                   PLReorder", which learns the order; "vote": their most frequent label, without a language model;
                   "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
 others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
-                  rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from 8 choices for
-                  each labelled example (`--choices`), whose calls are not counted
+                  rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from `--choices`
+                  for each labelled example, whose calls are not counted
 
-With `--share` so many of the labelled and of the held-out examples have one label, which the seed decides, and the F1
-of this label is what counts; "F1" before PLReorder, scores, calibrate or calibrated chooses by it, not by accuracy.
+With `--share` so many of the examples have one label, which the seed decides, and the F1 of this label is what counts;
+"F1" before PLReorder, scores, calibrate or calibrated chooses by it, not by accuracy.
 
 A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
-that is one of the sides, and else its own default: that of their papers for LocalE, GlobalE, "PDO few-shot" and DEmO.
-Tables have the difference of each side to each of `--against` (the first side): the mean with its interval over draws,
-and the interval over all held-out examples. With --cache DSPy keeps all calls: those that several sides make are made
-once, a command that was stopped goes on, and the seconds say nothing.
+that is one of the sides, and else its own default. Tables have the difference of each side to each of `--against` (the
+first side), with intervals over draws and over all held-out examples. With --cache DSPy keeps all calls: those that
+several sides make are made once, a command that was stopped goes on, and the seconds say nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +35,13 @@ import argparse
 import itertools
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +58,7 @@ from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReord
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.plackett_luce.covariates import fit
+from plr_dspy.plackett_luce.covariates import choose, fit
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
@@ -81,7 +76,7 @@ ORDERS = 10
 NEAREST = 16
 """Labelled examples that learnt rules choose among."""
 
-PROPOSAL = {"similarity": 2.0, "rank": 1.0}
+PROPOSAL = [{"similarity": 2.0, "rank": 1.0}.get(name, 0.0) for name in FEATURES]
 """The coefficients that choices are drawn with, which rules are learnt from: near ones, in all orders."""
 
 Made = tuple[dspy.Module, int]
@@ -96,17 +91,6 @@ class Result:
     calls: int
     seconds: float
     scores: list[float]
-
-
-@dataclass(frozen=True)
-class Given:
-    """Stands where a `Retrieval` does: the demos of each example, by its inputs."""
-
-    pool: Pool
-    by_inputs: dict[str, list[Any]]
-
-    def demos(self, inputs: Any) -> list[Any]:
-        return self.by_inputs[source_of(inputs)]
 
 
 def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
@@ -157,43 +141,35 @@ class Draw:
         if side not in self._known:
             how, _, calls = side.partition("@")
             searched = SEARCH in self.args.sides and how not in OWN_CALLS and not calls
-            budget = int(calls) if calls else self.result(SEARCH).calls if searched else OWN_CALLS.get(how)
-            began = time.perf_counter()
+            budget = int(calls) if calls else self.result(SEARCH).calls if searched else None
+            began, num_threads = time.perf_counter(), self.args.threads
             program, taken = SIDES[how](self, budget)
-            found = Result(program, taken, time.perf_counter() - began, self._scores(program))
-            self._known[side] = found
-            told = f"{side} {mean(found.scores):.3f}, {found.calls:,} calls, {found.seconds:.0f} s"
+            seconds = time.perf_counter() - began
+            if self.rare is None:
+                scored = {"metric": self.metric, "examples": self.test, "num_threads": num_threads}
+                scores = HeldOut(program, **scored).scores()
+            else:
+                silent = {"num_threads": num_threads, "display_progress": False}
+                scores = [evaluate_programs({"": program}, F1(self.rare), self.test, **silent).programs[""].score]
+            self._known[side] = Result(program, taken, seconds, scores)
+            told = f"{side} {mean(scores):.3f}, {taken:,} calls, {seconds:.0f} s"
             print(f"{self.task.name}, seed {self.seed}: {told}", flush=True)
         return self._known[side]
 
-    def _scores(self, program: dspy.Module) -> list[float]:
-        threads = self.args.threads
-        if self.rare is None:
-            return HeldOut(program, metric=self.metric, examples=self.test, num_threads=threads).scores()
-        scored = evaluate_programs({"": program}, F1(self.rare), self.test, num_threads=threads, display_progress=False)
-        return [scored.programs[""].score]
-
     def program(self, side: str) -> dspy.Module:
-        """The program without demos, with labelled ones, or with those of a side."""
+        """The program without demos, with labelled ones, or that of a side."""
+        if side not in (ORIGINAL, EMPTY):
+            return self.result(side).program
         student = dspy.Predict(self.task.signature)
-        if side == ORIGINAL:
-            optimizer, sample = dspy.LabeledFewShot(k=self.args.demos), self.rare is None  # else they are shuffled
-            return optimizer.compile(student, trainset=self.labelled, sample=sample)
-        student.demos = self.result(side).program.predictors()[0].demos if side != EMPTY else []
-        return student
+        if side == EMPTY:
+            return student
+        optimizer, sample = dspy.LabeledFewShot(k=self.args.demos), self.rare is None  # else they are shuffled
+        return optimizer.compile(student, trainset=self.labelled, sample=sample)
 
     @cached_property
     def pool(self) -> Pool:
         """The labelled examples as demos that are found for an input."""
         return Pool(self.program(EMPTY), self.labelled, [source_of(each.inputs()) for each in self.labelled])
-
-    def shown_to(self, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]) -> dspy.Module:
-        """The program that shows to each of these examples the labelled ones of these numbers."""
-        demos = {
-            source_of(example.inputs()): [self.labelled[i] for i in chosen]
-            for example, chosen in zip(examples, choices, strict=True)
-        }
-        return retrieve_in(self.program(EMPTY), {"self": Given(self.pool, demos)})  # type: ignore[dict-item]
 
     @cached_property
     def coefficients(self) -> np.ndarray:
@@ -201,62 +177,67 @@ class Draw:
 
         Each labelled example is left out of its own pool.
         """
-        rng, proposal = np.random.default_rng(self.seed), Rule(coefficients=PROPOSAL).logits
+        rng, right = np.random.default_rng(self.seed), self.output.numbers(self.labelled)
         found = [self.pool.features(each.inputs(), NEAREST, without=each.inputs()) for each in self.labelled]
         features, rankings, likely = [], [], np.zeros((self.args.choices, len(self.labelled)))
-        right = self.output.numbers(self.labelled)
         for likelihoods in likely:
-            drawn = [proposal.sample(of_each, self.args.demos, rng) for _, of_each in found]
+            drawn = [choose(PROPOSAL, of_each, self.args.demos, rng=rng) for _, of_each in found]
             nearest_last = [[items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)]
             with self.answering():
-                program = self.shown_to(self.labelled, nearest_last)
+                program = Chosen(self, self.labelled, nearest_last)
                 told = read_replies(program, self.labelled, self.output, num_threads=self.args.threads)
             rows = np.arange(len(told.inputs))
             likelihoods[told.inputs] = np.exp(told.log_probabilities[rows, right[told.inputs]])
             features += [of_each for _, of_each in found]
             rankings += drawn
-        weights = np.maximum(0.0, likely - likely.mean(axis=0)).ravel()
-        return fit(features, rankings, weights, l2=PENALTY)
+        return fit(features, rankings, np.maximum(0.0, likely - likely.mean(axis=0)).ravel(), l2=PENALTY)
+
+
+class Chosen(dspy.Predict):
+    """The program that shows to each of some examples the labelled ones of these numbers."""
+
+    def __init__(self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]) -> None:
+        super().__init__(draw.task.signature)
+        keys = [source_of(each.inputs()) for each in examples]
+        self.by_inputs = dict(zip(keys, ([draw.labelled[i] for i in chosen] for chosen in choices), strict=True))
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        return super().forward(demos=self.by_inputs[source_of(inputs)], **inputs)
 
 
 def optimized(
     draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
 ) -> Made:
     """What an optimizer of this package makes of another side, with the calls that are left."""
+    if kind is PLFewShot:
+        base, settings["max_demos"] = EMPTY, draw.args.demos
     spent = 0 if base in (ORIGINAL, EMPTY) else draw.result(base).calls
     budget = {} if calls is None else {"max_metric_calls": calls - spent}
-    if kind is PLFewShot:
-        budget["max_demos"] = draw.args.demos
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **budget, **settings)
     made = optimizer.compile(draw.program(base), trainset=draw.labelled)
     return made, spent + optimizer.report.program_calls["total"]
 
 
-class Calls(BaseCallback):  # type: ignore[misc]
-    """Counts LM calls, those that DSPy's cache answers among them: every side would have to pay for them."""
+class Calls(BaseCallback):
+    """Notes LM calls, those that DSPy's cache answers among them: every side would have to pay for them."""
 
     def __init__(self) -> None:
-        self.count, self._lock = 0, threading.Lock()
+        self.made: list[str] = []
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        with self._lock:
-            self.count += 1
+        self.made.append(call_id)
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, program: dspy.Module | None = None, by_f1: bool = False) -> Made:
-    """A program, or the original, with its answers calibrated, or as it is where labels decide so."""
-    metric = F1(draw.rare) if by_f1 else None
-    optimizer, counted = BatchCalibration(num_inputs=calls, metric=metric, **draw.common), Calls()
+def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> Made:
+    """The original with its answers calibrated, or what another side makes of all but 64 of the calls."""
+    spent, counted = 0, Calls()
+    if base != ORIGINAL:
+        base, calls = f"{base}@{(calls or 364) - 64}", 64
+        spent = draw.result(base).calls
+    optimizer = BatchCalibration(num_inputs=calls or 64, metric=F1(draw.rare) if by_f1 else None, **draw.common)
     with dspy.context(callbacks=[counted]):
-        made = optimizer.compile(program or draw.program(ORIGINAL), trainset=draw.labelled)
-    return made, counted.count
-
-
-def calibrated_afterwards(draw: Draw, calls: int | None, **settings: Any) -> Made:
-    """What an optimizer chooses with all but 64 of the calls, which calibrate it."""
-    program, searched = optimized(draw, (calls or 364) - 64, **settings)
-    made, more = batch_calibrated(draw, 64, program=program)
-    return made, searched + more
+        made = optimizer.compile(draw.program(base), trainset=draw.labelled)
+    return made, spent + len(counted.made)
 
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
@@ -265,17 +246,16 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     demos = program.predictors()[0].demos
     pool = [each for each in draw.labelled if not any(each.toDict() == dict(demo) for demo in demos)]
     examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
-    right, best, found = draw.output.numbers(examples), -1.0, program
+    right, found = draw.output.numbers(examples), []
     for number in range(ORDERS):
         ordered = program.deepcopy()
         ordered.predictors()[0].demos = rng.sample(list(demos), len(demos)) if number else list(demos)
         told = read_replies(ordered, examples, draw.output, num_threads=draw.args.threads, max_errors=1)
         kept = told.calibrated_to()
         moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
-        correct = (moved.argmax(axis=1) == right[told.inputs]).sum() / len(examples)
-        if correct > best:
-            best, found = correct, CalibratedProgram(ordered, kept)
-    return found, ORDERS * len(examples)
+        num_correct = (moved.argmax(axis=1) == right[told.inputs]).sum()
+        found.append((num_correct, CalibratedProgram(ordered, kept)))
+    return max(found, key=itemgetter(0))[1], ORDERS * len(examples)
 
 
 def found(draw: Draw, _: int | None, *, rule: Rule) -> Made:
@@ -284,18 +264,11 @@ def found(draw: Draw, _: int | None, *, rule: Rule) -> Made:
     return retrieve_in(draw.program(EMPTY), {"self": retrieval}), 0
 
 
-def in_learnt_order(draw: Draw, calls: int | None) -> Made:
-    """The nearest demos, in an order by nearness that is learnt on the task itself."""
-    optimizer = PLReorder(draw.metric, max_metric_calls=calls, **draw.common)
-    made = optimizer.compile(found(draw, None, rule=Rule())[0], trainset=draw.labelled)
-    return made, optimizer.report.program_calls["total"]
-
-
 def in_random_order(draw: Draw, _: int | None) -> Made:
     """The nearest demos in an order of each input's own."""
     rng, rule = np.random.default_rng(draw.seed), Rule(num_demos=draw.args.demos)
     choices = [rng.permutation(draw.pool.shown(each.inputs(), rule)).tolist() for each in draw.test]
-    return draw.shown_to(draw.test, choices), 0
+    return Chosen(draw, draw.test, choices), 0
 
 
 def learnt(draw: Draw, _: int | None, *, on: str, num_candidates: int | None = None) -> Made:
@@ -308,12 +281,13 @@ def learnt(draw: Draw, _: int | None, *, on: str, num_candidates: int | None = N
 def knn_few_shot(draw: Draw, _: int | None) -> Made:
     """DSPy's own way to show the nearest demos, by the words that inputs share."""
     words = TfidfVectorizer().fit([each[draw.task.input_field] for each in draw.labelled])
-    embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray())
+    # A cache would mistake the words of one draw for those of another.
+    embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
     options = {"trainset": draw.labelled, "vectorizer": embedder, "metric": draw.metric}
     return dspy.KNNFewShot(draw.args.demos, **options).compile(draw.program(EMPTY)), 0
 
 
-class Vote(dspy.Module):  # type: ignore[misc]
+class Vote(dspy.Module):
     """Answers as most of the nearest examples do, the nearest of these first; it calls no language model."""
 
     def __init__(self, pool: Pool, number: int) -> None:
@@ -324,11 +298,9 @@ class Vote(dspy.Module):  # type: ignore[misc]
         return dspy.Prediction(**self.pool.vote(inputs, self.number))
 
 
-def searched(draw: Draw, _: int | None, *, half: bool) -> Made:
+def searched(draw: Draw, _: int | None, *, candidates: int) -> Made:
     """Demos come from one half of the examples and are chosen on the other."""
-    middle, counted, candidates = len(draw.labelled) // 2, Calls(), draw.args.candidates
-    if half:  # three more are always scored: no demos, labelled ones, and unshuffled ones
-        candidates = (candidates + 3) // 2 - 3
+    middle, counted = len(draw.labelled) // 2, Calls()
     with redirect_stdout(sys.stderr), dspy.context(callbacks=[counted]):  # it prints every score
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=draw.metric,
@@ -340,34 +312,31 @@ def searched(draw: Draw, _: int | None, *, half: bool) -> Made:
         )
         parts = {"trainset": draw.labelled[:middle], "valset": draw.labelled[middle:]}
         program = optimizer.compile(draw.program(EMPTY), **parts)
-    return program, counted.count
+    return program, len(counted.made)
 
 
 SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     ORIGINAL: lambda draw, _: (draw.program(ORIGINAL), 0),
     EMPTY: lambda draw, _: (draw.program(EMPTY), 0),
-    "PLReorder": partial(optimized, kind=PLReorder),
+    **{
+        kind.__name__: partial(optimized, kind=kind)
+        for kind in (PLReorder, TopKOrder, LocalE, GlobalE, DEmO, PLFewShot)
+    },
     "scores": partial(optimized, kind=PLReorder, signal="score"),
     "calibrate": partial(optimized, kind=PLReorder, calibrate=True),
-    "TopKOrder": partial(optimized, kind=TopKOrder),
-    "LocalE": partial(optimized, kind=LocalE),
-    "GlobalE": partial(optimized, kind=GlobalE),
     "PDO few-shot": partial(optimized, kind=PDO),
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
-    "DEmO": partial(optimized, kind=DEmO),
     "calibrated": batch_calibrated,
     "TopK calibrated": top_k_calibrated,
-    SEARCH: partial(searched, half=False),
-    HALF: partial(searched, half=True),
+    SEARCH: partial(searched, candidates=16),
+    HALF: partial(searched, candidates=6),  # three more are always scored: no demos, labelled ones, and unshuffled ones
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
-    "PLFewShot": partial(optimized, kind=PLFewShot, base=EMPTY),
-    "PLFewShot calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, calibrate=True),
-    "PLFewShot auto": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto"),
-    "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, base=EMPTY, demos="auto", calibrate=True),
-    "PLFewShot, then calibrated": partial(calibrated_afterwards, kind=PLFewShot, base=EMPTY),
-    "PLFewShot auto, then calibrated": partial(calibrated_afterwards, kind=PLFewShot, base=EMPTY, demos="auto"),
-    "PLReorder, then calibrated": partial(calibrated_afterwards, kind=PLReorder),
-    "nearest, PLReorder": in_learnt_order,
+    "PLFewShot calibrated": partial(optimized, kind=PLFewShot, calibrate=True),
+    "PLFewShot auto": partial(optimized, kind=PLFewShot, demos="auto"),
+    "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, demos="auto", calibrate=True),
+    "PLFewShot, then calibrated": partial(batch_calibrated, base="PLFewShot"),
+    "PLFewShot auto, then calibrated": partial(batch_calibrated, base="PLFewShot auto"),
+    "nearest, PLReorder": partial(optimized, kind=PLReorder, base="nearest last"),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
     "random order": in_random_order,
@@ -377,62 +346,38 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "vote": lambda draw, _: (Vote(draw.pool, draw.args.demos), 0),
     "KNNFewShot": knn_few_shot,
 }
-WITHOUT_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *[*SIDES][[*SIDES].index("nearest last") :]]
+OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, "calibrated", *[*SIDES][[*SIDES].index("nearest last") :]]
 SIDES |= {f"F1 {side}": partial(SIDES[side], by_f1=True) for side in ("PLReorder", "scores", "calibrate", "calibrated")}
-OWN_CALLS: dict[str, int | None] = {
-    **dict.fromkeys(WITHOUT_CALLS, 0),
-    **dict.fromkeys(PUBLISHED),
-    **dict.fromkeys(("calibrated", "F1 calibrated"), 64),
-}
-"""Of sides that others' numbers do not decide; None for what an optimizer takes by itself."""
+OWN_CALLS.append("F1 calibrated")
+"""Sides whose calls those of the random search do not decide."""
 
 
 def print_sides(title: str, draws: Sequence[dict[str, Result]], against: Sequence[str]) -> None:
-    """Print lines of Markdown: each side, and its differences."""
-    of_each = [name for other in against for name in (f"less {other}, over draws", "over examples")]
+    """Print each side, and its gains over others: the mean with its interval over draws, and over all examples."""
     rows = []
     for side in draws[0]:
-        scores, calls, seconds = zip(
-            *((mean(each[side].scores), each[side].calls, each[side].seconds) for each in draws), strict=True
-        )
-        differences = [cell for other in against for cell in gain(draws, side, other)]
-        rows.append((side, f"{mean(scores):.3f}", f"{mean(calls):,.0f}", f"{mean(seconds):.0f}", *differences))
+        results = [each[side] for each in draws]
+        row = {"": side, "score": f"{mean([mean(each.scores) for each in results]):.3f}"}
+        row["calls"] = f"{mean([each.calls for each in results]):,.0f}"
+        row["s"] = f"{mean([each.seconds for each in results]):.0f}"
+        for other in against:
+            gains = [np.subtract(each[side].scores, each[other].scores).tolist() for each in draws]
+            of_examples = "[{:+.3f}, {:+.3f}]".format(*paired_interval(list(itertools.chain(*gains))))
+            shown = ("", "") if side == other else (with_interval([mean(each) for each in gains]), of_examples)
+            row |= dict(zip((f"less {other}, over draws", f"less {other}, over examples"), shown, strict=True))
+        rows.append(row)
     print(f"\n{title}, {len(draws)} draw(s)\n")
-    print_table(("", "score", "calls", "s", *of_each), rows)
-
-
-def gain(draws: Sequence[dict[str, Result]], side: str, other: str) -> tuple[str, str]:
-    """The mean gain over another side with its interval over draws, and the interval over all examples."""
-    if side == other:
-        return "", ""
-    gains = [np.subtract(each[side].scores, each[other].scores).tolist() for each in draws]
-    examples = "[{:+.3f}, {:+.3f}]".format(*paired_interval(list(itertools.chain(*gains))))
-    return with_interval([mean(each) for each in gains]), examples
+    print_table(rows)
 
 
 def main() -> None:
-    args = options(
-        __doc__ or "",
-        among={"tasks": [BUNDLED, *CLASSIFICATION]},
-        tasks=[BUNDLED],
-        data_dir=Path,
-        seeds=[0],
-        sides=USUAL,
-        against=[str],
-        demos=8,
-        pool=108,
-        test=200,
-        share=0.0,
-        candidates=16,
-        choices=8,
-        **SERVED,
-    )
+    given = {"tasks": [BUNDLED], "data_dir": Path, "seeds": [0], "pool": 108, "test": 200, "share": 0.0}
+    given |= {"sides": USUAL, "against": [str], "demos": 8, "choices": 8}
+    args = options(__doc__, among={"tasks": [BUNDLED, *CLASSIFICATION]}, **given, **SERVED)
     if unknown := [side for side in args.sides if side.partition("@")[0] not in SIDES]:
         raise SystemExit(f"--sides must be of {list(SIDES)}, with @ and a number of calls; got {unknown}")
     if missing := set(args.against) - set(args.sides):
         raise SystemExit(f"--against must be of --sides; got {sorted(missing)}")
-    if args.candidates < 6:
-        raise SystemExit("--candidates must be at least 6, so that half of the search has some")
     found: dict[str, list[dict[str, Result]]] = {task: [] for task in args.tasks}
     with opened(args) as make_lm:
         for seed in args.seeds:

@@ -3,8 +3,6 @@
 python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, which is legible on light and on dark pages
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import matplotlib
@@ -33,12 +31,8 @@ PLACES = {0: 0, 64: 1, 300: 2, 1_067: 3}
 """Of numbers of calls on the axis, the nearest of which counts."""
 
 INK = "#808080"
-TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK) | {
-    "axes.facecolor": "none",
-    "legend.framealpha": 0.0,
-    "font.size": 11,
-    "lines.markersize": 7,
-}
+TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+SIZES = {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "lines.markersize": 7}
 
 
 def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
@@ -51,12 +45,10 @@ def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
     of_fewshot = ["`PLFewShot` with 300 calls", "`PLFewShot`"]
     axis.plot([places[name] for name in of_fewshot], accuracies[of_fewshot], color=BLUE)
     if task in nearest:
-        label = "8 nearest (other draws)"
-        axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label=label)
+        axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label="8 nearest (other draws)")
     axis.set_xticks(list(PLACES.values()), [f"{calls:,}" for calls in PLACES])
     lowest = accuracies[list(STYLES)].min()
-    same_scale = (lowest - 0.04, lowest + 0.46)
-    axis.set(title=task, xlim=(-0.4, 3.4), ylim=same_scale, xlabel="program calls")
+    axis.set(title=task, xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46), xlabel="program calls")
 
 
 def draw_reliability(axis: Any) -> None:
@@ -64,18 +56,16 @@ def draw_reliability(axis: Any) -> None:
 
     Of all orders: calibrated on one half of the examples of each, and drawn of the other.
     """
-    probabilities: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
-    right: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
+    told: dict[str, list[Any]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)
         pool, held = np.array_split(np.random.default_rng(0).permutation(len(gold)), 2)
         moved = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
-        for name, told in (("as it is", table[:, held]), ("calibrated", moved[:, held])):
-            probabilities[name].append(np.exp(told.max(axis=2)).ravel())
-            right[name].append((told.argmax(axis=2) == gold[held]).ravel())
+        for parts, likely in zip(told.values(), (table[:, held], moved[:, held]), strict=True):
+            parts.append([np.exp(likely.max(axis=2)).ravel(), (likely.argmax(axis=2) == gold[held]).ravel()])
     axis.plot([0, 1], [0, 1], ":", color=INK)
-    for name, colour in (("as it is", GREY), ("calibrated", GREEN)):
-        sure, hits = np.concatenate(probabilities[name]), np.concatenate(right[name])
+    for (name, parts), colour in zip(told.items(), (GREY, GREEN), strict=True):
+        sure, hits = np.concatenate(parts, axis=1)
         means, _, bins = binned_statistic(sure, [sure, hits], bins=10, range=(0.0, 1.0))
         enough = np.bincount(bins, minlength=11)[1:11] >= 100
         axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
@@ -85,10 +75,10 @@ def draw_reliability(axis: Any) -> None:
 
 
 def main() -> None:
-    args = options(__doc__ or "", out=DOCS / "accuracy_by_calls.png")
+    args = options(__doc__, out=DOCS / "accuracy_by_calls.png")
     rows = read_table((DOCS / "fewshot.md").read_text("utf-8"), "| MR | SST-5")
     nearest = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News").loc[NEAREST]
-    with matplotlib.rc_context(TEXT):
+    with matplotlib.rc_context(TEXT | SIZES):
         figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # still to be read on a phone
         *axes, last, legend = figure.subplots(2, 3).flat
         for axis, task in zip(axes, TASKS, strict=True):

@@ -2,13 +2,10 @@
 
 python benchmarks/promises.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8
 
-Each compile gets 80 of the bundled reviews, of which 20, 50 or 80 % are positive (`--shares`), and 250 calls of the
-local model or of one behind a server, with calibrate=True: PLReorder after LabeledFewShot for even seeds, PLFewShot
-from a student without demos for odd ones. The 300 reviews that are left are held out, and weighted to the same share of
-positive ones.
+Each compile gets 80 of the bundled reviews, of which 20, 50 or 80 % are positive, and 250 calls with calibrate=True:
+PLReorder after LabeledFewShot for even seeds, PLFewShot from a student without demos for odd ones. 300 other reviews
+are held out, and weighted to the same share of positive ones.
 """
-
-from __future__ import annotations
 
 import argparse
 import itertools
@@ -34,8 +31,7 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> l
     rng = random.Random(seed)
     rows = [*load_reviews("train"), *load_reviews("test")]
     shuffled, shares = rng.sample(rows, len(rows)), {"positive": positive, "negative": 1.0 - positive}
-    trainset: list[dspy.Example] = []
-    others: list[dspy.Example] = []
+    trainset, others = [], []
     for label, share in shares.items():
         of_label, number = [each for each in shuffled if each.sentiment == label], round(share * args.rows)
         trainset, others = trainset + of_label[:number], others + of_label[number:]
@@ -43,7 +39,7 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> l
     rng.shuffle(trainset)
     counts = Counter(each.sentiment for each in held_out)
     weights = np.array([shares[each.sentiment] / counts[each.sentiment] for each in held_out])
-    student: dspy.Module = dspy.Predict(TASK.signature)
+    student = dspy.Predict(TASK.signature)
     common = {"calibrate": True, "max_metric_calls": args.calls, "seed": seed, "num_threads": args.threads}
     optimizer = PLFewShot(TASK.metric(), max_demos=8, **common)
     if seed % 2 == 0:
@@ -60,15 +56,16 @@ def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> l
 
 def main() -> None:
     given = {"shares": [0.2, 0.5, 0.8], "seeds": list(range(10)), "calls": 250, "rows": 80, "test": 300}
-    args = options(__doc__ or "", **given, **SERVED)
+    args = options(__doc__, **given, **SERVED)
     with opened(args) as make_lm, dspy.context(lm=make_lm(TASK.max_tokens("plain")), adapter=TASK.adapter("plain")):
         found = [promised_and_kept(share, seed, args) for seed, share in itertools.product(args.seeds, args.shares)]
     rows = []
-    for name, of_compiles in zip(EXPECTED, np.array(found).transpose(1, 2, 0), strict=True):
-        expected, low, high, true = of_compiles
+    for name, (expected, low, high, true) in zip(EXPECTED, np.array(found).transpose(1, 2, 0), strict=True):
+        figures = {"expected": expected, "held out": true, "held out less expected": true - expected}
+        means = {column: f"{values.mean():.3f}" for column, values in figures.items()}
         inside = f"{((low <= true) & (true <= high)).sum()} of {len(true)}"
-        rows.append((name, *(f"{each.mean():.3f}" for each in (expected, true, true - expected)), inside))
-    print_table(("", "expected", "held out", "held out less expected", "held out lies in the interval"), rows)
+        rows.append({"": name, **means, "held out lies in the interval": inside})
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,9 @@ python benchmarks/record.py --out benchmarks/recorded/mine.npz          # bundle
 python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 \
     --threads 12 --out benchmarks/recorded/agnews_7b.npz
 
-The model is the local one, or any behind an OpenAI-compatible server that gives log-probabilities (vLLM, llama.cpp,
-`transformers serve`). The file has no texts. `offline.py --recorded`, `calibration.py --recorded` and `make evidence`
-read it: a search may ask for any order, so that all are recorded. With --cache what was stopped goes on.
+A server must give log-probabilities (vLLM, llama.cpp, `transformers serve`). The file has no texts. `offline.py` and
+`calibration.py` read it. With --cache what was stopped goes on.
 """
-
-from __future__ import annotations
 
 import hashlib
 import itertools
@@ -29,7 +26,7 @@ from quickstart import BUNDLED
 
 def main() -> None:
     given = {"task": BUNDLED, "data_dir": Path, "demos": 5, "test": 100, "seed": 0, "out": Path("runs/recorded.npz")}
-    args = options(__doc__ or "", **given, **SERVED)
+    args = options(__doc__, **given, **SERVED)
     args.share, args.pool, about = 0.0, args.demos, {name: getattr(args, name) for name in ("model", "task", "seed")}
     with opened(args) as make_lm:
         draw = Draw(args.task, args.seed, args, make_lm)

@@ -1,7 +1,5 @@
 """Ways to choose an order of demos, run on landscapes: compiles go the whole way through DSPy."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence
@@ -23,17 +21,13 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
 """How the texts of demos and of the example begin, which comes last: their numbers in the landscape stand for them."""
 
-WAYS: dict[str, dict[str, Any]] = {
-    "light": {"signal": "score"},
-    "logprobs": {"signal": "logprobs"},
-    "calibrated": {"calibrate": True},
-}
-"""Of the optimizers to learn from a call."""
+LEARNS = {"light": {"signal": "score"}, "logprobs": {"signal": "logprobs"}, "calibrated": {"calibrate": True}}
+"""Ways of the optimizers to learn from a call."""
 
-FINDS = ["fixed", "retrieved", "auto"]
+SHOWS = {demos: {"demos": demos, "signal": "score"} for demos in ("fixed", "retrieved", "auto")}
 """Ways of `PLFewShot` to show demos."""
 
-METHODS = [*WAYS, "paper", "top-k", "batch", *FINDS, *(f"F1 {way}" for way in (*WAYS, "batch"))]
+METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *(f"F1 {way}" for way in (*LEARNS, "batch"))]
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,6 @@ class ReplayEngine:
     def __init__(self, landscape: Landscape) -> None:
         self.landscape, self.calls = landscape, 0
         self.labels = [f"label {number}" for number in range(landscape.num_labels)]
-
         self.answers = functools.lru_cache(maxsize=256)(lambda order: landscape.log_probabilities(order).argmax(axis=1))
 
     def program(self, kind: type[dspy.Predict]) -> Any:
@@ -88,9 +81,14 @@ class ReplayEngine:
         output = (Literal[tuple(self.labels)], dspy.OutputField())
         program = kind(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
         program.engine = self
-        labels = map(self.labels.__getitem__, self.landscape.classes)
+        labels = [self.labels[number] for number in self.landscape.classes]
         program.demos = [dspy.Example(text=f"demo {i}", label=label) for i, label in enumerate(labels)]
         return program
+
+    def examples(self) -> list[dspy.Example]:
+        """Those of the landscape."""
+        text, labels = self.landscape.text, [self.labels[number] for number in self.landscape.right_labels]
+        return [dspy.Example(text=text(i), label=label).with_inputs("text") for i, label in enumerate(labels)]
 
     def complete(self, request: Any) -> Any:
         """Answer a request."""
@@ -102,9 +100,8 @@ class ReplayEngine:
         head, label, tail = "[[ ## label ## ]]\n", self.labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
         choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
         if request.config.logprobs is not None:
-            tops = [
-                {"token": self.labels[i], "logprob": float(values[i])} for i in likeliest[: request.config.logprobs]
-            ]
+            shown = likeliest[: request.config.logprobs]
+            tops = [{"token": self.labels[i], "logprob": float(values[i])} for i in shown]
             places = [{"token": head, "logprob": 0.0}], tops, [{"token": tail, "logprob": 0.0}]
             choice["logprobs"] = {"content": [{**told[0], "top_logprobs": told} for told in places]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -112,7 +109,7 @@ class ReplayEngine:
         return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
 
 
-class Lookup(dspy.Predict):  # type: ignore[misc]
+class Lookup(dspy.Predict):
     """Answers from a landscape without a language model: what calls tell is scores alone, but thousands a second."""
 
     engine: ReplayEngine
@@ -132,7 +129,6 @@ def shown_by(predictor: dspy.Predict) -> Order:
 class Compiled:
     """What a compile comes to: what its result scores on held-out examples, its calls, and what the report says."""
 
-    order: Order
     score: float
     calls: int
     changed: bool
@@ -150,27 +146,22 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
     Without a budget, "top-k" and the paper's search make as many calls as in the paper.
     """
     engine, by_f1, way = ReplayEngine(pool.landscape), method.startswith("F1 "), method.removeprefix("F1 ")
-    student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *FINDS) else Lookup)
+    student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *SHOWS) else Lookup)
     objective = F1(engine.labels[pool.rare]) if by_f1 else metric
-    common = {"metric": objective, "num_threads": 1, "seed": seed, "display_progress": False}
-    optimizer: Any
+    common = {"num_threads": 1, "seed": seed, "display_progress": False}
+    searched = {"metric": objective, "max_metric_calls": budget, **common}
     if way == "batch":
-        optimizer = BatchCalibration(**common | {"metric": objective if by_f1 else None})
+        optimizer = BatchCalibration(metric=objective if by_f1 else None, **common)
     elif way == "top-k":
-        optimizer = TopKOrder(max_metric_calls=budget, **common)
+        optimizer = TopKOrder(**searched)
     elif way == "paper":
-        optimizer = PLReorder(max_metric_calls=budget, auto="paper", **_paper_sizes(pool, budget), **common)
-    elif way in FINDS:
-        optimizer = PLFewShot(max_metric_calls=budget, demos=way, signal="score", **common)
+        optimizer = PLReorder(auto="paper", **_paper_sizes(pool, budget), **searched)
     elif pool.landscape.max_shown is None:
-        optimizer = PLReorder(max_metric_calls=budget, **WAYS[way], **common)
+        optimizer = PLReorder(**LEARNS[way], **searched)
     else:
-        candidates, student.demos = student.demos, []
-        optimizer = PLFewShot(max_metric_calls=budget, candidates=candidates, **WAYS[way], **common)
-    examples = [
-        dspy.Example(text=pool.landscape.text(i), label=engine.labels[right]).with_inputs("text")
-        for i, right in enumerate(pool.landscape.right_labels)
-    ]
+        candidates, student.demos = student.demos or None, []
+        optimizer = PLFewShot(candidates=candidates, **(LEARNS | SHOWS)[way], **searched)
+    examples = engine.examples()
     lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
@@ -181,7 +172,7 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
     offsets, order = getattr(getattr(program, "calibration", None), "offsets", ()), shown_by(program.predictors()[0])
     score = pool.score(np.array(answers)) if finds else pool.held_out(order, offsets)
     changed = finds or (order, offsets) != (pool.space.identity[0], ())
-    return Compiled(order, score, calls, changed, report and report.comparison)
+    return Compiled(score, calls, changed, report and report.comparison)
 
 
 def _paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
@@ -190,7 +181,7 @@ def _paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
         calls = 2 * num_samples * (pool.num_known - num_selection) + (3 + num_draws) * num_selection
-        if budget is None or calls <= budget or num_samples == 2:
+        if budget is None or calls <= budget:
             break
     return {"num_samples": num_samples, "num_final_draws": num_draws}
 
@@ -200,7 +191,7 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
     return bool(example.label == prediction.label)
 
 
-def halving(pool: Pool, budget: int, seed: int, keep: float = 0.4) -> tuple[Order, int]:
+def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
     """Successive halving over the whole pool: the least that a search must beat; gives the best order, and the calls.
 
     Of 225 random orders, or of arrangements, which begin with 4 examples each in a third of the calls.
@@ -213,7 +204,7 @@ def halving(pool: Pool, budget: int, seed: int, keep: float = 0.4) -> tuple[Orde
         arrangements = dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])
         drawn = [order for (order,) in arrangements][:number]
     alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
-    rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / keep)))
+    rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
     for rung in range(rungs):
         more = max(1, (budget - calls) // (rungs - rung) // len(alive))
         more = min(first if first and not rung else more, pool.num_known - examples)
@@ -221,5 +212,5 @@ def halving(pool: Pool, budget: int, seed: int, keep: float = 0.4) -> tuple[Orde
             break
         calls, examples = calls + more * len(alive), examples + more
         ranked = sorted(alive, key=lambda order: -pool.landscape.answers(order)[:examples].sum())
-        alive = ranked[: max(1, int(np.ceil(keep * len(alive))))]
+        alive = ranked[: max(1, int(np.ceil(0.4 * len(alive))))]
     return alive[0], calls

@@ -1,24 +1,22 @@
 """Whether the intervals and the test of `order_sensitivity` hold, on simulated scores whose truth is known.
 
 python benchmarks/sensitivity.py                 # all worlds, 400 tables each: 6 minutes on 2 cores
-python benchmarks/sensitivity.py --tables 100    # quicker, less exact
 python benchmarks/sensitivity.py --splits        # how often 300 calls show an effect, by orders and examples
 
-Answers are right or wrong. In each world, orders have true scores with a known standard deviation, two orders of equal
-true score disagree on a given share of the examples, and which examples an order gets right is unrelated between
-orders, or a smooth function of the demos' positions that differs by example, or of one demo's position alone.
+Answers are right or wrong. Orders have true scores with a known standard deviation, two orders of equal true score
+disagree on a given share of the examples, and which examples an order gets right is unrelated between orders, or a
+smooth function of the demos' positions that differs by example, or of one demo's position alone.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
-from command import options, print_table, processes
+from command import options, print_table
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
@@ -42,13 +40,12 @@ class World:
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """A table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
-        count = math.factorial(self.demos)
-        if count <= SEARCHED:
+        if self.are_few:
             orders = rng.permutation(np.array(list(itertools.permutations(range(self.demos)))))
         else:
             orders = np.array([rng.permutation(self.demos) for _ in range(SEARCHED)])
         effects = rng.normal(size=len(orders))
-        if count <= SEARCHED:
+        if self.are_few:
             effects = (effects - effects.mean()) / effects.std()
         true, scored = self.true_scores(effects), min(self.orders, len(orders))
         if isinstance(self.accuracy, str):
@@ -57,21 +54,22 @@ class World:
             tossed = rng.random((scored, self.examples)) < chances
             return np.where(contested, tossed, decided).astype(float), true
         places = np.argsort(orders, axis=1) - (self.demos - 1) / 2
-        if self.tastes == "smooth":
-            places = places / np.linalg.norm(places, axis=1, keepdims=True)
-            tastes = places[:scored] @ rng.normal(size=(self.demos, self.examples))
-            variances = np.ones(len(orders))
-        elif self.tastes == "one demo":
-            place = places[:, :1] / places[:, 0].std()
-            tastes, variances = place[:scored] * rng.normal(size=self.examples), place[:, 0] ** 2
-        else:
-            tastes, variances = rng.normal(size=(scored, self.examples)), np.ones(len(orders))
+        features = {
+            "unrelated": np.eye(len(orders), scored),
+            "smooth": places / np.linalg.norm(places, axis=1, keepdims=True),
+            "one demo": places[:, :1] / places[:, 0].std(),
+        }[self.tastes][:scored]
+        tastes = features @ rng.normal(size=(features.shape[1], self.examples))
         shared = shared_variance(self.accuracy, self.disagreement)
-        own = 1 - shared
         # So that mean scores are the true ones.
-        levels = special.ndtri(true) * np.sqrt(shared + own * variances)
+        levels = special.ndtri(true[:scored]) * np.sqrt(shared + (1 - shared) * (features**2).sum(axis=1))
         easiness = math.sqrt(shared) * rng.normal(size=self.examples)
-        return (levels[:scored, None] + easiness + math.sqrt(own) * tastes > 0).astype(float), true
+        return (levels[:, None] + easiness + math.sqrt(1 - shared) * tastes > 0).astype(float), true
+
+    @property
+    def are_few(self) -> bool:
+        """Whether the true scores of all orders are drawn."""
+        return math.factorial(self.demos) <= SEARCHED
 
     @property
     def share(self) -> float:
@@ -87,7 +85,7 @@ class World:
 
     def true_deviation(self, true: Array) -> float:
         """Standard deviation of the true scores of all orders; of more than 100, those of the distribution."""
-        if math.factorial(self.demos) <= SEARCHED:
+        if self.are_few:
             return float(true.std())
         return float(self.true_scores(special.ndtri((np.arange(10_000) + 0.5) / 10_000)).std())
 
@@ -108,8 +106,7 @@ def shared_variance(accuracy: float, disagreement: float) -> float:
 def results(world: World, tables: int) -> Array:
     """Means over tables: the intervals of deviation and gain held the truth, and an effect was seen."""
     analysis.NUM_FLIPS, analysis.NUM_DRAWS = 999, 2_000
-    rng, found = np.random.default_rng(1), []
-    distinct = math.factorial(world.demos)
+    rng, found, distinct = np.random.default_rng(1), [], math.factorial(world.demos)
     sizes = {"num_distinct": distinct, "num_searched": min(distinct, SEARCHED)}
     for table in range(tables):
         scores, true = world.draw(rng)
@@ -139,22 +136,24 @@ def splits() -> Iterator[World]:
 
 
 def main() -> None:
-    args = options(__doc__ or "", tables=400, splits=False, jobs=2)
+    args = options(__doc__, tables=400, splits=False, jobs=2)
     chosen = list(splits() if args.splits else worlds())
-    with processes(args.jobs) as run:
-        found = np.array(list(run(partial(results, tables=args.tables), chosen)))
+    with ProcessPoolExecutor(args.jobs) as pool:
+        found = np.array(list(pool.map(partial(results, tables=args.tables), chosen)))
     if args.splits:
-        shapes = ((each.disagreement, each.deviation, f"{each.orders} x {each.examples}") for each in chosen)
-        powers = ((*shape, f"{power:.2f}") for shape, power in zip(shapes, found[:, 2], strict=True))
-        print_table(("disagreement", "deviation", "orders x examples", "power"), powers)
+        sizes = [f"{world.orders} x {world.examples}" for world in chosen]
+        rows = [{"disagreement": each.disagreement, "deviation": each.deviation} for each in chosen]
+        cells = zip(rows, sizes, found[:, 2], strict=True)
+        print_table(row | {"orders x examples": size, "power": f"{power:.2f}"} for row, size, power in cells)
         return
-    told = {
-        "the interval of the deviation held the truth": (found[:, 0], np.min),
-        "the interval of the gain held the truth": (found[:, 1], np.min),
-        "an effect was seen where there is none": (found[[world.deviation == 0 for world in chosen], 2], np.max),
-    }
-    rows = ((name, f"{values.mean():.3f}", f"{worst(values):.3f}") for name, (values, worst) in told.items())
-    print_table((f"{len(chosen)} worlds", "mean", "worst"), rows)
+    seen = found[[world.deviation == 0 for world in chosen], 2]
+    told = [
+        ("the interval of the deviation held the truth", found[:, 0], found[:, 0].min()),
+        ("the interval of the gain held the truth", found[:, 1], found[:, 1].min()),
+        ("an effect was seen where there is none", seen, seen.max()),
+    ]
+    name = f"{len(chosen)} worlds"
+    print_table({name: what, "mean": f"{values.mean():.3f}", "worst": f"{worst:.3f}"} for what, values, worst in told)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ pools      milliseconds to find 8 demos for an input among so many, by the words
 prefixes   calls a second in order and shuffled, of 6 orders on 25 reviews with `--demos`
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import random
@@ -26,10 +24,10 @@ from unittest import mock
 
 import dspy
 import numpy as np
+import replay
 from command import options, print_table
 from landscapes import SyntheticLandscape
-from replay import Pool as Known
-from replay import compiled
+from replay import metric
 
 from paper.held_out import HeldOut
 from plr_dspy import CrossEntropySearch, PlainTextAdapter
@@ -42,12 +40,12 @@ from plr_dspy.retrieval.rule import Pool, Rule
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 
-Rows = Iterator[tuple[Any, ...]]
+Rows = Iterator[dict[str, Any]]
 
 
 def questions(name: str, count: int) -> list[dspy.Example]:
     """Examples that are all answered alike."""
-    return [dspy.Example(question=f"{name} {i}", answer="a").with_inputs("question") for i in range(count)]
+    return [dspy.Example(question=f"{name} {i}", label="a").with_inputs("question") for i in range(count)]
 
 
 class Answering(dspy.Module):
@@ -55,7 +53,7 @@ class Answering(dspy.Module):
 
     def __init__(self, *, sleeps: bool) -> None:
         super().__init__()
-        self.answer, self.sleeps = dspy.Predict("question -> answer"), sleeps
+        self.answer, self.sleeps = dspy.Predict("question -> label"), sleeps
         self.answer.demos = questions("demo", 8)
 
     def seconds(self, question: str) -> float:
@@ -65,11 +63,7 @@ class Answering(dspy.Module):
     def forward(self, question: str) -> dspy.Prediction:
         if self.sleeps:
             time.sleep(self.seconds(question))
-        return dspy.Prediction(answer="a")
-
-
-def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
-    return bool(example.answer == prediction.answer)
+        return dspy.Prediction(label="a")
 
 
 def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
@@ -79,7 +73,6 @@ def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
 
 def cells(_: int) -> Rows:
     """Of 100 orders on 1,000 examples, with a ledger on disk."""
-    yield "ms a cell", "KB a cell"
     examples, orders = questions("question", 1_000), shuffled_orders(8, 101, seed=0)
     scored = {"metric": metric, "examples": examples, "num_threads": 8}
     HeldOut(Answering(sleeps=False), **scored).rows(orders[:1])
@@ -87,7 +80,7 @@ def cells(_: int) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         HeldOut(Answering(sleeps=False), **scored, folder=Path(folder)).rows(orders[1:])
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield f"{seconds / 100:.2f}", f"{(after - before) / 100_000:.1f}"
+    yield {"ms a cell": f"{seconds / 100:.2f}", "KB a cell": f"{(after - before) / 100_000:.1f}"}
 
 
 def timed(method: Callable[..., Any], taken: list[float]) -> Callable[..., Any]:
@@ -103,15 +96,16 @@ def timed(method: Callable[..., Any], taken: list[float]) -> Callable[..., Any]:
 
 
 def rounds(_: int) -> Rows:
-    yield "demos", "calls", "by scores, ms", "by log-probabilities, ms", "the paper's, ms"
+    ways = {"by scores": ("light", ThompsonSearch), "by log-probabilities": ("logprobs", ThompsonSearch)}
+    ways["the paper's"] = ("paper", CrossEntropySearch)
     for num_demos, num_calls in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
-        landscape, means = SyntheticLandscape("mixed", num_demos, 0, num_examples=200), []
-        for mode, kind in (("light", ThompsonSearch), ("logprobs", ThompsonSearch), ("paper", CrossEntropySearch)):
-            taken: list[float] = []
+        landscape, means = SyntheticLandscape("mixed", num_demos, 0, num_examples=200), {}
+        for name, (mode, kind) in ways.items():
+            taken = []
             with mock.patch.multiple(kind, ask=timed(kind.ask, taken), tell=timed(kind.tell, taken)):
-                compiled(Known(landscape, 160), mode, num_calls, seed=0)
-            means.append(f"{sum(taken[-20:]) / 10:.1f}")
-        yield num_demos, f"{num_calls:,}", *means
+                replay.compiled(replay.Pool(landscape, 160), mode, num_calls, seed=0)
+            means[f"{name}, ms"] = f"{sum(taken[-20:]) / 10:.1f}"
+        yield {"demos": num_demos, "calls": f"{num_calls:,}", **means}
 
 
 def threads(_: int, num_threads: int = 16) -> Rows:
@@ -119,7 +113,6 @@ def threads(_: int, num_threads: int = 16) -> Rows:
     student, devset = Answering(sleeps=True), questions("question", 100)
     slots, factory = ProgramSlots(student), ProgramFactory(student)
     evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=num_threads, display_progress=False)
-    yield "latency / threads, s", "plr_dspy", "Evaluate", "Evaluate / plr_dspy", "plr_dspy / latency"
     for number in range(3):
         orders = shuffled_orders(8, 15, seed=number)
         programs = [factory.build(slots.demos(order)) for order in orders]
@@ -130,13 +123,14 @@ def threads(_: int, num_threads: int = 16) -> Rows:
         for program in programs:
             evaluate(program)
         plain = time.perf_counter() - start
-        yield tuple(f"{each:.2f}" for each in (bound, ours, plain, plain / ours, ours / bound))
+        taken = {"latency / threads, s": bound, "plr_dspy": ours, "Evaluate": plain}
+        taken |= {"Evaluate / plr_dspy": plain / ours, "plr_dspy / latency": ours / bound}
+        yield {name: f"{each:.2f}" for name, each in taken.items()}
 
 
 def pools(num_demos: int) -> Rows:
     """Inputs have 20 words of 5,000, the first ones more often."""
     rng = np.random.default_rng(0)
-    yield "demos", "an input, ms (median)"
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
         texts = [" ".join(f"word{number}" for number in row) for row in words]
@@ -145,36 +139,33 @@ def pools(num_demos: int) -> Rows:
         shown = timed(pool.shown, taken)
         for text in texts[size:]:
             shown({"text": text}, Rule(num_demos))
-        yield f"{size:,}", f"{median(taken):.1f}"
+        yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(taken):.1f}"}
 
 
 def prefixes(num_demos: int, num_examples: int = 25) -> Rows:
-    yield "calls", "a second"
-    reviews = load_reviews("train")
     student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
-    student.demos = reviews[:num_demos]
-    slots, examples = ProgramSlots(student), reviews[num_demos : num_demos + num_examples]
+    reviews = load_reviews("train")
+    student.demos, examples = reviews[:num_demos], reviews[num_demos : num_demos + num_examples]
+    slots, names = ProgramSlots(student), [str(i) for i in range(num_examples)]
     work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)
     with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
         for seed, name in enumerate(("ordering by ordering", "shuffled")):
-            orderings = {slots.fingerprint(order): order for order in shuffled_orders(num_demos, 6, seed)}
-            keys = [(fingerprint, i) for fingerprint in orderings for i in range(num_examples)]
+            orders = shuffled_orders(num_demos, 6, seed)
+            cells = [((slots.fingerprint(order), i), order) for order in orders for i in range(num_examples)]
             if name == "shuffled":
-                random.Random(0).shuffle(keys)
-            names = [str(i) for i in range(num_examples)]
+                random.Random(0).shuffle(cells)
             evaluator = ProgramEvaluator(slots, work, names=names, num_threads=2)
             start = time.perf_counter()
-            evaluator.pay({key: orderings[key[0]] for key in keys})
-            yield name, f"{len(keys) / (time.perf_counter() - start):.1f}"
+            evaluator.pay(dict(cells))
+            yield {"calls": name, "a second": f"{len(cells) / (time.perf_counter() - start):.1f}"}
 
 
 def main() -> None:
     parts = {part.__name__: part for part in (cells, rounds, threads, pools, prefixes)}
-    args = options(__doc__ or "", among={"parts": list(parts)}, parts=[*parts][:-1], demos=8)
+    args = options(__doc__, among={"parts": list(parts)}, parts=[*parts][:-1], demos=8)
     for part in args.parts:
         print(f"\n{part}\n", flush=True)
-        found = parts[part](args.demos)
-        print_table(next(found), found)
+        print_table(parts[part](args.demos))
 
 
 if __name__ == "__main__":

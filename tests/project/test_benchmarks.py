@@ -69,7 +69,7 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
     found = {}
     for some in (sides, counted):
-        table, calls = run(*some, candidates=6, pool=30)
+        table, calls = run(*some, pool=30)
         found |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
     assert found["half of it"] < found["half of it, PLReorder"] <= found["random search"]
     assert 0 < found["PLReorder"] <= found["random search"]
@@ -77,6 +77,12 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
     assert (found["calibrated"], found["TopK calibrated@100"]) == (28, 100)
     assert 0 < found["calibrate@40"] <= 40
     assert calls == sum(found[side] for side in counted) + len(counted) * 10
+
+
+def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_answers(run):
+    table, _ = run("nearest last", "random order", "own choice", "vote", "KNNFewShot", choices=2)
+    assert [cells[2] for cells in table[1:]] == ["0"] * 5
+    assert all(0 <= float(cells[1]) <= 1 for cells in table[1:])
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(live.__file__).parent.glob("*.py")))
