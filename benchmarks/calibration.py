@@ -10,7 +10,7 @@ with 0 for as many as each other one. What is fitted to the first inputs is used
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -41,8 +41,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
     offsets = np.stack([batch_offsets(rows[pool]) for rows in table])
     told = np.stack([calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)])
     raw, moved = table.argmax(axis=2) == gold, told.argmax(axis=2) == gold
-    # The distance of mean probabilities from the same for all.
-    uneven = -logsumexp(table[:, pool], axis=1).sum(axis=1)
+    uneven = -logsumexp(table[:, pool], axis=1).sum(axis=1)  # how far mean probabilities are from even ones
     return {
         "random order": raw[:, held].mean(),
         "random, calibrated": moved[:, held].mean(),
@@ -108,18 +107,19 @@ def means(draw: Callable[[int], dict[str, float]], number: int) -> dict[str, str
     return {name: f"{mean:.3f}" for name, mean in pd.DataFrame(map(draw, range(number))).mean().items()}
 
 
+def rows(args: Any) -> Iterator[dict[str, Any]]:
+    """Those of the table: a file of recorded answers each, or a kind of simulated world."""
+    for path in args.recorded:
+        yield {"recorded answers": path.stem} | means(partial(split, *recorded_answers(path)), 40)
+    if not args.recorded:
+        for world in itertools.product(args.labels, args.shares, args.leans, args.inputs):
+            named = dict(zip(("labels", "share", "lean", "inputs"), world, strict=True))
+            yield named | means(partial(simulated, *world), 200)
+
+
 def main() -> None:
     given = {"labels": [2, 4], "shares": [0.0, 0.85], "leans": [0.0, 2.0], "inputs": [20, 64]}
-    args = options(__doc__, recorded=[Path], **given)
-    worlds = itertools.product(args.labels, args.shares, args.leans, args.inputs)
-    rows: Iterable[dict[str, Any]] = (
-        dict(zip(("labels", "share", "lean", "inputs"), world, strict=True)) | means(partial(simulated, *world), 200)
-        for world in worlds
-    )
-    if args.recorded:
-        tables = ((path.stem, recorded_answers(path)) for path in args.recorded)
-        rows = ({"recorded answers": name} | means(partial(split, *table), 40) for name, table in tables)
-    print_table(rows)
+    print_table(rows(options(__doc__, recorded=[Path], **given)))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
 def options(text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any) -> argparse.Namespace:
     """Read options by their defaults from the command line; the text of the help says what they mean.
 
-    A list takes one value or more of the type of its first one, False becomes a switch, a type or a list of one an
-    option that may be missing; `among` has the values that some of them may have.
+    A list takes values of the type of its first one, False becomes a switch, and a type, or a list of one, an option
+    that may be missing; `among` has the values that some of them may have.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():

@@ -32,8 +32,7 @@ ROUNDING, LEVEL = 0.0006, 0.0005
 
 Compiles = Callable[..., pd.DataFrame]
 Figure = tuple[str, str, Any, int]
-"""What a figure is of, its cell in the docs, what was found now, and how many compiles that in the docs is the mean of;
-of 0 compiles, what was found must be the same."""
+"""Its name, its cell in the docs, what was found now, and how many compiles the docs have (0: it must be the same)."""
 
 
 def stated(cell: str) -> float:

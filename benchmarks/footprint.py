@@ -1,7 +1,6 @@
 """How much code a compile runs: functions and files of ours, those that run for every call, and how deep a call lies.
 
-python benchmarks/footprint.py            # compiles of 300 calls, one thread, a language model that answers at once
-python benchmarks/footprint.py --list     # and the names of those that run for every call
+python benchmarks/footprint.py       # compiles of 300 calls, one thread, a language model that answers at once
 
 Functions without a name (lambdas, generator expressions) do not count. A function runs for every call if it runs
 between any two answers that follow on each other. The last compile reads log-probabilities of labels.
@@ -10,23 +9,19 @@ between any two answers that follow on each other. The last compile reads log-pr
 import sys
 import threading
 import traceback
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import dspy
-from command import options
 from landscapes import SyntheticLandscape
 from replay import ReplayEngine, metric
 
 import plr_dspy
 from plr_dspy import PLReorder
 
-PACKAGE = str(Path(plr_dspy.__file__).parent)
-
 
 def is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<")
+    return code.co_filename.startswith(plr_dspy.__path__[0]) and not code.co_name.startswith("<")
 
 
 class Watched(ReplayEngine):
@@ -56,11 +51,9 @@ def depth(frame: FrameType) -> int:
 
 
 def main() -> None:
-    args = options(__doc__, list=False)
-    landscape = SyntheticLandscape("mixed", 8, 1, num_examples=100)
     for signal in ("score", "logprobs"):
-        engine, common = Watched(landscape), {"num_threads": 1, "display_progress": False}
-        optimizer = PLReorder(metric, max_metric_calls=300, signal=signal, **common)
+        engine = Watched(SyntheticLandscape("mixed", 8, 1, num_examples=100))
+        optimizer = PLReorder(metric, max_metric_calls=300, signal=signal, num_threads=1, display_progress=False)
         lm = dspy.LM("openai/replay", engine=engine, cache=False)
         with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
             threading.setprofile(engine.note)
@@ -73,8 +66,6 @@ def main() -> None:
         for text, functions in ("that ran", set.union(*engine.ran)), ("that ran for every call", always):
             print(f"  functions {text}: {len(functions)} in {len({code.co_filename for code in functions})} files")
         print(f"  frames of ours between compile and the program: {max(engine.depths)}")
-        if args.list:
-            print(*sorted(f"    {Path(code.co_filename).name}: {code.co_name}" for code in always), sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,9 @@ from pathlib import Path
 import numpy as np
 from scipy.special import log_softmax
 
-KINDS = ("item", "item by position", "adjacency", "labels", "mixed")
-"""Of effects; the last has all of the others."""
-
+KINDS = ("item", "item by position", "adjacency", "labels", "mixed")  # of effects; the last has all of the others
 Order = tuple[int, ...]
-
-Effect = Callable[[np.ndarray], np.ndarray]
-"""A function of orders ``[m, n]`` that gives ``[m]``."""
+Effect = Callable[[np.ndarray], np.ndarray]  # of orders [m, n], giving [m]
 
 
 class Landscape:
@@ -33,9 +29,7 @@ class Landscape:
 
     num_demos: int
     num_examples: int
-    seed: int = 0
-    num_labels: int = 2
-    num_held_out: int = 1_000
+    seed, num_labels, num_held_out = 0, 2, 1_000
     max_shown: int | None = None
 
     def odds(self, order: Order) -> np.ndarray:
@@ -92,13 +86,14 @@ class SyntheticLandscape(Landscape):
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
         sample = np.array([rng.permutation(num_demos) for _ in range(1_000)])
         # First the leaning's, then the quality's.
-        self._effects = [_standardized([self._effect(each, rng) for each in kinds], sample) for _ in range(2)]
+        self._effects = [[_standardized(self._effect(each, rng), sample) for each in kinds] for _ in range(2)]
         self._margin = rng.normal(0.35, 0.9, num_examples)
         self.right_labels = rng.permutation(np.arange(num_examples) % 2)
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
 
     def odds(self, order: Order) -> np.ndarray:
-        leaning, quality = (effect(np.array([order]))[0] for effect in self._effects)
+        sums = [np.sum([effect(np.array([order]))[0] for effect in effects]) for effects in self._effects]
+        leaning, quality = sums / np.sqrt(len(self._effects[0]))
         leaning = 0.8 * (2 * self.right_labels - 1 + self._own[0]) * (leaning + 0.2)
         quality = 0.3 * (1 + self._own[1]) * quality
         return self._margin + leaning + quality + 0.6 * self.noise(order).normal(size=self.num_examples)
@@ -132,28 +127,21 @@ class SyntheticLandscape(Landscape):
         return of_labels
 
 
-def _standardized(effects: list[Effect], sample: np.ndarray) -> Effect:
-    """Their sum, each scaled to unit variance over random orders, and the sum again."""
-    moments = [(effect, (values := effect(sample)).mean(), values.std() + 1e-9) for effect in effects]
-
-    def total(orders: np.ndarray) -> np.ndarray:
-        parts = [(effect(orders) - mean) / deviation for effect, mean, deviation in moments]
-        return np.sum(parts, axis=0) / np.sqrt(len(parts))
-
-    return total
+def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
+    """An effect with mean 0 and unit variance over random orders."""
+    values = effect(sample)
+    mean, deviation = values.mean(), values.std() + 1e-9
+    return lambda orders: (effect(orders) - mean) / deviation
 
 
 class OwnEffectsLandscape(Landscape):
     """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
 
     Their standard deviations over orders, `own` and `common`, are in logits. Without a common effect no order is better
-    than another on new examples, whatever it scores on those seen. If `leaning`, the common effect is one towards a
-    label, and which label is the likelier one has nothing to do with the right one.
+    than another on new examples. If `leaning`, the common effect is one towards a label, right or not.
     """
 
-    def __init__(
-        self, num_demos: int, seed: int, num_examples: int, common: float = 0.0, own: float = 1.2, leaning: bool = False
-    ) -> None:
+    def __init__(self, num_demos: int, seed: int, num_examples: int, common=0.0, own=1.2, leaning=False) -> None:
         rng = np.random.default_rng([seed, num_demos, 11])
         self.num_demos, self.num_examples = num_demos, num_examples
         weights = np.linspace(0.2, 1.8, num_demos)
@@ -180,16 +168,9 @@ class CoinLandscape(Landscape):
         return self.noise(order).logistic(np.log(chance / (1 - chance)), size=self.num_examples)
 
 
-GoodOriginalLandscape = partial(CoinLandscape, chances=(0.7, 0.6))
-"""The original order is right on more examples than the others, which are all equally good."""
-
-
 class NoisyLogitsLandscape(Landscape):
-    """Logits of three labels that say something of the right one, with noise of their own for every prompt.
-
-    No order is better than another on new examples. In logits of each label, `noise` is the standard deviation of what
-    each order and example decide together, and `own` that of what each example makes of which demo stands where.
-    """
+    """Logits of three labels, where no order is better on new examples: `noise` is the standard deviation of what order
+    and example decide together, and `own` that of what each example makes of which demo stands where."""
 
     num_labels = 3
 
@@ -294,10 +275,8 @@ LIKENESS = {
 
 
 class LikenessLandscape(Landscape):
-    """Any of the examples may be shown as demos, and what a demo does differs by the words that it shares with each.
-
-    Each demo has a quality and a leaning to a label of its own, which count the more the nearer it stands to the
-    question; a demo that shares words with the input moves the answer towards the label that it shows.
+    """Any of the examples may be shown as demos. Each has a quality and a leaning to a label, which count the more the
+    nearer it stands to the question, and moves the answer towards its label by the words that it shares with the input.
     """
 
     num_labels, num_held_out, max_shown = 3, 400, 8
@@ -343,7 +322,7 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     "coins": CoinLandscape,
     "noise 3": NoisyLogitsLandscape,
     "own noise 3": partial(NoisyLogitsLandscape, noise=1.0, own=3.0),
-    "lone original": GoodOriginalLandscape,
+    "lone original": partial(CoinLandscape, chances=(0.7, 0.6)),
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }

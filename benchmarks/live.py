@@ -13,23 +13,18 @@ random search     BootstrapFewShotWithRandomSearch with 16 candidates; "half of 
                   of the calls, "half of it, PLReorder" its demos in a better order
 PLFewShot         "PLFewShot calibrated", "PLFewShot auto" and "PLFewShot auto calibrated" have calibrate=True and
                   demos="auto"; with ", then calibrated" BatchCalibration of the choice has 64 of the calls
-nearest last      `--demos` demos found for each input, the nearest last; "nearest first", "random order", and "nearest,
-                  PLReorder", which learns the order; "vote": their most frequent label, without a language model;
-                  "KNNFewShot": DSPy's, which bootstraps the nearest at each prediction
+nearest last      `--demos` demos found for each input; "nearest first", "random order", "nearest, PLReorder" (it learns
+                  the order), "vote" (their most frequent label), "KNNFewShot" (DSPy's, which bootstraps the nearest)
 others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
                   rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from `--choices`
                   for each labelled example, whose calls are not counted
 
 With `--share` so many of the examples have one label, which the seed decides, and the F1 of this label is what counts;
-"F1" before PLReorder, scores, calibrate or calibrated chooses by it, not by accuracy.
-
-A side has the program calls after its name, as in "PLFewShot@300"; without a number those of the random search where
-that is one of the sides, and else its own default. Tables have the difference of each side to each of `--against` (the
-first side), with intervals over draws and over all held-out examples. With --cache DSPy keeps all calls: those that
-several sides make are made once, a command that was stopped goes on, and the seconds say nothing.
+"F1" before PLReorder, scores, calibrate or calibrated chooses by it. A side has the program calls after its name, as in
+"PLFewShot@300"; without a number those of the random search where that is one of the sides, and else its own default.
+Tables have the difference of each side to each of `--against` (the first side), with intervals over draws and over all
+held-out examples. With --cache DSPy keeps all calls: what was stopped goes on, and the seconds say nothing.
 """
-
-from __future__ import annotations
 
 import argparse
 import itertools
@@ -70,17 +65,13 @@ from quickstart import BUNDLED, load_data, mean
 ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
-ORDERS = 10
-"""Of "TopK calibrated": each on a tenth of the calls."""
-
-NEAREST = 16
-"""Labelled examples that learnt rules choose among."""
+ORDERS, NEAREST = 10, 16
+"""Orders that "TopK calibrated" tries, and labelled examples that learnt rules choose among."""
 
 PROPOSAL = [{"similarity": 2.0, "rank": 1.0}.get(name, 0.0) for name in FEATURES]
 """The coefficients that choices are drawn with, which rules are learnt from: near ones, in all orders."""
 
-Made = tuple[dspy.Module, int]
-"""A program, and the calls that it took."""
+Made = tuple[dspy.Module, int]  # a program, and the calls that it took
 
 
 @dataclass(frozen=True)
@@ -99,15 +90,10 @@ def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
 
 
 class Draw:
-    """One draw of examples of a task, and what every side makes of it.
+    """One draw of examples of a task, and what every side makes of it; `others` are those of the other tasks."""
 
-    Attributes:
-        others: Draws of the other tasks, with the same seed.
-        rare: The label whose F1 counts; None where accuracy does.
-    """
-
-    others: list[Draw]
-    rare: str | None = None
+    others: list["Draw"]
+    rare: str | None = None  # the label whose F1 counts
 
     def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
         data, self.rng = load_data(name, args.data_dir), random.Random(seed)
@@ -146,8 +132,7 @@ class Draw:
             program, taken = SIDES[how](self, budget)
             seconds = time.perf_counter() - began
             if self.rare is None:
-                scored = {"metric": self.metric, "examples": self.test, "num_threads": num_threads}
-                scores = HeldOut(program, **scored).scores()
+                scores = HeldOut(program, metric=self.metric, examples=self.test, num_threads=num_threads).scores()
             else:
                 silent = {"num_threads": num_threads, "display_progress": False}
                 scores = [evaluate_programs({"": program}, F1(self.rare), self.test, **silent).programs[""].score]
@@ -173,24 +158,22 @@ class Draw:
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """Of a rule that is fitted to choices which made the right label likelier than the mean choice did.
-
-        Each labelled example is left out of its own pool.
-        """
+        """Of a rule that is fitted to choices which made the right label likelier than the mean choice did."""
         rng, right = np.random.default_rng(self.seed), self.output.numbers(self.labelled)
         found = [self.pool.features(each.inputs(), NEAREST, without=each.inputs()) for each in self.labelled]
-        features, rankings, likely = [], [], np.zeros((self.args.choices, len(self.labelled)))
-        for likelihoods in likely:
-            drawn = [choose(PROPOSAL, of_each, self.args.demos, rng=rng) for _, of_each in found]
-            nearest_last = [[items[i] for i in chosen[::-1]] for (items, _), chosen in zip(found, drawn, strict=True)]
+        candidates, features = zip(*found, strict=True)
+        drawn = [
+            [choose(PROPOSAL, each, self.args.demos, rng=rng) for each in features] for _ in range(self.args.choices)
+        ]
+        likely = np.zeros((len(drawn), len(self.labelled)))
+        for likelihoods, rankings in zip(likely, drawn, strict=True):
+            choices = [[items[i] for i in chosen[::-1]] for items, chosen in zip(candidates, rankings, strict=True)]
+            program = Chosen(self, self.labelled, choices)
             with self.answering():
-                program = Chosen(self, self.labelled, nearest_last)
                 told = read_replies(program, self.labelled, self.output, num_threads=self.args.threads)
-            rows = np.arange(len(told.inputs))
-            likelihoods[told.inputs] = np.exp(told.log_probabilities[rows, right[told.inputs]])
-            features += [of_each for _, of_each in found]
-            rankings += drawn
-        return fit(features, rankings, np.maximum(0.0, likely - likely.mean(axis=0)).ravel(), l2=PENALTY)
+            likelihoods[told.inputs] = np.exp(told.log_probabilities[range(len(told.inputs)), right[told.inputs]])
+        weights = np.maximum(0.0, likely - likely.mean(axis=0)).ravel()
+        return fit(features * len(drawn), list(itertools.chain(*drawn)), weights, l2=PENALTY)
 
 
 class Chosen(dspy.Predict):
@@ -205,9 +188,7 @@ class Chosen(dspy.Predict):
         return super().forward(demos=self.by_inputs[source_of(inputs)], **inputs)
 
 
-def optimized(
-    draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
-) -> Made:
+def optimized(draw: Draw, calls: int | None, *, kind: Any, base=ORIGINAL, by_f1=False, **settings: Any) -> Made:
     """What an optimizer of this package makes of another side, with the calls that are left."""
     if kind is PLFewShot:
         base, settings["max_demos"] = EMPTY, draw.args.demos
@@ -228,7 +209,7 @@ class Calls(BaseCallback):
         self.made.append(call_id)
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> Made:
+def batch_calibrated(draw: Draw, calls: int | None, *, base=ORIGINAL, by_f1=False) -> Made:
     """The original with its answers calibrated, or what another side makes of all but 64 of the calls."""
     spent, counted = 0, Calls()
     if base != ORIGINAL:
@@ -253,8 +234,7 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
         told = read_replies(ordered, examples, draw.output, num_threads=draw.args.threads, max_errors=1)
         kept = told.calibrated_to()
         moved = calibrated(told.log_probabilities, kept.offsets, unseen=told.unseen)
-        num_correct = (moved.argmax(axis=1) == right[told.inputs]).sum()
-        found.append((num_correct, CalibratedProgram(ordered, kept)))
+        found.append(((moved.argmax(axis=1) == right[told.inputs]).sum(), CalibratedProgram(ordered, kept)))
     return max(found, key=itemgetter(0))[1], ORDERS * len(examples)
 
 
@@ -283,8 +263,8 @@ def knn_few_shot(draw: Draw, _: int | None) -> Made:
     words = TfidfVectorizer().fit([each[draw.task.input_field] for each in draw.labelled])
     # A cache would mistake the words of one draw for those of another.
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
-    options = {"trainset": draw.labelled, "vectorizer": embedder, "metric": draw.metric}
-    return dspy.KNNFewShot(draw.args.demos, **options).compile(draw.program(EMPTY)), 0
+    optimizer = dspy.KNNFewShot(draw.args.demos, draw.labelled, embedder, metric=draw.metric)
+    return optimizer.compile(draw.program(EMPTY)), 0
 
 
 class Vote(dspy.Module):
@@ -310,8 +290,8 @@ def searched(draw: Draw, _: int | None, *, candidates: int) -> Made:
             num_threads=draw.args.threads,
             max_errors=10 * len(draw.labelled),  # answers that cannot be parsed are wrong ones
         )
-        parts = {"trainset": draw.labelled[:middle], "valset": draw.labelled[middle:]}
-        program = optimizer.compile(draw.program(EMPTY), **parts)
+        train, val = draw.labelled[:middle], draw.labelled[middle:]
+        program = optimizer.compile(draw.program(EMPTY), trainset=train, valset=val)
     return program, len(counted.made)
 
 
@@ -346,9 +326,9 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "vote": lambda draw, _: (Vote(draw.pool, draw.args.demos), 0),
     "KNNFewShot": knn_few_shot,
 }
-OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, "calibrated", *[*SIDES][[*SIDES].index("nearest last") :]]
+OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *[*SIDES][[*SIDES].index("nearest last") :]]
 SIDES |= {f"F1 {side}": partial(SIDES[side], by_f1=True) for side in ("PLReorder", "scores", "calibrate", "calibrated")}
-OWN_CALLS.append("F1 calibrated")
+OWN_CALLS += ["calibrated", "F1 calibrated"]
 """Sides whose calls those of the random search do not decide."""
 
 

@@ -1,7 +1,6 @@
 """What compiles find where the truth is known: on simulated landscapes, and on recorded answers of a real model.
 
 python benchmarks/offline.py                                           # at equal and at the paper's calls
-python benchmarks/offline.py --worlds "own effects" coins --demos 4 8 --pools 20 100 --methods light@1000
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
 A method has the program calls after its name; without a number as many as its paper, or as `auto="light"`:
@@ -9,19 +8,16 @@ A method has the program calls after its name; without a number as many as its p
 original       the program as it is
 light          PLReorder by scores; "logprobs" by log-probabilities of labels as well, "calibrated" with calibrate=True
 paper          PLR Algorithm 1, with calls as many samples and draws as fit; "top-k" is random search
-halving        successive halving of random orders, or of arrangements
-batch          BatchCalibration, with 64 calls or fewer
-F1 light       by the F1 of the rare label; "F1 logprobs", "F1 calibrated", "F1 batch"
+halving        successive halving of random orders, or of arrangements; "batch" is BatchCalibration with up to 64 calls
 fixed          PLFewShot by scores, with demos of the examples; "retrieved" finds demos for each input, by the rule that
                costs no call as "retrieved@0", and in "auto" both compete
 
-The worlds are those of `landscapes.WORLDS`. In "classes", "items", "nothing" and "harm" demos may be left out, and
-`--demos` is the size of the pool. `--pools` are the examples of both splits; further ones are held out. Of recorded
-answers that is one half, and the original order is a random one; with --best-of the original is the best of so many
-random orders, by all examples. Seeds below 20,000 made the search.
+In the worlds "classes", "items", "nothing" and "harm" demos may be left out, and `--demos` is the size of the pool.
+`--pools` are the examples of both splits; further ones are held out. Of recorded answers that is one half, and the
+original order is the best of `--best-of` random ones, or any. Seeds below 20,000 made the search.
 
-With --shares a label is made rare: "label 1", and of recorded answers each label in turn. So many of the examples have
-it, known ones by number and held-out ones by weight, and the F1 of this label is what counts, not accuracy.
+With --shares a label is made rare ("label 1", and of recorded answers each in turn): so many known examples have it,
+held-out ones by weight, and its F1 counts. "F1 light", "F1 logprobs", "F1 calibrated" and "F1 batch" choose by it.
 
 "Less" is the difference to each method of --against, by default the first, paired, with its 95 % interval. "Changed" is
 the share of compiles that replaced the original, "better" of those that claim so, "worse" of those that lost more than

@@ -23,11 +23,10 @@ from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.data import load_reviews
 
 TASK = TASKS["mr"]
-EXPECTED = ("student", "returned", "gain")
 
 
 def promised_and_kept(positive: float, seed: int, args: argparse.Namespace) -> list[tuple[float, ...]]:
-    """Of `EXPECTED`, what the report expects, with its interval, and what held-out reviews give."""
+    """What the report expects, with its interval, and what held-out reviews give."""
     rng = random.Random(seed)
     rows = [*load_reviews("train"), *load_reviews("test")]
     shuffled, shares = rng.sample(rows, len(rows)), {"positive": positive, "negative": 1.0 - positive}
@@ -59,8 +58,8 @@ def main() -> None:
     args = options(__doc__, **given, **SERVED)
     with opened(args) as make_lm, dspy.context(lm=make_lm(TASK.max_tokens("plain")), adapter=TASK.adapter("plain")):
         found = [promised_and_kept(share, seed, args) for seed, share in itertools.product(args.seeds, args.shares)]
-    rows = []
-    for name, (expected, low, high, true) in zip(EXPECTED, np.array(found).transpose(1, 2, 0), strict=True):
+    rows, names = [], ("student", "returned", "gain")
+    for name, (expected, low, high, true) in zip(names, np.array(found).transpose(1, 2, 0), strict=True):
         figures = {"expected": expected, "held out": true, "held out less expected": true - expected}
         means = {column: f"{values.mean():.3f}" for column, values in figures.items()}
         inside = f"{((low <= true) & (true <= high)).sum()} of {len(true)}"

@@ -4,8 +4,7 @@ python benchmarks/record.py --out benchmarks/recorded/mine.npz          # bundle
 python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 \
     --threads 12 --out benchmarks/recorded/agnews_7b.npz
 
-A server must give log-probabilities (vLLM, llama.cpp, `transformers serve`). The file has no texts. `offline.py` and
-`calibration.py` read it. With --cache what was stopped goes on.
+A server must give log-probabilities (vLLM, llama.cpp, `transformers serve`). With --cache what was stopped goes on.
 """
 
 import hashlib

@@ -22,20 +22,16 @@ NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
 """How the texts of demos and of the example begin, which comes last: their numbers in the landscape stand for them."""
 
 LEARNS = {"light": {"signal": "score"}, "logprobs": {"signal": "logprobs"}, "calibrated": {"calibrate": True}}
-"""Ways of the optimizers to learn from a call."""
-
 SHOWS = {demos: {"demos": demos, "signal": "score"} for demos in ("fixed", "retrieved", "auto")}
-"""Ways of `PLFewShot` to show demos."""
+"""Ways of the optimizers to learn from a call, and of `PLFewShot` to show demos."""
 
 METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *(f"F1 {way}" for way in (*LEARNS, "batch"))]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A landscape, and how many of its first examples are known; the rest are held out.
-
-    With a `share`, what counts of these is the F1 of the `rare` label, weighted so that it has this share.
-    """
+    """A landscape, and how many of its first examples are known; the rest are held out. With a `share`, what counts of
+    these is the F1 of the `rare` label, weighted so that it has this share."""
 
     landscape: Landscape
     num_known: int
@@ -65,10 +61,9 @@ class Pool:
 
 
 class ReplayEngine:
-    """Answers in the format of DSPy's `ChatAdapter`, with log-probabilities of labels where a request asks for them.
+    """Answers in the format of DSPy's `ChatAdapter`, and counts its calls.
 
-    A label is one token, and those of other labels are the likeliest in its place; the rest of a reply is certain. It
-    counts its calls.
+    Log-probabilities are those of labels, each of which is one token; the rest of a reply is certain.
     """
 
     def __init__(self, landscape: Landscape) -> None:
@@ -112,8 +107,6 @@ class ReplayEngine:
 class Lookup(dspy.Predict):
     """Answers from a landscape without a language model: what calls tell is scores alone, but thousands a second."""
 
-    engine: ReplayEngine
-
     def forward(self, **inputs: Any) -> dspy.Prediction:
         self.engine.calls += 1
         answers = self.engine.answers(shown_by(self))
@@ -141,10 +134,7 @@ class Compiled:
 
 
 def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
-    """Compile a program whose calls a landscape answers, by one of `METHODS`.
-
-    Without a budget, "top-k" and the paper's search make as many calls as in the paper.
-    """
+    """Compile a program whose calls a landscape answers, by one of `METHODS`."""
     engine, by_f1, way = ReplayEngine(pool.landscape), method.startswith("F1 "), method.removeprefix("F1 ")
     student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *SHOWS) else Lookup)
     objective = F1(engine.labels[pool.rare]) if by_f1 else metric
@@ -159,8 +149,9 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
     elif pool.landscape.max_shown is None:
         optimizer = PLReorder(**LEARNS[way], **searched)
     else:
-        candidates, student.demos = student.demos or None, []
-        optimizer = PLFewShot(candidates=candidates, **(LEARNS | SHOWS)[way], **searched)
+        if student.demos:
+            searched["candidates"], student.demos = student.demos, []
+        optimizer = PLFewShot(**(LEARNS | SHOWS)[way], **searched)
     examples = engine.examples()
     lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
@@ -192,17 +183,14 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
 
 
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
-    """Successive halving over the whole pool: the least that a search must beat; gives the best order, and the calls.
-
-    Of 225 random orders, or of arrangements, which begin with 4 examples each in a third of the calls.
-    """
+    """The best order by successive halving of 225 random ones, and the calls: the least that a search must beat. Where
+    demos may be left out, it is of arrangements, which begin with 4 examples each in a third of the calls."""
     first, rng = 0, np.random.default_rng(seed)
     if pool.landscape.max_shown is None:
         drawn = [tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(225)]
     else:
         first, number = 4, max(1, budget // 12)
-        arrangements = dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])
-        drawn = [order for (order,) in arrangements][:number]
+        drawn = [order for (order,) in dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])][:number]
     alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
     rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
     for rung in range(rungs):

@@ -17,12 +17,10 @@ from functools import cache, partial
 
 import numpy as np
 from command import options, print_table
-from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from plr_dspy.statistics import spread as analysis
 
-Array = NDArray[np.float64]
 SEARCHED = 100
 
 
@@ -38,20 +36,20 @@ class World:
     tastes: str  # What decides which orders an example prefers: "unrelated", "smooth" or "one demo".
     accuracy: float | str  # Mean true score; "contested" where some examples are a toss-up and no order changes others.
 
-    def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
-        if self.are_few:
+        are_few = math.factorial(self.demos) <= SEARCHED
+        if are_few:
             orders = rng.permutation(np.array(list(itertools.permutations(range(self.demos)))))
         else:
             orders = np.array([rng.permutation(self.demos) for _ in range(SEARCHED)])
         effects = rng.normal(size=len(orders))
-        if self.are_few:
+        if are_few:
             effects = (effects - effects.mean()) / effects.std()
         true, scored = self.true_scores(effects), min(self.orders, len(orders))
-        if isinstance(self.accuracy, str):
-            chances = (true[:scored, None] - (1 - self.share) * 0.75) / self.share
+        if self.accuracy == "contested":
             contested, decided = rng.random((2, self.examples)) < [[self.share], [0.75]]
-            tossed = rng.random((scored, self.examples)) < chances
+            tossed = rng.random((scored, self.examples)) < (true[:scored, None] - (1 - self.share) * 0.75) / self.share
             return np.where(contested, tossed, decided).astype(float), true
         places = np.argsort(orders, axis=1) - (self.demos - 1) / 2
         features = {
@@ -67,25 +65,20 @@ class World:
         return (levels[:, None] + easiness + math.sqrt(1 - shared) * tastes > 0).astype(float), true
 
     @property
-    def are_few(self) -> bool:
-        """Whether the true scores of all orders are drawn."""
-        return math.factorial(self.demos) <= SEARCHED
-
-    @property
     def share(self) -> float:
         """Of the examples that are a toss-up."""
         return max(2 * self.disagreement, 5 * self.deviation)
 
-    def true_scores(self, effects: Array) -> Array:
+    def true_scores(self, effects: np.ndarray) -> np.ndarray:
         """Of orders with standard normal effects."""
         if isinstance(self.accuracy, str):
             tossed = np.clip(0.5 + self.deviation / self.share * effects, 0.0, 1.0)
             return self.share * tossed + 0.75 * (1 - self.share)
         return np.clip(self.accuracy + self.deviation * effects, 0.01, 0.99)
 
-    def true_deviation(self, true: Array) -> float:
+    def true_deviation(self, true: np.ndarray) -> float:
         """Standard deviation of the true scores of all orders; of more than 100, those of the distribution."""
-        if self.are_few:
+        if len(true) < SEARCHED:
             return float(true.std())
         return float(self.true_scores(special.ndtri((np.arange(10_000) + 0.5) / 10_000)).std())
 
@@ -103,7 +96,7 @@ def shared_variance(accuracy: float, disagreement: float) -> float:
     return float(optimize.brentq(excess, 0.0, 0.999_999))
 
 
-def results(world: World, tables: int) -> Array:
+def results(world: World, tables: int) -> np.ndarray:
     """Means over tables: the intervals of deviation and gain held the truth, and an effect was seen."""
     analysis.NUM_FLIPS, analysis.NUM_DRAWS = 999, 2_000
     rng, found, distinct = np.random.default_rng(1), [], math.factorial(world.demos)
@@ -111,10 +104,10 @@ def results(world: World, tables: int) -> Array:
     for table in range(tables):
         scores, true = world.draw(rng)
         result = analysis.spread(scores, **sizes, seed=table)
-        deviation, gain = world.true_deviation(true), true.max() - true[0]
-        (low, high), (least, most) = result.deviation_interval, result.gain_interval
-        covered = [low - 1e-9 <= deviation <= high + 1e-9, least - 1e-9 <= gain <= most + 1e-9]
-        found.append([*covered, result.p_value <= 0.05])
+        truths = (world.true_deviation(true), true.max() - true[0])
+        intervals = zip((result.deviation_interval, result.gain_interval), truths, strict=True)
+        held = [low - 1e-9 <= truth <= high + 1e-9 for (low, high), truth in intervals]
+        found.append([*held, result.p_value <= 0.05])
     return np.mean(np.array(found, dtype=float), axis=0)
 
 
@@ -122,11 +115,10 @@ def worlds() -> Iterator[World]:
     """All that are simulated."""
     shapes = (2, 3, 4, 8), (0.0, 0.03, 0.1), (0.05, 0.4), (10, 20, 40, 100)
     for demos, deviation, disagreement, examples in itertools.product(*shapes):
-        for tastes in ("unrelated", "smooth", "one demo"):
-            yield World(demos, 10, examples, deviation, disagreement, tastes, 0.7)
-        if examples in (20, 40):
-            for accuracy in (0.5, 0.9, "contested"):
-                yield World(demos, 10, examples, deviation, disagreement, "unrelated", accuracy)
+        kinds = [(tastes, 0.7) for tastes in ("unrelated", "smooth", "one demo")]
+        kinds += [("unrelated", accuracy) for accuracy in (0.5, 0.9, "contested") if examples in (20, 40)]
+        for kind in kinds:
+            yield World(demos, 10, examples, deviation, disagreement, *kind)
 
 
 def splits() -> Iterator[World]:
@@ -141,10 +133,10 @@ def main() -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         found = np.array(list(pool.map(partial(results, tables=args.tables), chosen)))
     if args.splits:
-        sizes = [f"{world.orders} x {world.examples}" for world in chosen]
-        rows = [{"disagreement": each.disagreement, "deviation": each.deviation} for each in chosen]
-        cells = zip(rows, sizes, found[:, 2], strict=True)
-        print_table(row | {"orders x examples": size, "power": f"{power:.2f}"} for row, size, power in cells)
+        names = ("disagreement", "deviation", "orders x examples", "power")
+        shapes = [(each.disagreement, each.deviation, f"{each.orders} x {each.examples}") for each in chosen]
+        cells = ((*shape, f"{power:.2f}") for shape, power in zip(shapes, found[:, 2], strict=True))
+        print_table(dict(zip(names, row, strict=True)) for row in cells)
         return
     seen = found[[world.deviation == 0 for world in chosen], 2]
     told = [

@@ -30,17 +30,14 @@ from landscapes import SyntheticLandscape
 from replay import metric
 
 from paper.held_out import HeldOut
-from plr_dspy import CrossEntropySearch, PlainTextAdapter
+from plr_dspy import CrossEntropySearch, OrderingSpace, PlainTextAdapter
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.rule import Pool, Rule
-from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
-
-Rows = Iterator[dict[str, Any]]
 
 
 def questions(name: str, count: int) -> list[dspy.Example]:
@@ -66,14 +63,9 @@ class Answering(dspy.Module):
         return dspy.Prediction(label="a")
 
 
-def shuffled_orders(num_demos: int, count: int, seed: int) -> list[Ordering]:
-    rng = random.Random(seed)
-    return [(tuple(rng.sample(range(num_demos), num_demos)),) for _ in range(count)]
-
-
-def cells(_: int) -> Rows:
+def cells(_: int) -> Iterator[dict[str, Any]]:
     """Of 100 orders on 1,000 examples, with a ledger on disk."""
-    examples, orders = questions("question", 1_000), shuffled_orders(8, 101, seed=0)
+    examples, orders = questions("question", 1_000), OrderingSpace.of_sizes(8).draw(101, np.random.default_rng(0))
     scored = {"metric": metric, "examples": examples, "num_threads": 8}
     HeldOut(Answering(sleeps=False), **scored).rows(orders[:1])
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
@@ -95,7 +87,7 @@ def timed(method: Callable[..., Any], taken: list[float]) -> Callable[..., Any]:
     return timing
 
 
-def rounds(_: int) -> Rows:
+def rounds(_: int) -> Iterator[dict[str, Any]]:
     ways = {"by scores": ("light", ThompsonSearch), "by log-probabilities": ("logprobs", ThompsonSearch)}
     ways["the paper's"] = ("paper", CrossEntropySearch)
     for num_demos, num_calls in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
@@ -108,13 +100,13 @@ def rounds(_: int) -> Rows:
         yield {"demos": num_demos, "calls": f"{num_calls:,}", **means}
 
 
-def threads(_: int, num_threads: int = 16) -> Rows:
+def threads(_: int, num_threads: int = 16) -> Iterator[dict[str, Any]]:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
     student, devset = Answering(sleeps=True), questions("question", 100)
     slots, factory = ProgramSlots(student), ProgramFactory(student)
     evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=num_threads, display_progress=False)
     for number in range(3):
-        orders = shuffled_orders(8, 15, seed=number)
+        orders = slots.space.draw(15, np.random.default_rng(number))
         programs = [factory.build(slots.demos(order)) for order in orders]
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
         start = time.perf_counter()
@@ -128,7 +120,7 @@ def threads(_: int, num_threads: int = 16) -> Rows:
         yield {name: f"{each:.2f}" for name, each in taken.items()}
 
 
-def pools(num_demos: int) -> Rows:
+def pools(num_demos: int) -> Iterator[dict[str, Any]]:
     """Inputs have 20 words of 5,000, the first ones more often."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
@@ -142,7 +134,7 @@ def pools(num_demos: int) -> Rows:
         yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(taken):.1f}"}
 
 
-def prefixes(num_demos: int, num_examples: int = 25) -> Rows:
+def prefixes(num_demos: int, num_examples: int = 25) -> Iterator[dict[str, Any]]:
     student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
     reviews = load_reviews("train")
     student.demos, examples = reviews[:num_demos], reviews[num_demos : num_demos + num_examples]
@@ -150,7 +142,7 @@ def prefixes(num_demos: int, num_examples: int = 25) -> Rows:
     work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)
     with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
         for seed, name in enumerate(("ordering by ordering", "shuffled")):
-            orders = shuffled_orders(num_demos, 6, seed)
+            orders = slots.space.draw(6, np.random.default_rng(seed))
             cells = [((slots.fingerprint(order), i), order) for order in orders for i in range(num_examples)]
             if name == "shuffled":
                 random.Random(0).shuffle(cells)

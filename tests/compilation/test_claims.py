@@ -38,7 +38,7 @@ class TestNothingToFind:
         """It is right on 70 % of the examples, and any other order on 60 %: no other says anything of it."""
         kept = 0
         for seed in range(5):
-            pool = Pool(landscapes.GoodOriginalLandscape(8, 500 + seed, 200), 100)
+            pool = Pool(landscapes.WORLDS["lone original"](8, 500 + seed, 200), 100)
             kept += not compiled(pool, "light", 400, seed).changed
         assert kept >= 4
 
