@@ -20,10 +20,12 @@ others' order     the same demos in the order of a rule that was learnt on the o
                   for each labelled example, whose calls are not counted
 
 With `--share` so many of the examples have one label, which the seed decides, and the F1 of this label is what counts;
-"F1" before PLReorder, scores, calibrate or calibrated chooses by it. A side has the program calls after its name, as in
-"PLFewShot@300"; without a number those of the random search where that is one of the sides, and else its own default.
-Tables have the difference of each side to each of `--against` (the first side), with intervals over draws and over all
-held-out examples. With --cache DSPy keeps all calls: what was stopped goes on, and the seconds say nothing.
+"F1" before PLReorder, scores, calibrate or calibrated chooses by it. A side has the program calls after its name, as
+in "PLFewShot@300"; without a number those of the random search where that is one of the sides, and else its own
+default. Tables have the difference of each side to each of `--against` (the first side), with intervals over draws and
+over all held-out examples, and what reports expected: how many held-out scores, and gains over the student where it is
+a side, lay in their intervals, and how many "better" there were, and were so. With --cache DSPy keeps all calls: what
+was stopped goes on, and the seconds say nothing.
 """
 
 import argparse
@@ -55,6 +57,8 @@ from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.plackett_luce.covariates import choose, fit
 from plr_dspy.programs.splits import source_of
+from plr_dspy.report.data import Comparison
+from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.retrieval.slots import PENALTY
@@ -71,17 +75,19 @@ ORDERS, NEAREST = 10, 16
 PROPOSAL = [{"similarity": 2.0, "rank": 1.0}.get(name, 0.0) for name in FEATURES]
 """The coefficients that choices are drawn with, which rules are learnt from: near ones, in all orders."""
 
-Made = tuple[dspy.Module, int]  # a program, and the calls that it took
+Made = tuple[Any, ...]  # a program, the calls that it took, and what a report expects of it, if there is one
 
 
 @dataclass(frozen=True)
 class Result:
-    """A program, the calls and the seconds that it took, and its scores: by held-out example, or the F1 of them all."""
+    """A program, the calls and the seconds that it took, its scores, by held-out example, or the F1 of them all, and
+    what its report expects."""
 
     program: dspy.Module
     calls: int
     seconds: float
     scores: list[float]
+    told: Comparison | None = None
 
 
 def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
@@ -129,16 +135,16 @@ class Draw:
             searched = SEARCH in self.args.sides and how not in OWN_CALLS and not calls
             budget = int(calls) if calls else self.result(SEARCH).calls if searched else None
             began, num_threads = time.perf_counter(), self.args.threads
-            program, taken = SIDES[how](self, budget)
+            program, taken, *told = SIDES[how](self, budget)
             seconds = time.perf_counter() - began
             if self.rare is None:
                 scores = HeldOut(program, metric=self.metric, examples=self.test, num_threads=num_threads).scores()
             else:
                 silent = {"num_threads": num_threads, "display_progress": False}
                 scores = [evaluate_programs({"": program}, F1(self.rare), self.test, **silent).programs[""].score]
-            self._known[side] = Result(program, taken, seconds, scores)
-            told = f"{side} {mean(scores):.3f}, {taken:,} calls, {seconds:.0f} s"
-            print(f"{self.task.name}, seed {self.seed}: {told}", flush=True)
+            self._known[side] = Result(program, taken, seconds, scores, *told)
+            found = f"{side} {mean(scores):.3f}, {taken:,} calls, {seconds:.0f} s"
+            print(f"{self.task.name}, seed {self.seed}: {found}", flush=True)
         return self._known[side]
 
     def program(self, side: str) -> dspy.Module:
@@ -196,7 +202,7 @@ def optimized(draw: Draw, calls: int | None, *, kind: Any, base=ORIGINAL, by_f1=
     budget = {} if calls is None else {"max_metric_calls": calls - spent}
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **budget, **settings)
     made = optimizer.compile(draw.program(base), trainset=draw.labelled)
-    return made, spent + optimizer.report.program_calls["total"]
+    return made, spent + optimizer.report.program_calls["total"], optimizer.report.comparison
 
 
 class Calls(BaseCallback):
@@ -314,6 +320,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, calibrate=True),
     "PLFewShot auto": partial(optimized, kind=PLFewShot, demos="auto"),
     "PLFewShot auto calibrated": partial(optimized, kind=PLFewShot, demos="auto", calibrate=True),
+    "PLReorder, then calibrated": partial(batch_calibrated, base="PLReorder"),
     "PLFewShot, then calibrated": partial(batch_calibrated, base="PLFewShot"),
     "PLFewShot auto, then calibrated": partial(batch_calibrated, base="PLFewShot auto"),
     "nearest, PLReorder": partial(optimized, kind=PLReorder, base="nearest last"),
@@ -332,6 +339,23 @@ OWN_CALLS += ["calibrated", "F1 calibrated"]
 """Sides whose calls those of the random search do not decide."""
 
 
+def promised(draws: Sequence[dict[str, Result]], side: str) -> dict[str, str]:
+    """What reports expect of a side, and how often it came true: scores, and gains over the student where it is one."""
+    student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
+    told = [(each[side].told, mean(each[side].scores), each) for each in draws if each[side].told is not None]
+    gains = [(kept, score - mean(each[student].scores)) for kept, score, each in told if student in each]
+    better = [gain for kept, gain in gains if kept.probability >= MIN_WIN_PROBABILITY]
+    scores = [(kept.expected_chosen, score) for kept, score, _ in told]
+    return {
+        "expected": f"{mean([expected[0] for expected, _ in scores]):.3f}" if told else "",
+        "inside": f"{sum(low <= score <= high for (_, low, high), score in scores)} of {len(told)}" if told else "",
+        "gain expected": f"{mean([kept.expected_gain for kept, _ in gains]):+.3f}" if gains else "",
+        "gain": f"{mean([gain for _, gain in gains]):+.3f}" if gains else "",
+        "gain inside": str(sum(kept.gain_interval[0] <= gain <= kept.gain_interval[1] for kept, gain in gains)),
+        "better, and so": f"{len(better)}, {sum(gain > 0 for gain in better)}",
+    }
+
+
 def print_sides(title: str, draws: Sequence[dict[str, Result]], against: Sequence[str]) -> None:
     """Print each side, and its gains over others: the mean with its interval over draws, and over all examples."""
     rows = []
@@ -345,6 +369,7 @@ def print_sides(title: str, draws: Sequence[dict[str, Result]], against: Sequenc
             of_examples = "[{:+.3f}, {:+.3f}]".format(*paired_interval(list(itertools.chain(*gains))))
             shown = ("", "") if side == other else (with_interval([mean(each) for each in gains]), of_examples)
             row |= dict(zip((f"less {other}, over draws", f"less {other}, over examples"), shown, strict=True))
+        row |= promised(draws, side)
         rows.append(row)
     print(f"\n{title}, {len(draws)} draw(s)\n")
     print_table(rows)
