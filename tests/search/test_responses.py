@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import helmert
+from scipy.special import softmax
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
@@ -26,6 +27,7 @@ class World:
     Args:
         looks: Examples that each ordering is looked at on, in turn.
         slope: Standard deviation of q.
+        by_chance: Whether answers are drawn by their probabilities, as at a temperature of 1, or the likeliest ones.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class World:
         slope=0.0,
         separation=1.0,
         seed=0,
+        by_chance=False,
     ):
         rng = np.random.default_rng(seed)
         num_new = 2_000
@@ -59,6 +62,9 @@ class World:
         z = own + self.leanings[:, None] + self.slopes[:, None, None] * directions
         z = z + 0.2 * rng.normal(size=z.shape)
         right = (z @ basis).argmax(axis=-1) == gold
+        if by_chance:
+            chances = np.take_along_axis(softmax(z @ basis, axis=-1), gold[None, :, None], axis=-1)[..., 0]
+            right = rng.random(chances.shape) < chances
         self.contrasts, self.scores = z[:, :num_examples], np.eye(num_labels)[gold[:num_examples]]
         self.right, self.truth = right[:, :num_examples], right[:, num_examples:].mean(axis=1)
         self.known = np.zeros(self.right.shape, dtype=bool)
@@ -80,7 +86,15 @@ class World:
             (logs, np.zeros(logs.shape, dtype=bool)),
             self.features,
             kinds=np.zeros(len(logs), dtype=int),
+            told=np.where(self.known, self.right, np.nan),
         )
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 999), st.integers(2, 5), st.booleans())
+def test_expected_scores_are_those_of_answers_drawn_or_likeliest(seed, num_labels, drawn):
+    world = World(seed=seed, num_labels=num_labels, num_examples=100, looks=5, separation=1.5, by_chance=drawn)
+    assert world.model().means.mean() == pytest.approx(world.truth.mean(), abs=0.1)
 
 
 @settings(deadline=None, max_examples=10)

@@ -59,7 +59,7 @@ class LabelOffsets:
         self.known = known = ~np.isnan(log_probabilities[..., 0])
         logs, counts = np.where(known[..., None], log_probabilities, 0.0), known.sum(axis=1)[:, None]
         self._never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
-        expected, every = np.log(_probable(logits, variances)), weigh(np.ones((1, logits.shape[1]), dtype=bool))
+        expected, every = np.log(probable(logits, variances)), weigh(np.ones((1, logits.shape[1]), dtype=bool))
         told = np.where(known[..., None], log_softmax(logs, axis=-1), expected)
         cells = np.where(counts > 0, weigh(known), every)  # Without any cell, what is known is what is expected.
         found, trust = log_mean(told, cells), counts / (counts + PRIOR_CELLS)
@@ -81,7 +81,7 @@ class LabelOffsets:
 
     def expected(self, logits: Array, variances: Array, counts: Array) -> Array:
         """Offsets ``[c, L]`` of any orderings from what is expected of them alone; each example counts so much."""
-        return self._of(np.log(counts @ _probable(logits, variances)), self.shares)
+        return self._of(np.log(counts @ probable(logits, variances)), self.shares)
 
     def _of(self, log_means: Array, shares: Array) -> Array:
         """Offsets from the logarithms of mean probabilities of labels, ``[m, L]`` each."""
@@ -107,6 +107,6 @@ def softmax(logits: Array) -> Array:
     return np.ascontiguousarray(np.moveaxis(by_label, 0, -1))
 
 
-def _probable(logits: Array, variances: Array) -> Array:
+def probable(logits: Array, variances: Array) -> Array:
     """Mean probabilities of labels under normal noise, by the probit approximation (MacKay, 1992)."""
     return softmax(logits / np.sqrt(1.0 + np.pi / 4.0 * variances)[..., None])

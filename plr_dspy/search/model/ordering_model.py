@@ -134,7 +134,9 @@ class OrderingModel:
             return None
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return None
-        return ResponseModel(self._responses, told.examples, logs, features, kinds=kinds, earlier=earlier)
+        return ResponseModel(
+            self._responses, told.examples, logs, features, kinds=kinds, told=told.scores, earlier=earlier
+        )
 
     def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
         """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""

@@ -18,7 +18,7 @@ from scipy.linalg import helmert
 
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
-from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, softmax
+from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, probable, softmax
 from plr_dspy.search.model.process import RULE, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
 from plr_dspy.search.space import Ordering
@@ -105,6 +105,7 @@ class ResponseModel:
         features: Of the orderings, ``[m, d]`` for each family; None takes their effects as they were measured, which is
             quick, and says nothing of other orderings.
         kinds: Of the rows, ``[m]``, as in `AdditiveProcess`. Log-probabilities of rules calibrate these, and no more.
+        told: What the calls scored, ``[m, E]``: they say whether answers are drawn by their probabilities.
         earlier: `components` of the fit before; None for none.
 
     Attributes:
@@ -122,10 +123,14 @@ class ResponseModel:
         features: Sequence[Array] | None,
         *,
         kinds: NDArray[np.int64],
+        told: Array,
         earlier: Sequence[Sequence[float]] | None = None,
     ) -> None:
         self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
         self._responses, self._examples, self.calibrating = responses, examples, responses.calibrating
+        self._drawn = responses.influence is None and _are_drawn(
+            told[~self._rules], logs[0][~self._rules], self._scores
+        )
         told = np.maximum(logs[0], LEAST)
         self._basis = helmert(self._scores.shape[1])  # from labels to contrasts, [d, L]
         directions = self._scores @ self._basis.T
@@ -179,7 +184,7 @@ class ResponseModel:
         logits = np.nan_to_num(self._contrasts - self._cells.residuals / left_out[..., None]) @ self._basis
         if self.calibrating:
             logits = logits + self.labels.offsets[:, None]
-        return self._answered(logits, self._cells.noise / left_out, self._scores)
+        return self._answered(logits, self._cells.noise / left_out, self._scores, calibrated=self.calibrating)
 
     def expected(self, known: Mask) -> Array:
         """Expected scores in cells, each as if it were not known, ``[m, E]``, as they count among these."""
@@ -196,9 +201,13 @@ class ResponseModel:
         means += effects[:, -1:, None] * self._directions[examples]
         return means @ self._basis, self._cells.noise + self._cells.example_variances[examples]
 
-    def _answered(self, logits: Array, variances: Array, scores: Array) -> Array:
-        """Expected scores ``[m, E]`` of the likeliest label, by the logistic approximation of the normal."""
-        chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
+    def _answered(self, logits: Array, variances: Array, scores: Array, *, calibrated: bool = False) -> Array:
+        """Expected scores ``[m, E]`` of the likeliest label, by the logistic approximation of the normal; where answers
+        are drawn, and not calibrated, of labels by their probabilities."""
+        if self._drawn and not calibrated:
+            chances = probable(logits, variances)
+        else:
+            chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
         return np.asarray(np.einsum("mel,el->me", chances, scores))
 
     def _score(
@@ -210,7 +219,7 @@ class ResponseModel:
             logits = logits + self.labels.expected(logits, variances, self._counts(examples))[:, None]
         else:
             variances = variances + np.reshape(further, (-1, 1))
-        return self._answered(logits, variances, self._scores[examples])
+        return self._answered(logits, variances, self._scores[examples], calibrated=self.calibrating)
 
     def _mean_scores(self, effects: Array, further: Array | float = 0.0) -> Array:
         """Expected mean scores of orderings with these effects, ``[m]``, and further variances of leanings, ``[m]``."""
@@ -249,8 +258,9 @@ class ResponseModel:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[2, n]``."""
         # Its own cells count for its effects alone: an ordering that was chosen for its cells is not as good as these.
         logits, variances = self._logits_of(self._effects[[number]], examples)
-        both = np.concatenate([logits, logits + self.labels.offsets[number]])
-        return self._answered(both, variances, self._scores[examples])
+        scores, moved = self._scores[examples], logits + self.labels.offsets[number]
+        as_it_is = self._answered(logits, variances, scores)
+        return np.concatenate([as_it_is, self._answered(moved, variances, scores, calibrated=True)])
 
     def calibration(self, number: int, told: Array) -> Calibrated:
         """What calibration does to an ordering fitted, with these scores of its calls ``[E]``, NaN for none."""
@@ -324,3 +334,13 @@ class ResponseModel:
             change = (self._mean_scores(effects + step) - self._mean_scores(effects - step))[usual] / (2.0 * STEP)
             errors[np.ix_(usual, usual)] += UNDERSTATED * np.outer(change, change) * process.errors(alike, measured)
         return errors
+
+
+def _are_drawn(told: Array, logs: Array, scores: Array) -> bool:
+    """Whether answers are drawn by their probabilities, as at a temperature of 1, and not the likeliest ones: by scores
+    ``[m, E]``, log-probabilities of labels, ``[m, E, L]``, and what labels score, ``[E, L]``."""
+    known = ~np.isnan(logs[..., 0]) & ~np.isnan(told)
+    of_labels, chances = scores[np.nonzero(known)[1]], softmax(np.maximum(logs[known], LEAST))
+    likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)
+    agreed = np.isclose(told[known], likeliest[:, 0]).sum()
+    return bool(2 * agreed < len(of_labels) + (chances * np.isclose(of_labels, likeliest)).sum())
