@@ -33,17 +33,10 @@ WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
 class OrderSensitiveEngine:
-    """Right more often the more the demos are in ascending order of their text's digest.
+    """Right more often the more the demos are in ascending order of their text's digest: the prompt alone decides.
 
-    Deterministic: an answer depends on the prompt alone.
-
-    Args:
-        answers: The right one to each question.
-        at: What is done at the beginning of a call, by its number.
-        mumbles: Tells of which conversations the reply follows no format.
-
-    Attributes:
-        requests: Every conversation, and how often it came.
+    Of `answers` by question; `at` is what is done at the beginning of calls, by number, and `mumbles` tells of which
+    conversations the reply follows no format. `requests` counts the conversations.
     """
 
     def __init__(self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda t: False) -> None:
@@ -121,11 +114,6 @@ def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
     return {"content": [{**one, "top_logprobs": top} for one, top in zip(said, likely, strict=True)]}
 
 
-def said_surely(*tokens: str) -> Any:
-    """A chat completion of tokens that nothing else might have stood for."""
-    return chat_response("".join(tokens), logprobs=logprobs_of([{token: 1.0} for token in tokens]))
-
-
 def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
     """Examples ``question -> answer`` with few answers."""
     pairs = [{"question": f"question {i}", "answer": f"answer {i % classes}"} for i in range(count)]
@@ -181,27 +169,33 @@ def two_predictors() -> Program:
 
 
 class CopyingEngine(OrderSensitiveEngine):
-    """Knows nothing: it copies the answer of a demo with the same question, and says "wrong" otherwise.
+    """Knows nothing: it copies the answer of the first demo that asks something like the question, the same unless it
+    is told otherwise, whatever the case and white space.
 
     Attributes:
-        copied: How often it did.
-        numbers_of_demos: That it was shown, for each call.
+        copied: How often a demo asked the same.
+        shown: Of each call, the questions of the demos.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, like: Any = str.__eq__, **options: Any) -> None:
         super().__init__({}, **options)
-        self.copied = 0
-        self.numbers_of_demos: list[int] = []
+        self.like, self.copied, self.shown = like, 0, list[list[str]]()
 
     def answer(self, system: str, texts: list[str]) -> str:
-        asked, *shown = (dict(FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]])
+        asked, *demos = (" ".join(_fields(text)["question"].split()).casefold() for text in [texts[-1], *texts[:-1:2]])
         with self._lock:
-            self.numbers_of_demos.append(len(shown))
-            self.copied += asked in shown
-        if asked not in shown:
-            return self.formatted(system, texts, "wrong")
-        demo = texts[2 * shown.index(asked) + 1]
-        return self.formatted(system, texts, dict(FIELD.findall(demo))["answer"].strip())
+            self.shown.append(demos)
+            self.copied += asked in demos
+        found = [text for demo, text in zip(demos, texts[1:-1:2], strict=True) if self.like(demo, asked)]
+        return self.formatted(system, texts, _fields(found[0])["answer"].strip() if found else self.otherwise(asked))
+
+    def otherwise(self, asked: str) -> str:
+        """What it says where no demo is like the question."""
+        return "wrong"
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(FIELD.findall(text))
 
 
 def failure() -> None:
@@ -294,51 +288,67 @@ class PlainLabels:
 class LabelEngine:
     """Answers with a label whose probabilities only the order of the demos and the input decide.
 
-    Chat replies come with log-probabilities of a few tokens, as OpenAI's do.
-
-    Args:
-        labels: Of the answers.
-        probabilities: From the texts of the demos in their order, and the text of the input, to a distribution.
-        logprobs: Off, replies come without.
+    Chat replies tell those of a few tokens, as OpenAI's do. `probabilities` makes a distribution of the
+    demos' texts, in their order, and the input's; `refusal` is raised where log-probabilities are asked for.
 
     Attributes:
-        requests: Their number.
-        asked: The prompts.
+        prompts, asked: Texts of each request in turn, and whether it asked for log-probabilities.
+        at, silent: What is done at the beginning of calls, by number; calls whose replies have no log-probabilities.
+        mumbles: Tells of which demos and texts the reply is no label.
         written: Inputs that it was asked to write, and did: few, so that some come twice.
     """
 
-    def __init__(self, labels: list[str], probabilities: Any, *, logprobs: bool = True) -> None:
-        self.labels = labels
-        self.probabilities = probabilities
-        self.logprobs = logprobs
-        self.requests = 0
-        self.asked: set[str] = set()
+    def __init__(self, labels: list[str], probabilities: Any, *, logprobs: bool = True, refusal: Any = None) -> None:
+        self.labels, self.probabilities = labels, probabilities
+        self.logprobs, self.refusal, self.prompt_tokens = logprobs, refusal, 440
+        self.at: dict[int, Any] = {}
+        self.mumbles: Any = lambda demos, text: False
+        self.silent: set[int] = set()
+        self.prompts: list[tuple[str, ...]] = []
+        self.asked: list[bool] = []
         self.written: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def requests(self) -> int:
+        return len(self.prompts)
+
     def complete(self, request: Any) -> Any:
-        texts = [message.text or "" for message in request.messages]
-        wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
-        values = [value.strip() for _, value in FIELD.findall(texts[-1])]
+        texts, asked = tuple(message.text or "" for message in request.messages), request.config.logprobs is not None
         with self._lock:
-            self.requests += 1
-            self.asked.add("\n".join(texts))
-            if "examples" in dict(FIELD.findall(texts[-1])):
-                text = f"made up {int(digest(values[0]) * 6)}"
-                self.written[text] += 1
-                fields = [f"[[ ## {name} ## ]]\n{text}" for name in wanted]
-                told = self.logprobs and request.config.logprobs is not None
-                logprobs = {"content": [{"token": text, "logprob": -1.0, "top_logprobs": []}]} if told else None
-                return chat_response("\n\n".join([*fields, "[[ ## completed ## ]]"]), logprobs=logprobs)
-        demos = [FIELD.findall(text)[0][1].strip() for text in texts[:-1:2]]
-        p = self.probabilities(demos, values[0])
-        likeliest = max(range(len(p)), key=p.__getitem__)
-        tokens = [f"[[ ## {wanted[0]} ## ]]\n", self.labels[likeliest], "\n\n[[ ## completed ## ]]"]
-        reply = chat_response("".join(tokens))
-        if not self.logprobs or request.config.logprobs is None:
-            return reply
-        tops = [
-            {token: 1.0} if i != 1 else {label: share for label, share in zip(self.labels, p, strict=True) if share > 0}
-            for i, token in enumerate(tokens)
-        ]
-        return chat_response("".join(tokens), logprobs=logprobs_of(tops))
+            count = self.requests
+            self.prompts.append(texts)
+            self.asked.append(asked)
+        if count in self.at:
+            self.at[count]()
+        if self.refusal is not None and asked:
+            raise self.refusal
+        wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
+        examples = _fields(texts[-1]).get("examples")
+        tops = [{self.write(examples.strip(), wanted): 1.0}] if examples else self.tops(texts, wanted)
+        said, told = "".join(max(top, key=top.__getitem__) for top in tops), logprobs_of(tops)
+        told = told if self.logprobs and asked and count not in self.silent else None
+        return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=told)
+
+    def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
+        """The tokens of a reply, each with the probabilities of what might stand there; the label comes last."""
+        *others, last = wanted
+        p = zip(self.labels, self.probabilities(*self.shown(texts)), strict=True)
+        before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]
+        label = {label: share for label, share in p if share > 0}
+        if self.mumbles(*self.shown(texts)):
+            label = {"maybe": 1.0}
+        return [*before, {f"[[ ## {last} ## ]]\n": 1.0}, label, {"\n\n[[ ## completed ## ]]": 1.0}]
+
+    @staticmethod
+    def shown(texts: tuple[str, ...]) -> tuple[list[str], str]:
+        """The first fields of the demos, and of the input."""
+        *demos, text = (FIELD.findall(text)[0][1].strip() for text in [*texts[:-1:2], texts[-1]])
+        return demos, text
+
+    def write(self, examples: str, wanted: list[str]) -> str:
+        """The reply that is an input like some examples."""
+        text = f"made up {int(digest(examples) * 6)}"
+        with self._lock:
+            self.written[text] += 1
+        return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name in wanted), "[[ ## completed ## ]]"])

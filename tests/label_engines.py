@@ -35,16 +35,9 @@ def exact(example, prediction, trace=None):
 class Classifier:
     """Answers with the likeliest label, in the format of ChatAdapter, JSONAdapter or PlainTextAdapter.
 
-    Args:
-        probabilities: From the text of the input to a distribution over labels, by the label's text. Those of 0 are
-            not among the likeliest tokens.
-        logprobs: Off, replies come without.
-        refusal: Raised where log-probabilities are asked for.
-        unreadable: Tells of which inputs the reply has no format.
-
-    Attributes:
-        asked: For each request in turn, how many log-probabilities it asked for.
-        inputs: The input of each request.
+    `probabilities` makes of the input's text a distribution over labels, by their texts; those of 0 are not among the
+    likeliest tokens. `refusal` is raised where log-probabilities are asked for; `unreadable` replies have no format.
+    `asked` is how many log-probabilities each request asked for, and `inputs` are their inputs.
     """
 
     def __init__(self, probabilities, *, logprobs=True, refusal=None, unreadable=lambda text: False):
@@ -131,18 +124,11 @@ def gold(labels: list[str], text: str) -> str:
 
 
 class Decider:
-    """Answers decision outputs (`dspy.experimental.Choice`, `Noul`, `Score`) with the probabilities that they ask for.
+    """Answers decision outputs (`dspy.experimental.Choice`, `Noul`, `Score`) with the probabilities that they ask for,
+    and others with the likeliest of the labels.
 
-    Other outputs get the likeliest of the labels.
-
-    Args:
-        probabilities: From the fields of the demos in the order of the prompt, and the text of the input, to a
-            distribution over the options. It is stated in two decimals, as models do.
-        labels: What is said without probabilities.
-
-    Attributes:
-        prompts: The demos and the text of each request in turn.
-        asked: For each request, whether it asked for log-probabilities.
+    `probabilities` makes of the demos' fields, in the order of the prompt, and of the input's text a distribution over
+    the options, which is stated in two decimals, as models do. `labels` is what is said without probabilities.
     """
 
     def __init__(self, probabilities, labels=("negative", "positive")):

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import dspy
-from fakes import FIELD, WANTED, LabelEngine, Program, chat_response, logprobs_of, using
+from fakes import LabelEngine, Program, using
 from label_engines import KIND, LABELS, classifier, exact, normal
 
 from plr_dspy import PLReorder
@@ -36,52 +36,10 @@ def probabilities(demos: list[str], text: str) -> list[float]:
 
 
 class Engine(LabelEngine):
-    """Keeps prompts, and fails, refuses or is silent where it is told to.
+    """Such a classifier."""
 
-    Attributes:
-        prompts: Texts of each request in turn.
-        asked: Whether it was asked for log-probabilities, for each request.
-        at: What is done at the beginning of a call, by its number.
-        silent: Numbers of the calls whose replies come without log-probabilities.
-        prompt_tokens: Of each request, as the reply says: about those that there are.
-    """
-
-    def __init__(
-        self, *, logprobs: bool = True, refusal: Any = None, labels: Any = LABELS, probabilities=probabilities
-    ) -> None:
-        super().__init__(labels, probabilities, logprobs=logprobs)
-        self.refusal, self.at, self.silent = refusal, {}, set()
-        self.prompt_tokens = 440
-        self.prompts: list[tuple[str, ...]] = []
-        self.asked: list[bool] = []
-
-    def complete(self, request: Any) -> Any:
-        with self._lock:
-            count = len(self.prompts)
-            self.prompts.append(tuple(message.text or "" for message in request.messages))
-            self.asked.append(request.config.logprobs is not None)
-        if count in self.at:
-            self.at[count]()
-        if self.refusal is not None and self.asked[count]:
-            raise self.refusal
-        tops = self.tops(self.prompts[count], WANTED.findall(self.prompts[count][-1]))
-        told = self.logprobs and self.asked[count] and count not in self.silent
-        said = "".join(max(top, key=top.__getitem__) for top in tops)
-        return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=logprobs_of(tops) if told else None)
-
-    def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        """The tokens of a reply, each with the probabilities of what might stand there; the label comes last."""
-        *others, last = [name for name in wanted if name != "completed"]
-        shown, text = self.shown(texts)
-        p = dict(zip(self.labels, self.probabilities(shown, text), strict=True))
-        before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]
-        return [*before, {f"[[ ## {last} ## ]]\n": 1.0}, p, {"\n\n[[ ## completed ## ]]": 1.0}]
-
-    @staticmethod
-    def shown(texts: tuple[str, ...]) -> tuple[list[str], str]:
-        """The first fields of the demos, and of the input."""
-        *demos, text = (FIELD.findall(text)[0][1].strip() for text in [*texts[:-1:2], texts[-1]])
-        return demos, text
+    def __init__(self, *, labels: Any = LABELS, probabilities: Any = probabilities, **options: Any) -> None:
+        super().__init__(labels, probabilities, **options)
 
 
 def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:

@@ -30,15 +30,10 @@ def result(*args, **fields):
     return RESULT.validate_python(record(*args, **fields))
 
 
-def right(count, of=20):
-    """Scores of which so many are 1, the first ones."""
-    return [1.0] * count + [0.0] * (of - count)
-
-
 def runs(method, counts, task="mr", num_demos=8, **fields):
     """One run a seed: how many of 20 examples were right; none where that is None."""
     return [
-        result(task, num_demos, seed, method, right(count), **fields)
+        result(task, num_demos, seed, method, [1.0] * count + [0.0] * (20 - count), **fields)
         for seed, count in enumerate(counts, start=1)
         if count is not None
     ]

@@ -12,16 +12,12 @@ from plr_dspy.compilation.plan import MIN_EXAMPLES
 EXAMPLES = questions(120)
 
 
-def quiet(kind, **options):
-    return kind(exact_match, **{"num_threads": 4, "display_progress": False, **options})
-
-
 def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found(engine, tmp_path):
     """Calls that both make are made once."""
 
     def compiled(kind, **options):
         before = engine.num_calls
-        optimizer = quiet(kind, **options)
+        optimizer = kind(exact_match, **options)
         return optimizer.compile(student(4), trainset=EXAMPLES[:60]).demos, engine.num_calls - before
 
     expected, cost = compiled(TopKOrder, num_candidates=8)
@@ -33,7 +29,7 @@ def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found
 
 class TestTopKOrder:
     def test_takes_the_best_of_its_random_orders(self, engine):
-        optimizer = quiet(TopKOrder, num_candidates=40, num_finalists=3)
+        optimizer = TopKOrder(exact_match, num_candidates=40, num_finalists=3)
         optimizer.compile(student(), trainset=EXAMPLES[:26], valset=EXAMPLES[50:80])
         report = optimizer.report
         assert [c.origin for c in report.candidates][:3] == ["original", "best seen", "best seen"]
@@ -43,15 +39,15 @@ class TestTopKOrder:
         assert report.program_calls["total"] == 40 * 20 + len(report.candidates) * 30
 
     def test_the_papers_numbers_are_its_own(self, engine):
-        estimate = quiet(TopKOrder).estimate(student(8), trainset=EXAMPLES[:108])
+        estimate = TopKOrder(exact_match).estimate(student(8), trainset=EXAMPLES[:108])
         assert "225 orders on 80 of 80 train" in str(estimate) and "11 orders on 20 of 20" in str(estimate)
         assert estimate.program_calls == 225 * 80 + 11 * 20
 
     def test_a_budget_for_less_than_two_orders_is_refused_before_any_call(self, engine):
         with pytest.raises(ValueError, match=r"max_metric_calls must be at least 186.*PLReorder"):
-            quiet(TopKOrder, max_metric_calls=185).compile(student(), trainset=EXAMPLES)
+            TopKOrder(exact_match, max_metric_calls=185).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
-        optimizer = quiet(TopKOrder, max_metric_calls=186)
+        optimizer = TopKOrder(exact_match, max_metric_calls=186)
         optimizer.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls <= 186
 
@@ -60,7 +56,7 @@ class TestTopKOrder:
     def test_a_budget_pays_for_the_orders_and_the_whole_comparison(self, more, num_train, num_selection, num_finalists):
         """Where the original is not among the best, it is compared beside them."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
-        optimizer = quiet(TopKOrder, num_finalists=num_finalists, max_metric_calls=budget)
+        optimizer = TopKOrder(exact_match, num_finalists=num_finalists, max_metric_calls=budget)
         plan = optimizer.plan(num_train=num_train, num_selection=num_selection, num_distinct=720)
         assert plan.num_initial >= 2
         assert plan.num_finalists >= 2

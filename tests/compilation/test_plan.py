@@ -36,6 +36,7 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
     assert plan.racing
     assert plan.num_initial * plan.num_first_examples <= plan.search_calls
     assert plan.num_initial <= num_distinct
+    assert plan.num_finalists <= num_distinct
     if num_samples is not None:
         assert plan.num_samples == num_samples
     if num_final_draws is not None:
@@ -65,9 +66,11 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
 @pytest.mark.parametrize("auto", ["light", "paper"])
 def test_the_smallest_budget_is_named_and_is_enough(auto):
     sizes = {"num_train": 80, "num_selection": 20, "num_distinct": MANY}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="raise it") as caught:
         make_plan(auto, max_metric_calls=1, **sizes)
     needed = int(re.search(r"max_metric_calls must be at least (\d+)", str(caught.value))[1])
+    with pytest.raises(ValueError, match=f"at least {needed} "):
+        make_plan(auto, max_metric_calls=needed - 1, **sizes)
     plan = make_plan(auto, max_metric_calls=needed, **sizes)
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed

@@ -69,7 +69,6 @@ class TestRace:
     @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 500), st.integers(2, 12), st.integers(0, 12), st.integers(0, 200), st.booleans())
     def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
-        """A race that was stopped after some calls comes to what it would have come to."""
         scores, entrants = table(), ORDERINGS[: num_known + num_new]
         some = scores[:, 20:]  # Where half of the first examples fail, a compile ends.
         some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan

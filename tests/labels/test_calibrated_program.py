@@ -17,6 +17,7 @@ from plr_dspy.labels.reader import NoProbabilities
 
 TOWARDS_NEGATIVE = Calibration("batch", tuple(LABELS), (5.0, -5.0), (1.0, 1.0), 30)
 """Strong enough to turn every answer."""
+TURNED = Literal["positive", "negative"]
 
 
 def positive(text="good"):
@@ -85,16 +86,17 @@ class TestAnswers:
         assert [each.label for each in map(prediction.completions.__getitem__, range(3))] == ["negative"] * 3
         assert prediction.probabilities["negative"] > 0.9
 
-    def test_the_probabilities_are_those_of_the_call_whose_label_was_taken(self):
+    @pytest.mark.parametrize(("second", "told"), [(0.3, 0.9), (0.7, 0.7)])
+    def test_the_probabilities_are_those_of_the_last_call_whose_label_was_taken(self, second, told):
         def first(classify, text):
-            told, _ = (classify(text=f"{text} {each}") for each in ("first", "second"))
-            return told
+            taken, _ = (classify(text=f"{text} {each}") for each in ("first", "second"))
+            return taken
 
-        shares = {True: {"negative": 0.9, "positive": 0.1}, False: {"negative": 0.3, "positive": 0.7}}
+        shares = {True: {"negative": 0.9, "positive": 0.1}, False: {"negative": second, "positive": 1 - second}}
         engine = Classifier(lambda text: shares["first" in text])
         prediction = ask(engine, CalibratedProgram(around(first), Calibration.none(LABELS)))
         assert prediction.label == "negative"
-        assert prediction.probabilities["negative"] == pytest.approx(0.9)
+        assert prediction.probabilities["negative"] == pytest.approx(told)
         assert len(engine.asked) == 2
 
     def test_inputs_by_position_and_a_vote(self):
@@ -132,11 +134,7 @@ class TestAnswers:
         (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
         (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
         (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
-        (
-            lambda: CalibratedProgram(student(Literal["a", "b"]), TOWARDS_NEGATIVE),
-            ValueError,
-            "the calibration is of the labels",
-        ),
+        (lambda: CalibratedProgram(student(TURNED), TOWARDS_NEGATIVE), ValueError, "the calibration is of the labels"),
         (lambda: Calibration("batch", tuple(LABELS), (1.0,)), ValueError, "finite offset and scale"),
         (lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan"))), ValueError, "finite offset"),
     ],

@@ -271,10 +271,7 @@ def lm_of(server, route, **options):
     return dspy.LM(f"openai/{route}", api_key="k", **means, **options)
 
 
-ROUTES = pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
-
-
-@ROUTES
+@pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
 class TestOverHTTP:
     """Chat and plain completions, by DSPy's own client and litellm."""
 

@@ -19,7 +19,7 @@ NUM_THREADS = 4
 class Provider(Server):
     """An OpenAI-style chat endpoint; `trouble(request number, prompt)` says what to do instead of answering."""
 
-    def __init__(self, trouble=lambda number, prompt: None):
+    def __init__(self, trouble):
         super().__init__(self.answer_or_not)
         self.engine = OrderSensitiveEngine({example.question: example.answer for example in EXAMPLES})
         self.trouble = trouble
@@ -36,30 +36,22 @@ class Provider(Server):
             request.reply(200, completion(self.engine.answer(system, texts), plain=False))
 
 
-def serving(trouble=lambda number, prompt: None):
-    return running(Provider(trouble))
-
-
 def status(code, *, kind="error", message="no", **headers):
     content = {"error": {"message": message, "type": kind, "code": kind}}
     return lambda request: request.reply(code, content, **headers)
 
 
-def compiled(provider, *, lm=None, **options):
+def compiled(lm, **options):
     """The report of a compile, and the exception it ended in."""
-    options = {"max_metric_calls": 120, "num_threads": NUM_THREADS, "display_progress": False, **options}
-    reorder = PLReorder(exact_match, **options)
+    reorder = PLReorder(exact_match, max_metric_calls=120, num_threads=NUM_THREADS, **options)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     error = None
-    with dspy.context(lm=lm or provider.lm(), adapter=adapter):
+    with dspy.context(lm=lm, adapter=adapter):
         try:
             reorder.compile(student(4), trainset=EXAMPLES)
         except Exception as caught:
             error = caught
     return SimpleNamespace(report=reorder.report, error=error)
-
-
-ROUTES = pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +65,8 @@ ROUTES = pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dsp
     ids=["401", "402", "quota of litellm", "404"],
 )
 def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, route, caplog):
-    with serving(lambda number, prompt: trouble if number >= 10 else None) as provider:
-        result = compiled(provider, lm=provider.lm(**route), max_errors=1000)
+    with running(Provider(lambda number, prompt: trouble if number >= 10 else None)) as provider:
+        result = compiled(provider.lm(**route), max_errors=1000)
     assert isinstance(result.error, error)
     assert provider.num_requests <= 10 + 1 + NUM_THREADS
     assert result.report.program_calls["total"] == provider.num_requests
@@ -82,7 +74,7 @@ def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, rou
     assert "sk-secret" not in caplog.text + json.dumps(result.report.to_dict())
 
 
-@ROUTES
+@pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
     """The prompts of the first example do not fit: it counts as wrong for every order."""
     asked = []
@@ -93,8 +85,8 @@ def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
         fits = asked[-1] != asked[0]
         return None if fits else status(400, kind="context_length_exceeded", message=message)
 
-    with serving(trouble) as provider:
-        result = compiled(provider, lm=provider.lm(**route), max_errors=1)
+    with running(Provider(trouble)) as provider:
+        result = compiled(provider.lm(**route), max_errors=1)
     assert result.error is None
     (error,) = result.report.errors
     assert (error.type, error.outcome) == ("ContextWindowExceededError", "counted as wrong")

@@ -8,12 +8,10 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-import dspy
 import pytest
 from dspy.utils.exceptions import LMError
 from servers import llama_count
 
-from plr_dspy import PlainTextAdapter
 from plr_dspy.local import LocalServer
 from plr_dspy.local.server import find_weights
 
@@ -54,18 +52,6 @@ class TestWeights:
 
 
 class TestServer:
-    @pytest.mark.parametrize("route", ["completion", "chat"])
-    def test_every_route_serves_a_program_in_plain_text(self, server, route):
-        predict = dspy.Predict("question -> answer")
-        predict.demos = [{"question": "2+2", "answer": "4"}, {"question": "1+1", "answer": "2"}]
-        lm = server.lm(route)
-        assert (lm.cache, lm.kwargs["temperature"], lm.kwargs["max_tokens"]) == (False, 0.0, 16)
-        with dspy.context(lm=lm, adapter=PlainTextAdapter()), dspy.track_usage() as usage:
-            assert predict(question="3+3").answer
-        (counts,) = usage.get_total_tokens().values()
-        assert counts["prompt_tokens"] > 20
-        assert lm.history[-1]["messages"][0]["content"].endswith("Question: 3+3\nAnswer:")
-
     def test_stops_at_once_also_when_the_body_raises_and_calls_are_in_flight(self):
         outcomes = []
 

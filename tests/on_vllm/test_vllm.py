@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import urllib.request
 
 import dspy
@@ -15,7 +14,6 @@ from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLRe
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
-from plr_dspy.local import LocalServer
 
 REVIEWS = load_reviews("train")
 
@@ -70,22 +68,6 @@ def test_label_probabilities_are_right(vllm, completions):
         sums.append(sum(next(iter(token.values()))["logprob"] for token in tokens[1:]))
     p = 1 / (1 + math.exp(sums[1] - sums[0]))
     np.testing.assert_allclose(found, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
-
-
-def test_servers_of_the_same_weights_agree(vllm, completions, capsys):
-    """vLLM's against those of llama.cpp, whose weights are the same, in 4 bits."""
-    rng, found = random.Random(0), []
-    with LocalServer(context_length=2048) as llama:
-        for _ in range(60):
-            demos, review = rng.sample(REVIEWS[:40], 4), rng.choice(REVIEWS[40:]).review
-            lms = (completions, llama.lm(cache=False))
-            found.append([probabilities(lm, demos, review)[1] for lm in lms])
-    first, second = np.array(found).T
-    correlation, largest = np.corrcoef(first, second)[0, 1], np.abs(first - second).max()
-    with capsys.disabled():
-        print(f"\np(label): vLLM against llama.cpp, correlation {correlation:.4f}, largest difference {largest:.3f}")
-    assert correlation > 0.95
-    assert np.ptp(first) > 0.3, "the probabilities differ enough to compare"
 
 
 def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completions):

@@ -52,16 +52,16 @@ class TestTeachers:
         teacher = programs["teacher"] if whose == "teacher" else None
         with using(fakes.CopyingEngine()) as engine:
             chooser().compile(programs["student"], trainset=EXAMPLES, teacher=teacher)
-        assert 39 in engine.numbers_of_demos
+        assert 39 in map(len, engine.shown)
         assert engine.copied == 0
 
     @pytest.mark.parametrize("whose", ["student", "teacher"])
-    @pytest.mark.parametrize("num_demos", [0, 4])
-    def test_each_keeps_its_own_model(self, engine, whose, num_demos):
-        """Without demos of its own the teacher is shown labelled ones, and keeps none."""
+    @pytest.mark.parametrize(("num_demos", "is_compiled"), [(0, False), (0, True), (4, False)])
+    def test_each_keeps_its_own_model(self, engine, whose, num_demos, is_compiled):
+        """Without demos of its own the teacher is shown labelled ones, unless it was compiled so, and keeps none."""
         own, programs = engine_for(EXAMPLES), {name: predict() for name in ("student", "teacher")}
         programs[whose].set_lm(fakes.lm_of(own, "fake/own"))
-        programs["teacher"].demos = EXAMPLES[:num_demos]
+        programs["teacher"].demos, programs["teacher"]._compiled = EXAMPLES[:num_demos], is_compiled
         optimizer = chooser(candidates="both")
         teacher = programs["teacher"] if whose == "teacher" else None
         with dspy.context(lm=None if whose == "student" else dspy.settings.lm):
@@ -72,7 +72,7 @@ class TestTeachers:
         assert any(origin.startswith("bootstrapped") for origin in optimizer.report.slots[0].origins)
         if whose == "teacher":
             labelled = {text for texts in own.requests for text in texts[:-1:2]}
-            assert len(labelled) == 4
+            assert len(labelled) == (0 if is_compiled else 4)
             assert len(teacher.demos) == num_demos
 
     def test_failed_calls_are_no_right_answers_that_nobody_saw(self, engine):

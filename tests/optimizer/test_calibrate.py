@@ -132,6 +132,17 @@ class TestOrdersUnderCalibration:
         assert even.offsets[0] > 0.65
         assert even.shares == (0.5, 0.5)
 
+    @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
+    def test_answers_stay_as_they_are_where_that_is_clearly_better(self, num_right, shares):
+        """A weak lean to "positive" decides on five texts, and is right about so many of them."""
+        unsure = [*range(1, 2 * num_right, 2), *range(0, 10 - 2 * num_right, 2)]
+
+        def leaning(demos, text):
+            return two(0.1 if number(text) in unsure else 2.6 if number(text) % 2 else -1.4)
+
+        _, report = go(engine_of(leaning), calibrate=True)
+        assert list(report.calibration.shares) == shares
+
 
 def labelled_world(seed):
     """Examples, labels even or 85 % "positive", a model that leans to "positive" or does not, and accuracy."""
@@ -223,39 +234,25 @@ def test_what_was_found_is_calibrated_when_it_is_interrupted():
     assert isinstance(reorder.best_program, CalibratedProgram)
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("shares", "said"),
-        [
-            ({"negative": 0.5}, "share for each"),
-            ({"bad": 0.5, "good": 0.5}, "share for each"),
-            ({}, "share for each"),
-            ({"negative": 0.5, "positive": 0.6}, "must sum to 1"),
-            ({"negative": 1.0, "positive": 0.0}, "above 0"),
-        ],
-    )
-    def test_shares(self, shares, said):
-        engine = engine_of()
-        with pytest.raises(ValueError, match=f"calibrate.*{said}"):
+def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
+    engine = engine_of()
+    for shares in ({"bad": 0.5, "good": 0.5}, {}):
+        with pytest.raises(ValueError, match="calibrate must have a share for each"):
             go(engine, calibrate=shares)
-        assert not engine.prompts
-
-    def test_programs_that_cannot_be_calibrated(self, tmp_path):
-        engine = engine_of()
-        with pytest.raises(ValueError, match=r"all orders of the demos give the same prompt.*BatchCalib"):
-            go(engine, program=student(demos=DEMOS[:1]), calibrate=True)
-        assert not engine.prompts
-        with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
-            go(engine, program=twice(), calibrate=True)
-        unsure = around(lambda classify, text: [classify(text=text) for _ in range(1 + ("7" in text))][-1])
-        unsure.predict.demos = list(DEMOS)
-        with pytest.raises(NoProbabilities, match=r"several times for an answer: leave calibrate out"):
-            go(engine, program=unsure, calibrate=True)
-        go(engine, log_dir=tmp_path)
-        before = len(engine.prompts)
-        with pytest.raises(ValueError, match="calibrate was False, is True"):
-            go(engine, log_dir=tmp_path, calibrate=True)
-        assert len(engine.prompts) == before
+    with pytest.raises(ValueError, match=r"all orders of the demos give the same prompt.*BatchCalib"):
+        go(engine, program=student(demos=DEMOS[:1]), calibrate=True)
+    assert not engine.prompts
+    with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
+        go(engine, program=twice(), calibrate=True)
+    unsure = around(lambda classify, text: [classify(text=text) for _ in range(1 + ("7" in text))][-1])
+    unsure.predict.demos = list(DEMOS)
+    with pytest.raises(NoProbabilities, match=r"several times for an answer: leave calibrate out"):
+        go(engine, program=unsure, calibrate=True)
+    go(engine, log_dir=tmp_path)
+    before = len(engine.prompts)
+    with pytest.raises(ValueError, match="calibrate was False, is True"):
+        go(engine, log_dir=tmp_path, calibrate=True)
+    assert len(engine.prompts) == before
 
 
 def test_without_it_reports_say_what_calibration_would_give():
@@ -272,9 +269,8 @@ def test_without_it_reports_say_what_calibration_would_give():
 
 class TestSensitivity:
     def measure(self, engine, metric=exact, **options):
-        options = {"max_metric_calls": 200, "num_threads": 1, "display_progress": False, **options}
         with using(engine):
-            return order_sensitivity(student(), metric, EXAMPLES, **options)
+            return order_sensitivity(student(), metric, EXAMPLES, **{"max_metric_calls": 200, **options})
 
     def test_tells_both_spreads_by_the_same_calls(self):
         engine = Engine()

@@ -11,8 +11,6 @@ from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
 
 EXAMPLES = questions(60)
-
-
 pytestmark = pytest.mark.usefixtures("engine")
 
 
@@ -28,10 +26,6 @@ class TwoSteps(dspy.Module):
 
 def student():
     return dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-
-
-def reorder(kind=PLReorder, **options):
-    return kind(exact_match, **{"max_metric_calls": 100, "num_threads": 4, "display_progress": False, **options})
 
 
 def shown(program):
@@ -53,7 +47,7 @@ class Mine(TwoSteps):
 @pytest.mark.parametrize(("kind", "options"), [(PLReorder, {}), (PLReorder, {"min_probability": 1.0}), (TopKOrder, {})])
 def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind, options):
     """Also where others are expected to do better, and nothing is sure enough."""
-    optimizer = reorder(kind, max_metric_calls=200, **options)
+    optimizer = kind(exact_match, max_metric_calls=200, **options)
     program = optimizer.compile(student(), trainset=EXAMPLES)
     found = program.candidate_programs
     assert len(found) == len(optimizer.report.candidates) > 1
@@ -75,7 +69,7 @@ def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind, 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
 def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_path):
     before = TwoSteps()
-    program = reorder().compile(before, trainset=EXAMPLES)
+    program = PLReorder(exact_match, max_metric_calls=100).compile(before, trainset=EXAMPLES)
     assert len(program.candidate_programs) > 1
     assert [name for name, _ in program.named_predictors()] == ["first", "second"]
     assert program.dump_state().keys() - {"metadata"} == before.dump_state().keys() - {"metadata"}
@@ -90,9 +84,9 @@ def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_p
 
 def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
     """A report holds seconds: with it a chain of two would never find its folder again."""
-    optimizer = reorder(log_dir=tmp_path)
+    optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
-        first = reorder().compile(TwoSteps(), trainset=EXAMPLES)
+        first = PLReorder(exact_match, max_metric_calls=100).compile(TwoSteps(), trainset=EXAMPLES)
         second = optimizer.compile(first, trainset=EXAMPLES)
     assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
     for candidate in second.candidate_programs:
@@ -103,7 +97,7 @@ def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
 
 @pytest.mark.parametrize("kept", [[], ["mine"], "text"])
 def test_attributes_of_the_users_own_stay(kept):
-    optimizer = reorder()
+    optimizer = PLReorder(exact_match, max_metric_calls=100)
     program = optimizer.compile(Mine(kept), trainset=EXAMPLES)
     assert program.candidate_programs == kept
     assert not optimizer.report.errors

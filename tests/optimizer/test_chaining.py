@@ -8,18 +8,7 @@ import chains
 from plr_dspy import PLReorder
 
 EXAMPLES = questions(60)
-
-
 pytestmark = pytest.mark.usefixtures("engine")
-
-
-def reorder(**options):
-    return PLReorder(exact_match, **{"max_metric_calls": 150, "num_threads": 4, "display_progress": False, **options})
-
-
-def texts(program):
-    (predictor,) = program.predictors()
-    return [demo.question for demo in predictor.demos]
 
 
 @pytest.mark.parametrize("name", chains.CHAINS)
@@ -36,20 +25,17 @@ def test_the_example_of_each_family(name, monkeypatch):
 
 def test_inside_better_together():
     """Which passes arguments on; demos stay what they were."""
-    strategy = "few -> reorder -> reorder"
-    student = dspy.Predict("question -> answer")
+    strategy, arguments = "few -> reorder -> reorder", {"reorder": {"seed": 4, "valset": EXAMPLES[:10]}}
+    student, reorder = dspy.Predict("question -> answer"), PLReorder(exact_match, max_metric_calls=150)
     student.set_lm(dspy.settings.lm)
-    optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder())
+    optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder)
     compiled = optimizer.compile(
-        student,
-        trainset=EXAMPLES[:40],
-        valset=EXAMPLES[40:],
-        strategy=strategy,
-        optimizer_compile_args={"reorder": {"seed": 4, "valset": EXAMPLES[:10]}},
+        student, trainset=EXAMPLES[:40], valset=EXAMPLES[40:], strategy=strategy, optimizer_compile_args=arguments
     )
     assert not compiled.flag_compilation_error_occurred
     programs = {candidate["strategy"]: candidate["program"] for candidate in compiled.candidate_programs}
     report = programs[strategy].reorder_report
     assert report["settings"]["seed"] == 4
     assert report["settings"]["num_selection"] <= 10
-    assert sorted(texts(programs["few"])) == sorted(texts(programs[strategy]))
+    before, after = (sorted(demo.question for demo in programs[name].demos) for name in ("few", strategy))
+    assert before == after

@@ -33,15 +33,6 @@ PROGRAMS = {
 }
 
 
-def labeled_few_shot(program):
-    return dspy.LabeledFewShot(k=5).compile(program, trainset=EXAMPLES)
-
-
-def bootstrap(program):
-    optimizer = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=3, max_labeled_demos=5)
-    return optimizer.compile(program, trainset=EXAMPLES)
-
-
 def state(program):
     return [(name, list(map(id, p.demos)), p.signature, id(p.lm)) for name, p in program.named_predictors()]
 
@@ -78,8 +69,9 @@ def check(shape, make, student, folder):
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
 def test_what_others_chose_is_ordered(shape, engine, tmp_path):
-    choose_demos = labeled_few_shot if shape in ("predict", "frozen_part") else bootstrap
-    student = choose_demos(PROGRAMS[shape]())
+    choosing = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=3, max_labeled_demos=5)
+    choosing = dspy.LabeledFewShot(k=5) if shape in ("predict", "frozen_part") else choosing
+    student = choosing.compile(PROGRAMS[shape](), trainset=EXAMPLES)
     student.set_lm(dspy.settings.lm)
     compiled, _ = check(shape, partial(PLReorder, exact_match), student, tmp_path)
     for name, predictor in student.named_predictors():

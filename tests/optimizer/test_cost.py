@@ -24,17 +24,23 @@ MODEL = "fake/priced"
 
 
 class PricedEngine(OrderSensitiveEngine):
-    """Adds up what its calls cost."""
+    """Adds up what its calls cost, and knows the dearest of them."""
 
     def __init__(self):
         super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.cost = 0.0
+        self.cost = self.dearest = 0.0
+
+    def tokens(self, request):
+        """Those of a prompt and its answer; empty for as many as these have."""
+        return {}
 
     def complete(self, request):
-        response = super().complete(request)
-        usage = response.usage
+        tokens, response = self.tokens(request), super().complete(request)
+        object.__setattr__(response, "usage", usage := replace(response.usage, **tokens))
+        cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
         with self._lock:
-            self.cost += usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
+            self.cost += cost
+            self.dearest = max(self.dearest, cost)
         return response
 
 
@@ -56,12 +62,8 @@ def engine():
         yield engine
 
 
-def optimizer(metric=exact_match, **options):
-    return PLReorder(metric, **{"num_threads": 4, "display_progress": False, **options})
-
-
 def compiled(program=None, trainset=EXAMPLES, **options):
-    reorder = optimizer(**options)
+    reorder = PLReorder(**{"metric": exact_match, **options})
     reorder.compile(program or student(), trainset=trainset)
     return reorder.report
 
@@ -120,7 +122,7 @@ class TestReport:
         for metric, model in [(asking_nobody, MODEL), (exact_match, "fake/other")]:
             with dspy.context(lm=lm_of(engine, model)):
                 report = compiled(metric=metric, max_metric_calls=100)
-                found = optimizer(metric).estimate(student(), trainset=EXAMPLES)
+                found = PLReorder(metric).estimate(student(), trainset=EXAMPLES)
             assert report.cost is found.cost is None
             assert "$" not in report.details() + str(found)
 
@@ -131,16 +133,16 @@ class TestEstimate:
         hint, answer = program.predictors()
         rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
         hint.demos, answer.demos = rows[:4], rows[4:8]
-        found = optimizer(max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
+        found = PLReorder(exact_match, max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
         one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
         assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
         assert found.cost > 0
         with pytest.raises(ValueError, match="too small for 4 orders"):
-            optimizer(max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
+            PLReorder(exact_match, max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
-        found = optimizer().estimate(program, trainset=EXAMPLES)
+        found = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
         messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
         answers = [message for message in messages if message["role"] == "assistant"]
         count = litellm.token_counter("gpt-4o", messages=messages)
@@ -188,31 +190,23 @@ class TestEstimate:
 
 
 class UnevenEngine(PricedEngine):
-    """Calls cost very different amounts, and some fail; knows what calls under way at once cost, at most.
+    """Calls cost very different amounts, and some fail.
 
     Args:
         spread: Of the logarithms of token counts.
-        failing: Share of calls that fail, half of them after tokens were paid for.
+        failing: Share of calls that fail.
     """
 
     def __init__(self, *, spread=0.0, failing=0.0, seed=0):
         super().__init__()
         self.spread, self.failing, self.seed = spread, failing, seed
-        self.dearest = 0.0
 
-    def complete(self, request):
+    def tokens(self, request):
         texts = [message.text or "" for message in request.messages]
-        chance = digest(f"{self.seed} fails {texts}")
-        if chance < self.failing:
+        if digest(f"{self.seed} fails {texts}") < self.failing:
             raise RuntimeError("the server is down")
-        response = OrderSensitiveEngine.complete(self, request)
         prompt = round(400 * math.exp(self.spread * NormalDist().inv_cdf(digest(f"{self.seed} {texts}") or 0.5)))
-        object.__setattr__(response, "usage", replace(response.usage, input_tokens=prompt, output_tokens=5))
-        cost = prompt * PROMPT + 5 * COMPLETION
-        with self._lock:
-            self.cost += cost
-            self.dearest = max(self.dearest, cost)
-        return response
+        return {"input_tokens": prompt, "output_tokens": 5}
 
 
 A_CALL = 400 * PROMPT + 5 * COMPLETION
@@ -238,7 +232,7 @@ class TestMaxCost:
             assert report.comparison.num_examples >= (4 if spread else 7)
 
     def test_more_of_it_lets_a_search_that_it_ended_go_on(self, engine, tmp_path):
-        limits = [share * optimizer().estimate(student(), trainset=EXAMPLES).cost for share in (0.1, 0.3)]
+        limits = [share * PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost for share in (0.1, 0.3)]
         first, second = (compiled(max_cost=limit, log_dir=tmp_path).program_calls["search"] for limit in limits)
         assert second > 2 * first
 
@@ -263,14 +257,9 @@ class TestMaxCost:
         """Its answers are far longer than those of demos, and what a judge costs is not known before its first call."""
 
         class Thinking(PricedEngine):
-            def complete(self, request):
+            def tokens(self, request):
                 time.sleep(0.02)
-                response = OrderSensitiveEngine.complete(self, request)
-                usage = replace(response.usage, input_tokens=400, output_tokens=8_000)
-                object.__setattr__(response, "usage", usage)
-                with self._lock:
-                    self.cost += 400 * PROMPT + 8_000 * COMPLETION
-                return response
+                return {"input_tokens": 400, "output_tokens": 8_000}
 
         engine = Thinking()
 
@@ -314,7 +303,7 @@ class TestMaxCost:
             dspy.context(lm=lm_of(engine, model)),
             pytest.raises(ValueError, match=f"max_cost needs a price for {model}: pass max_metric_calls"),
         ):
-            getattr(optimizer(max_cost=1.0), method)(student(), trainset=EXAMPLES)
+            getattr(PLReorder(exact_match, max_cost=1.0), method)(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
     @pytest.mark.parametrize(
@@ -347,5 +336,5 @@ class TestMaxCost:
             return exact_match(example, prediction)
 
         with pytest.raises(ValueError, match="max_cost needs a price for fake/hidden"):
-            optimizer(metric, max_cost=10.0, num_threads=2).compile(student(), trainset=EXAMPLES)
+            PLReorder(metric, max_cost=10.0, num_threads=2).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls <= 2 * 2

@@ -80,8 +80,7 @@ def engine():
 
 
 def reorder(**options):
-    options = {"max_metric_calls": 120, "num_threads": 2, "display_progress": False, **options}
-    return PLReorder(exact, **options)
+    return PLReorder(exact, **{"max_metric_calls": 120, **options})
 
 
 def calibrated(program, trainset):
@@ -123,8 +122,7 @@ class TestOrders:
 
     @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
     def test_demos_are_chosen(self, engine, candidates, tmp_path):
-        options = {"max_metric_calls": 150, "num_threads": 2, "display_progress": False}
-        optimizer = PLFewShot(exact, candidates=candidates, **options)
+        optimizer = PLFewShot(exact, candidates=candidates, max_metric_calls=150)
         compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
         assert len(shown(compiled)) > 1
         assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.05

@@ -5,7 +5,7 @@ from typing import Literal
 import dspy
 import fakes
 import pytest
-from fakes import exact_match, questions, using
+from fakes import exact_match, questions, student, using
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 
@@ -29,27 +29,6 @@ def chosen(program=None, trainset=EXAMPLES, **options):
     return chooser.compile(program or predict(), trainset=trainset), chooser
 
 
-def with_demos(program, demos=EXAMPLES[:3]):
-    for predictor in program.predictors():
-        predictor.demos = list(demos)
-    return program
-
-
-class ShyEngine(fakes.LabelEngine):
-    """Says "maybe", which is no label, unless it is shown so many demos."""
-
-    def __init__(self, least):
-        super().__init__(LABELS, lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
-        self.least, self.most_shown = least, 0
-
-    def complete(self, request):
-        shown = len(request.messages) // 2
-        self.most_shown = max(self.most_shown, shown)
-        if shown >= self.least:
-            return super().complete(request)
-        return fakes.said_surely("[[ ## label ## ]]\n", "maybe", "\n\n[[ ## completed ## ]]")
-
-
 def shown(program):
     return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
 
@@ -64,7 +43,8 @@ class TestChoice:
         assert chooser.best_program is program
 
     def test_a_students_own_demos_in_their_order_are_what_is_compared_with(self, engine):
-        _, chooser = chosen(with_demos(predict()), candidates="labeled")
+        """Also one that it has twice."""
+        _, chooser = chosen(student([*EXAMPLES[:2], EXAMPLES[0]]), candidates="labeled")
         (slot,) = chooser.report.slots
         assert chooser.report.candidates[0].origin == "original"
         assert chooser.report.candidates[0].ordering == {"self": [0, 1, 2]}
@@ -74,7 +54,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("limits", [{"max_demos": 2}, {"min_demos": 4}, {"max_demo_tokens": 40}])
     def test_a_student_outside_the_limits_is_a_finalist_all_the_same(self, engine, limits):
-        _, chooser = chosen(with_demos(predict()), candidates="labeled", **limits)
+        _, chooser = chosen(student(3), candidates="labeled", **limits)
         first, *others = chooser.report.candidates
         assert first.ordering == {"self": [0, 1, 2]}
         assert others
@@ -140,7 +120,7 @@ class TestLeaks:
 
     def test_nor_with_the_students_own_or_those_of_a_list(self):
         with using(fakes.CopyingEngine()) as engine:
-            chosen(with_demos(predict()), candidates=[dict(example) for example in EXAMPLES[10:20]])
+            chosen(student(3), candidates=[dict(example) for example in EXAMPLES[10:20]])
         assert engine.copied == 0
 
     def test_duplicates_go_to_one_side(self, engine):
@@ -178,7 +158,7 @@ class TestTokens:
 
     def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}
-        program = with_demos(predict(), [dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
+        program = student([dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
         _, chooser = chosen(program, candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
         (slot,) = chooser.report.slots
         assert slot.origins == ["student", "student", *(f"candidates[{i}]" for i in (1, 2, 3, 4))]
@@ -198,14 +178,16 @@ def test_log_probabilities_are_taken_where_they_come(least, limit, most):
     """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
     options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
     chooser = PLFewShot(exact, display_progress=False, **options)
-    with using(ShyEngine(least), "openai/fake") as engine:
+    engine = fakes.LabelEngine(LABELS, lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+    engine.mumbles = lambda demos, text: len(demos) < least
+    with using(engine, "openai/fake"):
         chooser.compile(classifier(), trainset=LABELLED)
     assert chooser.report.signal.used == "logprobs"
-    assert engine.most_shown == most
+    assert max(len(prompt) // 2 for prompt in engine.prompts) == most
 
 
 def test_another_teacher_is_asked_and_the_same_one_not_again(engine, tmp_path):
-    teacher = with_demos(predict(), EXAMPLES[:4])
+    teacher = student(4)
     counts = []
     for options in ({"teacher": teacher}, {"teacher": teacher}, {}):
         chooser = optimizer(log_dir=tmp_path, max_metric_calls=300 if not options else 150)

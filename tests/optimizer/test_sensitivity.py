@@ -5,7 +5,7 @@ import math
 import dspy
 import numpy as np
 import pytest
-from fakes import engine_for, exact_match, questions, using
+from fakes import engine_for, exact_match, failure, questions, using
 from fakes import student as showing
 from scipy import special, stats
 
@@ -87,13 +87,9 @@ def few_draws():
 class TestSimulated:
     @pytest.mark.parametrize("common", [False, True])
     def test_chance_alone_seldom_looks_like_an_effect(self, common):
-        """Nor do likings of the examples that cancel out, of which a test within examples makes an effect."""
+        """Nor do likings of the examples that cancel out."""
         found = [analysed(scores).p_value for scores, _ in tables(300, HUGE, deviation=0.0, common=common)]
         assert 0.01 < (np.array(found) <= 0.05).mean() < 0.09
-        if common:
-            mean_squares = [variance_analysis(s) for s, _ in tables(300, HUGE, deviation=0.0, common=True)]
-            p_values = stats.f.sf([between / within for between, within in mean_squares], 9, 9 * 29)
-            assert (p_values <= 0.05).mean() > 0.12
 
     @pytest.mark.parametrize("num_distinct", [2, 6, 24, HUGE])
     @pytest.mark.parametrize("deviation", [0.0, 0.1])
@@ -164,9 +160,7 @@ def measured(examples, program=None, metric=exact_match, engine=None, **options)
     """The result, and the engine."""
     engine = engine or engine_for(examples)
     with using(engine):
-        found = order_sensitivity(
-            program or student(), metric, examples, **{"num_threads": 4, "display_progress": False, **options}
-        )
+        found = order_sensitivity(program or student(), metric, examples, **options)
     return found, engine
 
 
@@ -210,8 +204,9 @@ class TestOrderSensitivity:
             measured(examples, engine=engine_for(examples, mumbles=lambda texts: True))
 
     def test_scores_that_are_all_the_same_do_not_say_that_there_is_nothing_to_find(self):
-        """With a score of .9, thirty examples may all be right by chance, and six often are."""
-        found, engine = measured(questions(100), metric=lambda example, prediction: 1.0)
+        """With a score of .9, thirty examples may all be right by chance. A failed call says nothing."""
+        engine = engine_for(questions(100), at={57: failure})
+        found, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
         assert (engine.num_calls, found.num_examples) == (300, 30)
         assert "No answer changed with the order" in str(found)
         assert found.gain_interval[1] > 0.05 and "no search yet" in str(found)
@@ -233,5 +228,5 @@ class TestOrderSensitivity:
         examples = questions(20)
         arguments = {"program": student(), "metric": exact_match, "dataset": examples, **wrong}
         with using(engine_for(examples)) as engine, pytest.raises((TypeError, ValueError), match=message):
-            order_sensitivity(**arguments, display_progress=False)
+            order_sensitivity(**arguments)
         assert engine.num_calls == 0

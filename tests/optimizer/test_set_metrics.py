@@ -264,17 +264,14 @@ class TestBatchCalibration:
 def test_order_sensitivity_and_the_paper_take_the_metric():
     """The paper compares on the selection split alone."""
     with using(Engine(probabilities=shy)):
-        found = plr_dspy.order_sensitivity(
-            student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None, display_progress=False
-        )
+        found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None)
     assert max(found.scores) > 0.5 > min(found.scores) >= -0.01
     engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 4 != 2 else -2.0))
     with using(engine):
         known = F1("positive").evaluate(student(), RARE, num_threads=1, display_progress=False)
         engine.prompts.clear()
         engine.asked.clear()
-        options = {"num_orders": 6, "max_metric_calls": 120, "num_threads": 1, "display_progress": False}
-        found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, **options)
+        found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=120)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
     assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
     assert found.calibrated.num_examples == found.num_examples == 20

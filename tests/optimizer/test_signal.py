@@ -4,11 +4,10 @@ import time
 
 import dspy
 import label_world
-import numpy as np
 import pytest
 from dspy import lm15
-from fakes import digest, failure, interrupt
-from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, probabilities, student
+from fakes import Program, digest, failure, interrupt
+from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, student
 
 from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
@@ -89,26 +88,14 @@ class TestScoresWhereThereIsNothingElse:
         assert len(engine.prompts) == 1 + (refusal is not None)
 
 
-class TestLogProbabilities:
-    def test_they_find_better_orders(self):
-        """The accuracy of the orders found, on all that the model would do on new texts."""
-
-        def accuracy(program):
-            shown = [demo["text"] for demo in program.demos]
-            return np.mean([(probabilities(shown, t)[1] > 0.5) == number(t) % 2 for t in label_world.FRESH])
-
-        told, alone = (
-            [accuracy(go(Engine(), signal=signal, seed=seed)[0]) for seed in range(4)]
-            for signal in ("logprobs", "score")
-        )
-        assert sum(told) > sum(alone), (told, alone)
-        assert min(told) > 0.88 > accuracy(student())
-
-    def test_the_report_says_so(self):
-        _, report = go(Engine(), max_metric_calls=150)
-        signal = report.signal
-        assert (signal.used, signal.reason, signal.labels) == ("logprobs", "", label_world.LABELS)
+def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both_ways_to_ask(tmp_path):
+    engine = Engine()
+    for signal in ("auto", "logprobs"):
+        _, report = go(engine, max_metric_calls=150, signal=signal, log_dir=tmp_path)
+        found = report.signal
+        assert (found.used, found.reason, found.labels) == ("logprobs", "", label_world.LABELS)
         assert "learnt from the probabilities of labels that came with the calls" in report.details()
+        assert len(engine.prompts) == report.program_calls["total"]
 
 
 def some(name, share):
@@ -141,23 +128,18 @@ def test_programs_of_every_shape(options):
     assert bool(report.errors) == bool(engine.at)
 
 
-class Ruled(dspy.Module):
-    """Answers every other text without a model, or all texts."""
-
-    def __init__(self, every):
-        super().__init__()
-        self.classify, self.every = student(), every
-
-    def forward(self, text):
-        silent = number(text) % 2 or self.every
-        return dspy.Prediction(label=label_world.LABELS[0]) if silent else self.classify(text=text)
-
-
 def test_answers_without_a_model_say_nothing_of_log_probabilities():
-    used = {go(Engine(), program=Ruled(False), max_metric_calls=80, seed=seed)[1].signal.used for seed in range(4)}
-    assert used == {"logprobs"}
-    _, report = go(Engine(), program=Ruled(True), max_metric_calls=80)
-    assert report.signal.reason == "the program answered without its classifier"
+    """To every other text, or to all."""
+
+    def signal(seed=0, every=False):
+        def ruled(self, text):
+            silent = number(text) % 2 or every
+            return dspy.Prediction(label=label_world.LABELS[0]) if silent else self.classify(text=text)
+
+        return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=80, seed=seed)[1].signal
+
+    assert {signal(seed).used for seed in range(4)} == {"logprobs"}
+    assert signal(every=True).reason == "the program answered without its classifier"
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -14,16 +14,9 @@ from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Repo
 EXAMPLES = questions(120)
 
 
-def optimizer(**options):
-    budget = {} if options.keys() & {"auto", "max_metric_calls"} else {"max_metric_calls": 240}
-    return PLReorder(
-        options.pop("metric", exact_match), **{"num_threads": 4, "display_progress": False, **budget, **options}
-    )
-
-
 class TestCompile:
     def test_finds_a_better_order(self, engine):
-        program, reorder = student(), optimizer(max_metric_calls=800)
+        program, reorder = student(), PLReorder(exact_match, max_metric_calls=800)
         compiled = reorder.compile(program, trainset=EXAMPLES[:40], valset=EXAMPLES[40:90])
         comparison = reorder.report.comparison
         assert comparison.gain > 0.2
@@ -45,14 +38,14 @@ class TestCompile:
                 fitted = MaximumLikelihood().update(distribution, elites, weights)
                 return PlackettLuce(fitted.logits * self.pull)
 
-        reorder = optimizer(update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
+        reorder = PLReorder(exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
         assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
         assert settings == {"name": "prior", "weighted": True}
 
     def test_the_papers_search_has_the_papers_shape_with_any_update(self, engine):
-        reorder = optimizer(auto="paper", update=MixtureEM(num_components=2), num_iterations=4)
+        reorder = PLReorder(exact_match, auto="paper", update=MixtureEM(num_components=2), num_iterations=4)
         reorder.compile(student(), trainset=EXAMPLES[:20])
         settings = reorder.report.settings
         assert settings["update"]["name"] == "mixture"
@@ -70,7 +63,7 @@ class TestCompile:
 
         reports = []
         for num_threads in (1, 32):
-            reorder = optimizer(metric=metric, num_threads=num_threads, max_errors=10_000)
+            reorder = PLReorder(metric, max_metric_calls=240, num_threads=num_threads, max_errors=10_000)
             reorder.compile(student(), trainset=EXAMPLES)
             reports.append(reorder.report.to_dict())
             assert reports[-1]["errors"]
@@ -80,7 +73,7 @@ class TestCompile:
 
     @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
     def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
-        program, reorder = student(demos), optimizer(**options)
+        program, reorder = student(demos), PLReorder(exact_match, **options)
         assert reorder.estimate(program, trainset=EXAMPLES).program_calls == 0
         compiled = reorder.compile(program, trainset=EXAMPLES)
         assert engine.num_calls == 0
@@ -102,14 +95,14 @@ class TestCompile:
                 raise KeyboardInterrupt
             return prediction.right
 
-        reorder = optimizer(metric=metric, auto="heavy", num_threads=1)
+        reorder = PLReorder(metric, auto="heavy", num_threads=1)
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(Program(backwards, predict=student(8)), trainset=EXAMPLES)
         assert not reorder.report.history
         assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
 
     def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
-        reorder, found = optimizer(max_metric_calls=100), []
+        reorder, found = PLReorder(exact_match, max_metric_calls=100), []
         for mode in (nullcontext, torch.inference_mode, lambda: torch.device("meta")):
             with mode():
                 reorder.compile(student(), trainset=EXAMPLES)

@@ -196,14 +196,13 @@ def test_costs_are_means_over_runs_that_know_them():
     assert line_of(table, "Static") == ["134", "2,005", "", "17", "3"]
 
 
-class TestPublished:
-    def test_ours_theirs_and_the_difference(self):
-        table = tables.published_table(frame_of(runs("Static", [10, 12], model="local")))
-        assert list(names(table)) == [
-            f"8 demos: ours SmolLM2-135M (local); paper {model}, 5 seeds" for model in (QWEN, LLAMA)
-        ]
-        assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
-        line = row(table, published_model=QWEN)
-        assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")
-        assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx([55, 91.1, -36.1])
-        assert "says nothing about a method" in table.to_markdown()
+def test_ours_theirs_and_the_difference():
+    table = tables.published_table(frame_of(runs("Static", [10, 12], model="local")))
+    assert list(names(table)) == [
+        f"8 demos: ours SmolLM2-135M (local); paper {model}, 5 seeds" for model in (QWEN, LLAMA)
+    ]
+    assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
+    line = row(table, published_model=QWEN)
+    assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")
+    assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx([55, 91.1, -36.1])
+    assert "says nothing about a method" in table.to_markdown()

@@ -96,23 +96,17 @@ def failing_on(*numbers):
     return metric
 
 
-def failing_once():
-    """A metric that fails the first time it sees question 12."""
-    calls = []
-
-    def metric(example, prediction):
-        calls.append(example.question)
-        if example.question == "question 12" and calls.count("question 12") == 1:
-            raise TimeoutError("late")
-        return True
-
-    return metric
-
-
 class TestErrors:
     def test_a_failed_call_counts_against_its_ordering(self, engine):
         """Otherwise an order whose hard examples fail would look better than one that answers them."""
-        cells = scorer(metric=failing_once(), num_threads=1)
+
+        def metric(example, prediction):
+            calls.append(example.question)
+            if example.question == "question 12" and calls.count("question 12") == 1:
+                raise TimeoutError("late")
+            return True
+
+        calls, cells = [], scorer(metric=metric, num_threads=1)
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
         assert cells.cell(IDENTITY, 2).score is None
         (error,) = errors_of(cells)

@@ -153,28 +153,26 @@ class Slotted:
         self.program = program
 
 
-class TestOwned:
-    """What leads to a module is copied: else a copy would answer with the demos of the original."""
-
-    @pytest.mark.parametrize(
-        ("make", "found"),
-        [
-            (Colleague, lambda held: held.program),
-            (Slotted, lambda held: held.program),
-            (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
-            (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
-            (lambda program: deque([program]), lambda held: held[0]),
-            (lambda program: [dspy.Tool(Colleague(program).ask)], lambda held: held[0].func.__self__.program),
-        ],
-        ids=["object", "slots", "method", "partial", "deque", "tool"],
-    )
-    def test_what_leads_back_to_the_program(self, make, found):
-        program = holder()
-        program.held = make(program)
-        duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
-        assert found(duplicate.held) is duplicate
-        assert found(program.held) is program
-        assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (Colleague, lambda held: held.program),
+        (Slotted, lambda held: held.program),
+        (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
+        (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
+        (lambda program: deque([program]), lambda held: held[0]),
+        (lambda program: [dspy.Tool(Colleague(program).ask)], lambda held: held[0].func.__self__.program),
+    ],
+    ids=["object", "slots", "method", "partial", "deque", "tool"],
+)
+def test_what_leads_back_to_the_program_is_copied(make, found):
+    """Else a copy would answer with the demos of the original."""
+    program = holder()
+    program.held = make(program)
+    duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
+    assert found(duplicate.held) is duplicate
+    assert found(program.held) is program
+    assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
 
 
 def test_models_are_found():

@@ -34,6 +34,7 @@ class TestDemosAreLeftOut:
         assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
+        assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()  # It is but one of two inputs.
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
     def test_a_common_input_alone_shows_nothing(self, number, shown):

@@ -15,7 +15,6 @@ from plr_dspy.runtime import terminal
 
 HEAVY = {"dspy", "torch", "scipy", "numpy", "pandas", "openai", "litellm", "pydantic"}
 
-
 ALONE = """
 import logging, plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli
 for package in (plr_dspy, plr_dspy.baselines, plr_dspy.local):

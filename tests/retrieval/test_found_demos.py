@@ -7,7 +7,17 @@ from collections import Counter
 import dspy
 import numpy as np
 import pytest
-from fakes import FIELD, OrderSensitiveEngine, Program, engine_for, exact_match, interrupt, questions, using
+from fakes import (
+    FIELD,
+    CopyingEngine,
+    OrderSensitiveEngine,
+    Program,
+    engine_for,
+    exact_match,
+    interrupt,
+    questions,
+    using,
+)
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine, found
@@ -23,7 +33,10 @@ from plr_dspy import (
     load_program,
     order_sensitivity,
 )
+from plr_dspy.programs.slots import PooledDemo
 from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.rule import Rule
+from plr_dspy.retrieval.slots import RetrievalSlots
 
 WORDS = ["red", "green", "blue"]
 ANSWERS = {word: f"answer {i}" for i, word in enumerate(WORDS)}
@@ -36,32 +49,16 @@ def examples(count=45, first=0):
     return [dspy.Example(question=q, answer=ANSWERS[word]).with_inputs("question") for word, q in asked]
 
 
-class Copier(OrderSensitiveEngine):
-    """Copies a demo that asks the same, or without `same` one of the same colour; else it does not know.
+def by_colour(**options):
+    """Copies a demo of the colour of the question."""
+    return CopyingEngine(lambda demo, asked: demo.split()[-3] == asked.split()[-3], **options)
 
-    Attributes:
-        copied: How often a demo asked the same, whatever the case and white space.
-        shown: Of each call, the questions of the demos.
-    """
 
-    def __init__(self, *, same=True, knows=(), **options):
-        super().__init__({}, **options)
-        self.same, self.knows, self.copied, self.shown = same, set(knows), 0, []
+class Teaching(CopyingEngine):
+    """Knows the answers of its first calls, which are a teacher's."""
 
-    def answer(self, system, texts):
-        asked, *demos = (
-            " ".join(dict(FIELD.findall(t))["question"].split()).casefold() for t in [texts[-1], *texts[:-1:2]]
-        )
-        like = [demo == asked if self.same else demo.split()[-3] == asked.split()[-3] for demo in demos]
-        with self._lock:
-            self.shown.append(demos)
-            self.copied += asked in demos
-        said = "wrong"
-        if any(like):
-            said = dict(FIELD.findall(texts[2 * like.index(True) + 1]))["answer"].strip()
-        if len(self.shown) <= 8 and asked in self.knows:  # The first calls are a teacher's.
-            said = ANSWERS[asked.split()[-3]]
-        return self.formatted(system, texts, said)
+    def otherwise(self, asked):
+        return ANSWERS[asked.split()[-3]] if len(self.shown) <= 8 else "wrong"
 
 
 def predict(signature="question -> answer"):
@@ -109,7 +106,7 @@ class TestLeaks:
             trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in both]
         elif copies != "none":
             trainset = [*trainset, *more]
-        engine = Copier()
+        engine = CopyingEngine()
         options = {"demos": demos, "num_threads": 8}
         _, optimizer = compiled(engine, student=student, trainset=trainset, valset=valset, **options)
         assert engine.num_calls >= 60 and engine.copied == 0
@@ -118,7 +115,7 @@ class TestLeaks:
 
     @MODES
     def test_of_a_list_of_candidates(self, demos):
-        engine = Copier()
+        engine = CopyingEngine()
         given = [{**example, "question": example.question.upper()} for example in examples(30)]
         compiled(engine, demos=demos, candidates=given)
         assert engine.copied == 0 and max(map(len, engine.shown)) == 4
@@ -126,7 +123,7 @@ class TestLeaks:
     @MODES
     def test_of_bootstrapped_demos(self, demos):
         """Also of those made of examples that score."""
-        engine = Copier(knows=[example.question for example in examples()])
+        engine = Teaching()
         _, optimizer = compiled(engine, demos=demos, candidates="bootstrapped")
         assert optimizer.report.retrieval.num_pooled == 8
         assert engine.copied == 0 and max(map(len, engine.shown)) == 4
@@ -171,7 +168,7 @@ class TestLeaks:
             calls = [(self.answer, {"question": question})] * 2
             return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
 
-        engine = Copier()
+        engine = CopyingEngine()
         _, optimizer = self.free(engine, student=Program(in_threads, answer=predict()))
         assert engine.copied == 0 and optimizer.report.errors == []
         assert max(map(len, engine.shown)) == 4
@@ -181,11 +178,11 @@ class TestChoice:
     @MODES
     def test_demos_that_help_are_found(self, demos):
         """A demo of the same colour tells the answer; among neighbours there is one."""
-        program, optimizer = compiled(Copier(same=False), demos=demos, max_demos=2, max_metric_calls=150)
+        program, optimizer = compiled(by_colour(), demos=demos, max_demos=2, max_metric_calls=150)
         assert isinstance(program, RetrievingPredict) and optimizer.report.retrieves
         report = optimizer.report
         assert report.comparison.chosen > report.comparison.original == 0
-        with using(Copier(same=False)) as engine:
+        with using(by_colour()) as engine:
             score = dspy.Evaluate(devset=examples(15, first=100), metric=exact_match, num_threads=4)(program).score
             assert engine.num_calls == 15
         assert score > 90
@@ -193,7 +190,7 @@ class TestChoice:
     @pytest.mark.parametrize("likeness_helps", [False, True])
     def test_the_best_rule_meets_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
         ordered = OrderSensitiveEngine({each.question: each.answer for each in examples()})
-        _, optimizer = compiled(Copier(same=False) if likeness_helps else ordered, demos="auto", max_metric_calls=150)
+        _, optimizer = compiled(by_colour() if likeness_helps else ordered, demos="auto", max_metric_calls=150)
         (original, *others) = optimizer.report.candidates
         assert original.ordering == {"self": []}
         assert [not each.ordering["self"] for each in others].count(True) == 1  # a rule has no demos of its own
@@ -236,7 +233,7 @@ class TestChoice:
             optimizer.program_with(8)
 
     def test_limits(self, tmp_path):
-        engine = Copier(same=False)
+        engine = by_colour()
         _, optimizer = compiled(engine, max_demos=3, min_demos=2)
         assert {len(demos) for demos in engine.shown} == {0, 2, 3}
         returned = optimizer.report.returned
@@ -244,20 +241,21 @@ class TestChoice:
         long = examples(1)[0].copy(question="long " * 300 + "is red all over")
         limits = {"max_demos": 4, "max_demo_tokens": 2 * tokens, "max_metric_calls": 200}
         for demos in ("retrieved", "auto"):
-            engine = Copier(same=False)
+            engine = by_colour()
             program, _ = compiled(engine, demos=demos, trainset=[long, *examples()], **limits)
             assert max(map(len, engine.shown)) in (1, 2)  # and never none for the sake of one that is too long
             assert not [demo for demos in engine.shown for demo in demos if demo.startswith("long")]
-        program, _ = compiled(engine := Copier(), trainset=examples(), **{**limits, "max_metric_calls": 0})
+        program, _ = compiled(engine := CopyingEngine(), trainset=examples(), **{**limits, "max_metric_calls": 0})
         program.save(tmp_path / "p.json")
         for each in (program, load_program(predict(), tmp_path / "p.json")):
-            assert 0 < len(each.shown({"question": examples(1)[0].question})) < 3
+            *_, nearest = shown = each.shown({"question": examples(1)[0].question})
+            assert len(shown) < 3 and nearest["question"] == examples(1)[0].question
 
     def test_limits_hold_for_all_predictors_together(self):
         def report(**options):
             both = lambda self, **asked: (self.one(**asked), self.other(**asked))[0]  # noqa: E731
             optimizer = chooser(**options)
-            with using(Copier(same=False)):
+            with using(by_colour()):
                 optimizer.compile(Program(both, one=predict(), other=predict()), trainset=examples())
             return optimizer.report
 
@@ -269,32 +267,40 @@ class TestChoice:
             ways = report(demos="auto", min_demos=2, max_demo_tokens=limit).retrieval.alternatives
             assert ("both together" in [each.name for each in ways]) == mixed
 
+    def test_a_mixture_keeps_the_last_of_the_fixed_demos(self):
+        demos = {"self": [PooledDemo(each, f"trainset[{i}]", 5) for i, each in enumerate(examples(6))]}
+        limits = {"min_demos": 0, "max_demos": 4, "max_tokens": None}
+        finding = {"retrieved": demos, "examples": {}, "rules": [Rule(4)], "embedder": None, "min_found": 0}
+        slots = RetrievalSlots(predict(), demos, **finding, **limits)
+        mixture, *_ = slots.further([((0, 1, 2, 3),), ((-1,),)], {}, inputs=[])
+        assert (slots.permutations(mixture), slots.rule_of(mixture).num_demos) == ({"self": [2, 3]}, 2)
+
     def test_a_mixture_shows_no_demo_twice(self, tmp_path):
-        program, _ = compiled(Copier(), max_metric_calls=0)
+        program, _ = compiled(CopyingEngine(), max_metric_calls=0)
         program.demos = examples(2)
         program.save(tmp_path / "p.json")
-        with using(Copier()) as engine:
+        with using(CopyingEngine()) as engine:
             for each in (program, load_program(predict(), tmp_path / "p.json")):
                 each(question=examples(1)[0].question)
         assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
 
     @MODES
     def test_an_async_program_that_is_made_to_wait(self, demos):
-        _, optimizer = compiled(Copier(same=False), student=dspy.syncify(OnlyAsync()), demos=demos)
+        _, optimizer = compiled(by_colour(), student=dspy.syncify(OnlyAsync()), demos=demos)
         assert optimizer.report.comparison is not None
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
         """Rules that show an example the same demos share its call, with one another and with fixed arrangements."""
-        engine = Copier(same=False)
+        engine = by_colour()
         trainset, given = examples(12), {"max_demos": 2, "min_demos": 2}
         compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
         assert max(engine.requests.values()) == 1
 
     def test_it_goes_on_from_its_folder(self, tmp_path):
         """What was paid for holds in another order of the trainset, but not where something else compares inputs."""
-        whole = compiled(Copier(same=False))[1].report
-        engine = Copier(same=False, at={50: interrupt})
+        whole = compiled(by_colour())[1].report
+        engine = by_colour(at={50: interrupt})
         with pytest.raises(KeyboardInterrupt):
             compiled(engine, log_dir=tmp_path)
         engine.at, made = {}, engine.num_calls - 1
@@ -314,25 +320,21 @@ class TestChoice:
 
     def test_reports(self, tmp_path):
         for limit in (0, 120):
-            _, optimizer = compiled(Copier(same=False), max_metric_calls=limit)
+            _, optimizer = compiled(by_colour(), max_metric_calls=limit)
             report = optimizer.report
             report.save(tmp_path / "report.json")
             assert Report.load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            told = re.search(
-                r"the best rule for each input \S+ \((\d+) tokens, (\d+) of them in no prefix", str(report)
-            )
+            told = re.search(r"best rule for each input \S+ \((\d+) tokens, (\d+) of them in no prefix", str(report))
             assert told is None if not limit else told[1] == told[2] != "0"
             assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
     def test_a_vote_leaves_the_example_itself_out(self):
-        trainset = [
-            dspy.Example(question=f"word{i // 2}", answer=str(i % 2)).with_inputs("question") for i in range(40)
-        ]
-        trainset = [each.copy(question=f"{each.question} {'a' * i}") for i, each in enumerate(trainset)]
-        _, optimizer = compiled(Copier(), trainset=trainset, max_demos=1, max_metric_calls=0)
+        pairs = [dspy.Example(question=f"word{i // 2}", answer=str(i % 2)).with_inputs("question") for i in range(40)]
+        trainset = [each.copy(question=f"{each.question} {'a' * i}") for i, each in enumerate(pairs)]
+        _, optimizer = compiled(CopyingEngine(), trainset=trainset, max_demos=1, max_metric_calls=0)
         assert optimizer.report.vote.score == 0.0
 
     def test_a_vote_calls_no_model(self):
@@ -345,7 +347,7 @@ class TestChoice:
         assert engine.num_calls == 0 and optimizer.report.vote is None
 
 
-class FirstMatters(Copier):
+class FirstMatters(CopyingEngine):
     """Right where the first demo begins as the question does."""
 
     def answer(self, system, texts):
@@ -386,7 +388,7 @@ class TestOrder:
         """Each in its place: a folder knows the pool, and a pool the inputs that tell whose demos are whose."""
         embedder = dspy.Embedder(lambda texts: [[len(text), 1.0] for text in texts], caching=False)
         numbered = [each.copy(id=str(i)).with_inputs("question", "id") for i, each in enumerate(examples())]
-        with using(Copier()):
+        with using(CopyingEngine()):
             made = [
                 chooser(max_metric_calls=0, embedder=each).compile(predict(), trainset=examples())
                 for each in (None, embedder)
@@ -412,17 +414,16 @@ class TestOrder:
         assert abs(ordering.report.comparison.expected_original[0] - as_it_is) < 0.1
 
 
-class TestUse:
-    def test_a_calibrated_one_is_loaded(self, tmp_path):
-        with using(Engine(), "fake/x"):
-            inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
-            program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
-            program.save(tmp_path / "p.json")
-            with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
-                classifier().load(tmp_path / "p.json")
-            said = program(text="text 7")
-            assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
-        assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
+def test_a_calibrated_one_is_loaded(tmp_path):
+    with using(Engine(), "fake/x"):
+        inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
+        program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
+        program.save(tmp_path / "p.json")
+        with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
+            classifier().load(tmp_path / "p.json")
+        said = program(text="text 7")
+        assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
+    assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
 
 
 class TestBadInput:
@@ -437,7 +438,7 @@ class TestBadInput:
         ],
     )
     def test_an_embedder_that_makes_no_vectors(self, embedder):
-        with using(Copier()) as engine, pytest.raises(ValueError, match="embedder must return"):
+        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match="embedder must return"):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
@@ -454,7 +455,7 @@ class TestBadInput:
 
         embedder = dspy.Embedder(embed, caching=False, api_key="topsecretvalue")
         optimizer = chooser(embedder=embedder, log_dir=tmp_path)
-        with using(Copier(same=False)):
+        with using(by_colour()):
             optimizer.compile(predict(), trainset=examples())
         assert optimizer.report.comparison is not None
         (error,) = optimizer.report.errors
@@ -465,9 +466,9 @@ class TestBadInput:
     def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
-        with using(Copier()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
+        with using(CopyingEngine()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
             renaming = Program(lambda self, question: self.answer(query=question), answer=student)
             chooser(max_metric_calls=0).compile(renaming, trainset=examples())
-        compiled(Copier(), max_metric_calls=0)[0].save(tmp_path / "p.json")
+        compiled(CopyingEngine(), max_metric_calls=0)[0].save(tmp_path / "p.json")
         with pytest.raises(ValueError, match="none of the fields"):
             load_program(predict("text -> label"), tmp_path / "p.json")

@@ -100,8 +100,10 @@ class TestExamples:
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
+        """Up to the first that was not, though the last one was paid for before: so another go tells the same."""
         payer = TablePayer(table())
-        payer.most = calls
+        payer.pay([("4", example) for example in range(16, 20)])
+        payer.most = 4 + calls
         scores = staged(payer)
         assert len(told(scores, ORDERINGS[:5])) == count
         assert [scores.num_asked(o) for o in ORDERINGS[:5]] == [4] * count + [0] * (5 - count)
