@@ -73,7 +73,8 @@ def load_program(
     except (AttributeError, LookupError, TypeError) as error:
         raise ValueError(
             f"{path} is of another program than the student ({type(error).__name__}: {error}); it holds "
-            f"{sorted(state)}: create the student as it was when it was compiled"
+            f"{sorted(state)}: create the student as it was when it was saved. Of a larger program, DSPy saves no part "
+            "that an optimizer has compiled by itself: before you save it, set the part's _compiled to False"
         ) from error
     except ValueError as error:
         raise ValueError(f"{path} cannot be loaded into the student: {error}") from error

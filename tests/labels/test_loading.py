@@ -99,6 +99,18 @@ class TestPartsOfLargerPrograms:
         with pytest.raises(ValueError, match="another program than the student"):
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
+    def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
+        """DSPy leaves them out of the file of a larger program."""
+        part, plain = dspy.Module(), dspy.Module()
+        part.step, plain.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES), student()
+        part._compiled = True
+        larger(part).save(tmp_path / "outer.json")
+        with pytest.raises(ValueError, match="set the part's _compiled to False"):
+            load_program(larger(plain), tmp_path / "outer.json")
+        part._compiled = False
+        larger(part).save(tmp_path / "outer.json")
+        assert len(load_program(larger(plain), tmp_path / "outer.json").predictors()[-1].demos) == 2
+
 
 class TestFiles:
     @pytest.mark.parametrize("kind", ["predictor", "module"])
