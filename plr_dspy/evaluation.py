@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +13,15 @@ import numpy as np
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+
+logger = logging.getLogger(__name__)
 
 Interval = tuple[float, float]
 
@@ -48,14 +53,17 @@ class Evaluation:
 
     Attributes:
         programs: The score of each, by its name.
-        num_examples: Examples that each program was called on once.
+        num_examples: Examples that each program answered.
+        num_failed: Examples that are left out, as a call on them failed.
     """
 
     programs: Mapping[str, ProgramScore]
     num_examples: int
+    num_failed: int = 0
 
     def __str__(self) -> str:
-        width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples"]
+        left_out = f", without {self.num_failed} on which a call failed" * (self.num_failed > 0)
+        width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples{left_out}"]
         for name, found in self.programs.items():
             parts = ["{:.3f} [{:.3f}, {:.3f}]".format(found.score, *found.interval)]
             if found.difference is not None and (ends := found.difference_interval):
@@ -80,7 +88,8 @@ def evaluate_programs(
 ) -> Evaluation:
     """Score programs on the same examples, with 95 % intervals, and the recall of each label.
 
-    The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's.
+    The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's. A failed call
+    is no wrong answer: its example is left out for all programs, with a warning.
 
     Args:
         programs: By name; the first is what the others are held against. They are not changed.
@@ -92,12 +101,13 @@ def evaluate_programs(
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.
-        RuntimeError: when calls have failed, if fewer than `max_errors`: a failed call is no wrong answer.
+        RuntimeError: when fewer than two examples are left.
     """
-    if not isinstance(programs, Mapping) or not programs:
+    if not isinstance(programs, Mapping) or not programs or not all(isinstance(name, str) for name in programs):
         raise TypeError(
             f'programs must be a dict from names to programs, such as {{"mine": program}}; got {programs!r}'
         )
+    _Limits(num_threads=num_threads, max_errors=max_errors)
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
@@ -107,33 +117,74 @@ def evaluate_programs(
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         options: dict[str, Any] = {"num_threads": num_threads, "max_errors": max_errors, "on_cell": bar.update}
         answers = {name: _Answers(program, metric, devset, **options) for name, program in programs.items()}
+    failed = {example: cell for each in answers.values() for example, cell in each.failed.items()}
+    if failed:
+        left = [example for example in range(len(devset)) if example not in failed]
+        first_failed = failed[min(failed)]
+        told = f"calls on {len(failed)} of {len(devset)} examples failed, the first by {_as_told(first_failed)}"
+        if len(left) < 2:
+            raise RuntimeError(f"{told}: mend that, or try again")
+        logger.warning("%s: they are left out", told)
+        for each in answers.values():
+            each.keep(left)
     first, *_ = answers.values()
-    return Evaluation({name: each.score(first) for name, each in answers.items()}, len(devset))
+    found = {name: each.score(first) for name, each in answers.items()}
+    return Evaluation(found, len(devset) - len(failed), len(failed))
 
 
 def program_answers(
-    program: dspy.Module, examples: Sequence[dspy.Example], *, num_threads: int | None = None
-) -> list[Any]:
-    """What a program answers to examples, which need no labels; None stands for a reply that could not be read."""
+    program: dspy.Module, examples: Sequence[dspy.Example], answers: list[Any], *, num_threads: int | None = None
+) -> dict[int, str]:
+    """Put what a program answers to examples, which need no labels, in a list of None as it comes.
+
+    Replies that cannot be read, and calls that fail, leave None. Returns what ended the latter, by example.
+    """
+    _Limits(num_threads=num_threads)
     check_given(program, name="program", to_order=False, devset=examples)
     with progress_bar(len(examples), display=True, title="predict") as bar:
-        options: dict[str, Any] = {"num_threads": num_threads, "on_cell": bar.update}
-        return _Answers(program, lambda example, answer: 0.0, examples, **options).predictions
+        options: dict[str, Any] = {"num_threads": num_threads, "max_errors": len(examples), "on_cell": bar.update}
+        found = _Answers(program, lambda example, answer: 0.0, examples, predictions=answers, **options)
+    return {example: _as_told(cell) for example, cell in found.failed.items()}
+
+
+@arguments
+class _Limits:
+    """What limits calls, checked."""
+
+    num_threads: Count | None = None
+    max_errors: Count | None = None
+
+
+def _as_told(failed: Cell) -> str:
+    """What ended a call."""
+    return f"{failed.error}: {failed.message}"
 
 
 class _Answers(MetricWork):
     """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
 
-    def __init__(self, program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], **options: Any) -> None:
+    def __init__(
+        self,
+        program: dspy.Module,
+        metric: Metric,
+        examples: Sequence[dspy.Example],
+        *,
+        predictions: list[Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(metric, examples)
-        self.predictions: list[Any] = [None] * len(examples)
+        self.predictions = [None] * len(examples) if predictions is None else predictions
         self._program = program
         self.cells, _ = calls_on(program, self, len(examples), called="example", **options)
-        if failed := [cell for cell in self.cells if cell.outcome == FAILED]:
-            first = f"{failed[0].error}: {failed[0].message}"
-            raise RuntimeError(
-                f"{len(failed)} of {len(examples)} calls failed, the first by {first}: mend that, or try again"
-            )
+        self.failed = {example: cell for example, cell in enumerate(self.cells) if cell.outcome == FAILED}
+
+    def keep(self, examples: Sequence[int]) -> None:
+        """Go by these examples alone."""
+        self._examples = [self._examples[example] for example in examples]
+        self.predictions = [self.predictions[example] for example in examples]
+        self.cells = [self.cells[example] for example in examples]
+        if self._over_set is not None:
+            self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self._examples])
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         with self._answering(example) as shown:

@@ -93,17 +93,25 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    """Write the rows of a file with their predictions, null for a reply that cannot be read."""
+    """Write the rows of a file with their predictions; of calls that fail with the error."""
     program = _named_program(args.program, args.demos)
     rows = _read_examples(args.data, args.inputs, program)
-    with _language_model(args):
-        answers = program_answers(program, rows, num_threads=args.threads)
-    told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
-    lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
-    write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
-    print(f"{count(len(lines), 'prediction')} in {args.out}")
-    if unread := sum(answer is None for answer in answers):
-        print(f"{unread} of {len(rows)} replies could not be read: their prediction is null", file=sys.stderr)
+    answers: list[Any] = [None] * len(rows)
+    failed: dict[int, str] | None = None
+    try:
+        with _language_model(args):
+            failed = program_answers(program, rows, answers, num_threads=args.threads)
+    finally:
+        if failed is not None or any(each is not None for each in answers):  # what was paid for, whatever ended it
+            told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
+            lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
+            for row, error in (failed or {}).items():
+                lines[row]["error"] = error
+            write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
+            print(f"{count(len(lines), 'prediction')} in {args.out}")
+            if missing := sum(each is None for each in told):
+                reasons = "replies that could not be read, or calls that failed or were not made"
+                print(f"{missing} of them are null: {reasons}", file=sys.stderr)
 
 
 def _named_metric(reference: str) -> Any:

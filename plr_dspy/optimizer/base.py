@@ -142,7 +142,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         started = time.monotonic()
         self.report = self.best_program = None
         prepared = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
-        with self._open(prepared) as (job, work, scorer, bar):
+        with self._open(prepared, started) as (job, work, scorer, bar):
             compilation: Compilation | None = None
             outcome: Outcome | None = None
             try:
@@ -205,7 +205,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         return None
 
     @contextmanager
-    def _open(self, job: Job) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
+    def _open(self, job: Job, started: float | None = None) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
@@ -225,7 +225,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 ledger=ledger,
                 max_errors=self.max_errors,
                 on_cell=bar.update,
-                budget=make_budget(job, ledger),
+                budget=make_budget(job, ledger, started),
                 interrupted=interrupted,
             )
             if job.attempts:

@@ -187,13 +187,13 @@ def token_counter() -> Callable[..., int]:
     return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
 
 
-def make_budget(job: Job, ledger: Ledger | None = None) -> Budget:
-    """Return the budget of a compile, whose time begins now; the ledger has what was paid for before.
+def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = None) -> Budget:
+    """Return the budget of a compile that started then; the ledger has what was paid for before.
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
     plan, max_cost = job.plan, job.optimizer.max_cost
-    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds}
+    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started}
     if plan.max_metric_calls is not None:
         planned = plan.max_metric_calls + len(job.attempts)
         # Those of others in the same folder count, too: the plan may be of fewer than the user allows.

@@ -167,7 +167,7 @@ class TeacherWork(MetricWork):
             raise
         trace = list(dspy.settings.trace)
         score = self._scored(asked, prediction).score or 0.0
-        if score == 0 if self._threshold is None else score < self._threshold:
+        if score <= 0 if self._threshold is None else score < self._threshold:
             return Cell(None, value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
         stages = Counter(predictor.stage for predictor, _ in self._shown.values())
@@ -259,10 +259,12 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
                 f"{num_unseen} gave right answers by calls that DSPy's trace does not hold, as of plain threads"
             )
         if others := len(attempts) - num_unseen - sum(error.count for error in errors):
-            reasons.append(f"{others} gave an answer that is not right")
+            least = optimizer.metric_threshold
+            scored = "0 or less" if least is None else f"less than metric_threshold={least:g}"
+            reasons.append(f"{others} gave an answer that scored {scored}")
         logger.warning(
             "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
-            "are any; another teacher may do better",
+            "are any; another teacher may do better, or another metric_threshold",
             len(attempts),
             ", ".join(reasons),
         )

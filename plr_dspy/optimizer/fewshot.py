@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
@@ -29,6 +29,7 @@ from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, source_of, value_key
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
+from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,13 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
     return list(candidates)
+
+
+def _check_embedder(embedder: Any) -> Any:
+    """The argument as it was passed, an error where it only names one."""
+    if isinstance(embedder, str):
+        raise ValueError(f"embedder must be one, and not its name; got {embedder!r}: pass dspy.Embedder({embedder!r})")
+    return embedder
 
 
 def _check_teacher(teacher: Any) -> dspy.Module | None:
@@ -87,7 +95,7 @@ class PLFewShot(PLReorder):
             none. Only the student as it is may have more.
         max_bootstrapped: Examples whose answers make demos; a teacher is run on twice as many at most, one after the
             other. These calls are part of the budget.
-        metric_threshold: Least score of an answer that makes a demo; None takes any but 0.
+        metric_threshold: Least score of an answer that makes a demo; None takes any above 0.
         signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
             num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
             Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
@@ -114,7 +122,7 @@ class PLFewShot(PLReorder):
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[assignment]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
-    embedder: Callable[..., Any] | None = None
+    embedder: Annotated[Callable[..., Any] | None, BeforeValidator(_check_embedder)] = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
@@ -127,6 +135,7 @@ class PLFewShot(PLReorder):
         super().__post_init__()
         self._spent = 0  # calls that are made, or may be made, before the search
         self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
+        self._embedded: tuple[Any, dict[str, Array]] = (None, {})  # what an embedder made of texts
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
@@ -283,6 +292,8 @@ class PLFewShot(PLReorder):
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )
+        if self._embedded[0] is not self.embedder:
+            self._embedded = (self.embedder, {})
         first = default_rule(self.max_demos, tokens)
         others = [rule for rule in variations(first, self.min_demos) if rule != first]
         return RetrievalSlots(
@@ -293,6 +304,7 @@ class PLFewShot(PLReorder):
             rules=[first, *others],
             min_found=self.min_demos,
             embedder=self.embedder,
+            known=self._embedded[1],
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,
         )

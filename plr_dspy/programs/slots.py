@@ -19,6 +19,7 @@ import numpy as np
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.identity import digest
 from plr_dspy.programs.splits import answer_classes
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
@@ -270,12 +271,13 @@ def add_labelled_demos(
     """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
 
     A program in which some predictor has demos stays as it is: the optimizer that chose them left the others without
-    on purpose. So does a predictor whose prompt would not show the examples. Returns the names of the others.
+    on purpose. So does a predictor whose prompt would not show the examples. They are the same ones whatever the order
+    of the trainset. Returns the names of the others.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
         return []
-    demos = rng.sample(list(trainset), max(0, min(num_demos, len(trainset) - 2)))
+    demos = rng.sample(sorted(trainset, key=digest), max(0, min(num_demos, len(trainset) - 2)))
     filled = []
     for name, predictor in predictors.items():
         if demos and demo_messages(predictor, demos) != demo_messages(predictor, []):

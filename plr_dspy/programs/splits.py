@@ -14,6 +14,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.lm.finite_outputs import decided
+from plr_dspy.programs.identity import digest
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ def make_splits(
 ) -> Splits:
     """Leave out what the demos show, shuffle, and split into train (80 %) and selection where the valset is empty.
 
-    Copies of an example are no further evidence and left out, too. The name is what the user knows the trainset by;
-    `prompted` is as in `shown_by`.
+    Copies of an example are no further evidence and left out, too. The parts are the same ones whatever the order of
+    the examples. The name is what the user knows the trainset by; `prompted` is as in `shown_by`.
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
@@ -61,7 +62,8 @@ def make_splits(
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
-    usable = [i for i in first.values() if i not in shown]
+    by_content = sorted(first.values(), key={i: digest(everything[i]) for i in first.values()}.__getitem__)
+    usable = [i for i in by_content if i not in shown]
     of_trainset = [i for i in usable if i < len(trainset)]
     valset_inputs = set(inputs[len(trainset) :])
     kept = [i for i in of_trainset if inputs[i] not in valset_inputs]

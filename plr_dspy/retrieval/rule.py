@@ -115,29 +115,33 @@ class Embeddings:
 
     Args:
         texts: Of the pool.
-        embedder: Called with all of them at once, unless their vectors are given, and then once with each other text,
-            as long as its vector is kept.
-        vectors: Of the texts, of length 1, ``[n, d]``, where they are known.
+        embedder: Called with those at once whose vectors are not known, and then once with each text that is not of the
+            pool, as long as its vector is kept.
+        known: Vectors by their texts, of length 1, to which those of the pool are added.
     """
 
-    def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, vectors: Any = None) -> None:
-        self._embedder = embedder
-        # As many decimals as are saved, so that a loaded program finds the same.
-        self.vectors: Array = np.round(self._of(texts), 6) if vectors is None else np.asarray(vectors, float)
-        self._vector = lru_cache(MOST_KEPT)(lambda text: self._of([text], self.vectors.shape[1])[0])
+    def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
+        self._embedder, self._known = embedder, known
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            # As many decimals as are saved, so that a loaded program finds the same.
+            known.update(zip(new, np.round(self._of(new), 6), strict=True))
+        self.vectors: Array = np.array([known[text] for text in texts])
+        self._kept = lru_cache(MOST_KEPT)(lambda text: self._of([text])[0])
 
     def to(self, text: str) -> Array:
         """Cosine of a text's vector and of those of the pool, ``[n]``."""
-        found: Array = self.vectors @ self._vector(text)
+        vector = self._known.get(text)
+        found: Array = self.vectors @ (self._kept(text) if vector is None else vector)
         return found
 
-    def _of(self, texts: Sequence[str], size: int | None = None) -> Array:
-        """Vectors of texts, of length 1 and of this size; a ValueError where the embedder returns something else."""
-        returned = self._embedder(list(texts))
+    def _of(self, texts: Sequence[str]) -> Array:
+        """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
+        size = next((len(vector) for vector in self._known.values()), None)
         try:
+            returned = self._embedder(list(texts))
             found = np.asarray(returned, dtype=float)
-        except (TypeError, ValueError):
-            found = np.empty(0)
+        except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
+            returned, found = error, np.empty(0)
         expected = (len(texts), size or found.shape[-1])
         if found.shape != expected or not found.size or not np.isfinite(found).all():
             got = f"an array of shape {found.shape}" if found.size else repr(returned)[:80]
@@ -157,7 +161,8 @@ class Pool:
         demos: Examples or dicts.
         sources: What identifies the inputs of the program that each demo is made of ``[n]``.
         embedder: Says how like inputs are; None compares the words that they share.
-        vectors: As of `Embeddings`.
+        vectors: Of the inputs of the demos, ``[n, d]``, where they are known.
+        known: As of `Embeddings`.
         tokens: Of each demo in a prompt, ``[n]``; empty where that is not known.
     """
 
@@ -169,6 +174,7 @@ class Pool:
         *,
         embedder: dspy.Embedder | None = None,
         vectors: Any = None,
+        known: dict[str, Array] | None = None,
         tokens: Sequence[int] = (),
     ) -> None:
         self.demos, self.sources, self.embedder = list(demos), list(sources), embedder
@@ -176,7 +182,10 @@ class Pool:
         self.outputs = list(predictor.signature.output_fields)
         rows = [dict(demo.items()) for demo in demos]
         texts = [_text_of(row, self.names) for row in rows]
-        self.similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, vectors)
+        known = {} if known is None else known
+        if vectors is not None:
+            known.update(zip(texts, np.asarray(vectors, float), strict=True))
+        self.similarity = SharedWords(texts) if embedder is None else Embeddings(texts, embedder, known)
         self.tokens = list(tokens) or [0] * len(rows)
         self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
         self._input_keys = [self._inputs(row) for row in rows]

@@ -21,6 +21,7 @@ from plr_dspy.retrieval.predict import Retrieval, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
+from plr_dspy.statistics.calibration import Array
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5
 """Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
@@ -55,7 +56,7 @@ class RetrievalSlots(PoolSlots):
         retrieved: Of each predictor, the demos that may be found for an input.
         examples: What they are made of, by numbers in the trainset; demos of a list are made of none.
         rules: Those that the search begins with; variations of the best enter its race.
-        embedder: As of `Pool`.
+        embedder, known: As of `Pool`.
         min_found: Demos that a rule shows at least.
     """
 
@@ -68,6 +69,7 @@ class RetrievalSlots(PoolSlots):
         examples: Mapping[int, dspy.Example],
         rules: Sequence[Rule],
         embedder: dspy.Embedder | None,
+        known: dict[str, Array] | None = None,
         min_found: int,
         **limits: Any,
     ) -> None:
@@ -82,6 +84,7 @@ class RetrievalSlots(PoolSlots):
                 [each.demo for each in demos],
                 [sources.get(each.origin, "") for each in demos],
                 embedder=embedder,
+                known=known,
                 tokens=[each.tokens for each in demos],
             )
             for name, demos in retrieved.items()

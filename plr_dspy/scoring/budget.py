@@ -35,7 +35,8 @@ class Budget:
 
     Args:
         ledger: Counts the calls, those of an earlier part included; None begins one.
-        max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds from now; None for none.
+        max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds; None for none.
+        started: When the time began, by `time.monotonic`; None for now.
         planned: Program calls that the compile itself may ask for, whatever others paid for before.
         price: Dollars for the tokens of a call; None where a model has no price.
         expected: Dollars for a call, as long as none was made; None where nobody knows.
@@ -53,6 +54,7 @@ class Budget:
         planned: int = sys.maxsize,
         max_cost: float | None = None,
         max_seconds: float | None = None,
+        started: float | None = None,
         price: Callable[[Tokens], float | None] = lambda _: 0.0,
         expected: float | None = None,
     ) -> None:
@@ -60,7 +62,7 @@ class Budget:
         self.cost, self.refused, self.planned = 0.0, "", planned
         self._ledger = ledger or Ledger()
         self._share, self._kept = 1.0, 0
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
         self._price, self._unpriced = price, list[str]()
         self._lock = threading.Lock()
         self.expect(expected)

@@ -272,6 +272,15 @@ class Echo(dspy.Module):
         return dspy.Prediction(answer=self.answer.demos[0]["answer"])
 
 
+class Refusing(Echo):
+    def forward(self, question):
+        if question == "q30" and os.environ.get("STOPS"):
+            raise KeyboardInterrupt
+        if question.endswith("3"):
+            raise ConnectionError("no route")
+        return super().forward(question)
+
+
 def accuracy(example, prediction, trace=None):
     print("a metric may print")
     return int(example.answer) % 4 == int(prediction.answer)
@@ -352,3 +361,20 @@ def test_exit_codes(offline, monkeypatch, capsys, metric, code, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(("stops", "code"), [("", 0), ("1", cli.INTERRUPTED)])
+def test_predictions_that_were_made_are_written_whatever_happens_to_others(offline, monkeypatch, capsys, stops, code):
+    folder, _ = offline
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("STOPS", stops)
+    asked = "predict offline_app.py:Refusing --data train.jsonl --inputs question --lm openai/none --threads 1"
+    assert cli.main(shlex.split(f"{asked} --out told.jsonl")) == code
+    sys.modules.pop("offline_app")
+    rows = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
+    made = 30 if stops else 40
+    null = [n for n in range(40) if n % 10 == 3 or n >= made]
+    assert [n for n, row in enumerate(rows) if row["prediction"] is None] == null
+    assert [n for n, row in enumerate(rows) if "error" in row] == ([] if stops else null)
+    assert f"{len(null)} of them are null" in capsys.readouterr().err

@@ -134,11 +134,13 @@ class TestMetrics:
         assert "the last of 3 failures (max_errors=3)" in note
         assert "candidates='labeled'" in note
 
-    @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, True)])
-    def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong):
+    @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, None)])
+    def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong, caplog):
+        """Without one, no answer is right that scores 0 or less, and a warning says so where none is."""
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
-        assert ("wrong" in shown(optimizer)) == wrong
+        assert wrong is None or ("wrong" in shown(optimizer)) == wrong
+        assert ("15 gave an answer that scored 0 or less" in caplog.text) == (wrong is None)
 
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])

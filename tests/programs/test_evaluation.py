@@ -135,9 +135,18 @@ def test_whatever_runs_can_be_evaluated():
     assert (found.score, found.recalls) == (1.0, {})
 
 
-def test_a_failed_call_is_no_wrong_answer():
-    with pytest.raises(RuntimeError, match=r"1 of 20 calls failed, the first by ConnectionError: no route"):
-        evaluated({"failing": Answering([], failing=[3])}, exact, examples(20, range(5)))
+@pytest.mark.parametrize("metric", [exact, F1("yes")])
+def test_a_failed_call_is_no_wrong_answer(metric, caplog):
+    """Its example is left out for all programs, and what the others cost is not lost."""
+    programs = {"fine": Answering(range(6)), "failing": Answering(range(7), failing=[3, 19])}
+    found, devset = evaluated(programs, metric, examples(20, range(5))), examples(20, range(5))
+    assert (found.num_examples, found.num_failed) == (18, 2)
+    assert "18 examples, without 2 on which a call failed\n" in str(found)
+    assert "calls on 2 of 20 examples failed, the first by ConnectionError: no route" in caplog.text
+    left = {"fine": Answering(range(6)), "failing": Answering(range(7))}
+    assert found.programs == evaluated(left, metric, [e for e in devset if e.number not in (3, 19)]).programs
+    with pytest.raises(RuntimeError, match=r"calls on 2 of 3 examples failed, the first by ConnectionError: no route"):
+        evaluated({"failing": Answering([], failing=[1, 2])}, exact, examples(3, [0, 1]))
     with pytest.raises(ConnectionError, match="no route"):
         evaluated({"failing": Answering([], failing=range(20))}, exact, examples(20, range(5)))
     with pytest.raises(AttributeError, match="nothing"):
@@ -150,6 +159,7 @@ def test_a_failed_call_is_no_wrong_answer():
         ({}, examples(3, [1]), TypeError, "programs must be a dict from names to programs"),
         (Answering([]), examples(3, [1]), TypeError, "programs must be a dict"),
         ({"a": 3}, examples(3, [1]), TypeError, r"programs\['a'\] must be a"),
+        ({1: Answering([])}, examples(3, [1]), TypeError, "programs must be a dict from names to programs"),
         ({"a": Answering([])}, examples(1, [0]), ValueError, "devset must hold two examples at least; got 1"),
         ({"a": Answering([])}, [{"number": 1}] * 2, TypeError, r"devset\[0\] must be a dspy.Example"),
     ],
@@ -157,6 +167,8 @@ def test_a_failed_call_is_no_wrong_answer():
 def test_bad_arguments_are_refused(programs, devset, error, words):
     with pytest.raises(error, match=words):
         evaluated(programs, exact, devset)
+    with pytest.raises(ValueError, match="num_threads must be greater than or equal to 1; got 0"):
+        evaluate_programs({"a": Answering([])}, exact, examples(3, [1]), num_threads=0)
 
 
 def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_no_answer():

@@ -435,33 +435,41 @@ class TestBadInput:
             lambda texts: np.full((len(texts), 3), np.nan),
             lambda texts: np.ones((len(texts), 0)),
             lambda texts: [None] * len(texts),
+            lambda texts: [[1.0] * (1 + len(text) % 2) for text in texts],
+            dspy.Embedder(lambda texts: [[1.0] * (1 + len(text) % 3) for text in texts], caching=False),
+            "openai/text-embedding-3-small",
         ],
     )
     def test_an_embedder_that_makes_no_vectors(self, embedder):
-        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match="embedder must return"):
+        with (
+            using(CopyingEngine()) as engine,
+            pytest.raises(ValueError, match=r"embedder must (return|be one, .*pass dspy.Embedder)"),
+        ):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
     def test_an_embedder_that_fails_now_and_then(self, tmp_path):
-        """Costs a few calls, and its key is told to nobody; each text is embedded once."""
+        """Costs a few calls, and its key is told to nobody; each text is embedded once, by an estimate or later."""
         asked, failed = Counter(), []
 
         def embed(texts, api_key):
-            asked.update(texts if len(texts) == 1 else [])
-            if len(texts) == 1 and "number7 " in texts[0] and len(failed) < 6:
-                failed.append(1)
+            asked.update(texts)
+            if len(texts) == 1 and {*failed} <= {*texts} and len(failed) < 6:
+                failed.append(texts[0])
                 raise ConnectionError(f"refused: {api_key}")
             return [[float(word in text) for word in WORDS] for text in texts]
 
         embedder = dspy.Embedder(embed, caching=False, api_key="topsecretvalue")
         optimizer = chooser(embedder=embedder, log_dir=tmp_path)
         with using(by_colour()):
-            optimizer.compile(predict(), trainset=examples())
+            optimizer.estimate(predict(), trainset=examples())
+            assert len(asked) == 45
+            optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
         assert optimizer.report.comparison is not None
         (error,) = optimizer.report.errors
         assert error.message == "refused: [hidden]" and error.count <= len(failed)
         assert "topsecret" not in (tmp_path / "cells.jsonl").read_text() + (tmp_path / "report.json").read_text()
-        assert {count for text, count in asked.items() if "number7 " not in text} == {1}
+        assert {count for text, count in asked.items() if text not in failed} == {1}
 
     def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")
