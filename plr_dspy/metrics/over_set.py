@@ -382,8 +382,8 @@ def _label_field(example: dspy.Example, field: str | None, *, besides: Any = Non
         raise ValueError(f"metric: an example has no {what}: {cure}; it holds {told}")
     if len(names) != 1:
         raise ValueError(
-            f"metric: one field beside the inputs must have the label, or the one that is named as field='...'; "
-            f"one example has {list(example.keys())}, of which {names} may have it"
+            f"metric: several fields beside the inputs may have the label, {names}: name the one that does, such as "
+            f"F1(..., field={names[0]!r})"
         )
     return names[0]
 

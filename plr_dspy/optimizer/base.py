@@ -186,11 +186,13 @@ class Reorderer(Checked, Teleprompter, ABC):
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos and not finds else []
         slots = FoundSlots(program) if finds else ProgramSlots(program)
         if not slots.slots:
-            enough = bool(self.num_demos and len(trainset) > 2)
-            unshown = ", and no prompt of it shows the fields of the examples" * enough
-            adding = "pass num_demos=8, which adds labelled ones, or " * (self.get_params().get("num_demos", 0) is None)
+            why, adding = "", "pass num_demos=8, which adds labelled ones, or "
+            if self.get_params().get("num_demos", 0) is not None:
+                why, adding = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos), ""
+            if self.num_demos and len(trainset) < 3:
+                why, adding = ", and trainset is too small to take some from", "pass 100 examples or more, or "
             raise ValueError(
-                f"{self.student_name} has no demos to order{unshown}: {adding}compile it first with "
+                f"{self.student_name} has no demos to order{why}: {adding}compile it first with "
                 "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity

@@ -212,7 +212,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
         if max_cost < least:
             raise ValueError(
-                f"max_cost={max_cost:g} is too small for {num_orders} orders on {plan.num_first_examples} examples and "
-                f"a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
+                f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
+                f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
     return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)

@@ -87,7 +87,8 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     if is_async or (forward is None and hasattr(student, "aforward")):
         raise TypeError(
             f"{name} is an async program, which cannot run in worker threads as it is: "
-            f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile that"
+            f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile "
+            "that; in notebooks that needs nest_asyncio"
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
         raise TypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")

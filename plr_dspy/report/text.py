@@ -229,8 +229,8 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     parts.append(f"{count(state.num_demos, 'demo')}{tokens}")
     if state.num_calls:
         calibrated = returned and report.calibration is not None and report.calibration.applied
-        unscored = f"no score from {state.num_failed} of {count(state.num_calls, 'call')}"
-        parts.append(f"{unscored} before calibration" if calibrated else unscored)
+        unscored = f", {state.num_failed} of them without an answer to score" * (state.num_failed > 0)
+        parts.append(f"{count(state.num_calls, 'call')}{' before calibration' * calibrated}{unscored}")
     return f"{name}: {', '.join(parts)}"
 
 

@@ -286,6 +286,8 @@ class TestCures:
         assert ensemble(question="question 50").answer
         with pytest.raises(ValueError, match=r"pass num_demos=8, .* or compile it first with dspy.BootstrapFewShot"):
             compiled(optimizer(num_demos=None), student([]))
+        with pytest.raises(ValueError, match="trainset is too small to take some from: pass 100 examples or more"):
+            PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
         with pytest.raises(ValueError, match=r"no demos to order: compile it first with dspy.BootstrapFewShot"):
             order_sensitivity(student([]), exact_match, EXAMPLES)

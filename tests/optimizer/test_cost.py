@@ -137,7 +137,7 @@ class TestEstimate:
         one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
         assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
         assert found.cost > 0
-        with pytest.raises(ValueError, match="too small for 4 orders"):
+        with pytest.raises(ValueError, match="too small for 4 candidates"):
             PLReorder(exact_match, max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
@@ -315,7 +315,7 @@ class TestMaxCost:
         program = student(6 * (kind is PLReorder))
 
         def enough(method="estimate", **more):
-            with pytest.raises(ValueError, match="too small for 4 orders") as told:
+            with pytest.raises(ValueError, match="too small for 4 candidates") as told:
                 getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(program, trainset=EXAMPLES)
             return float(str(told.value).split("max_cost=")[2].split()[0])
 

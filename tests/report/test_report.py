@@ -106,7 +106,7 @@ class TestData:
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
         assert f"program calls ({failed} failed)" in str(found)
-        told = f"no score from {found.original.num_failed} of {found.original.num_calls} calls"
+        told = f"{found.original.num_calls} calls, {found.original.num_failed} of them without an answer to score"
         assert told in str(found).splitlines()[1]
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
