@@ -70,9 +70,9 @@ class LabelReorderer(Reorderer):
     scored_on = "probing inputs"
     chooses_by_score = False
     fillers: ClassVar[tuple[str, ...]] = ()
-    """Texts that each make a probing input; without any, these are the inputs of the train split."""
+    """Texts that each make a probing input."""
     temperature: ClassVar[float | None] = None
-    """At which the LM writes the probing inputs; None where it writes none."""
+    """At which the LM writes the probing inputs; None where it writes none. With neither, these are train inputs."""
 
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 24
 

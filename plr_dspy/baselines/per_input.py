@@ -95,7 +95,7 @@ class DEmO(LabelReorderer):
     Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
 
     Args:
-        metric: Not used: there is no one order to compare with the original one.
+        metric: By example; checked, but not used: there is no one order to compare with the original one.
         num_kept: Orders to choose from for each input. The one in the report is the fairest.
         num_candidates, all others: As in `LocalE`.
     """

@@ -58,7 +58,7 @@ class Plan:
         num_train_examples, num_selection_examples: Examples that score a sample, with `racing` at most, the same ones
             for all samples; and those of the final comparison.
         racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
-        max_metric_calls: Hard limit on program calls; None for none.
+        max_metric_calls: Most program calls of the compile, fewer than allowed where examples are few; None for any.
         most_searched: Program calls that score every ordering on every train example, where the limit pays for them.
         with_mode: Whether the most probable ordering joins the final comparison.
         num_initial: Orderings of the first round.

@@ -140,7 +140,7 @@ Decision: TypeAlias = Callable[[Reading], Reading]
 
 
 class LabelReader:
-    """Comes before an adapter's own type, and reads what its calls return.
+    """The first base of a type made of an adapter's own: it reads what the adapter's calls return.
 
     `readings` has one for each call with the output, None where the reply says nothing of labels; `undecided` what a
     decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.

@@ -53,7 +53,7 @@ ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iteratio
 class Reorderer(Checked, Teleprompter, ABC):
     """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
 
-    Subclasses say what tells one from another: `plan`, `search`, and what else of the methods below is not as theirs.
+    Subclasses have their own `plan`, mostly their own `search`, and override what else is not as here.
     Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
     evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. One that
     `orders_found` demos takes programs that find their demos for each input.

@@ -42,7 +42,7 @@ were read and had none, no more are tried, unless log-probabilities must come.""
 
 @arguments
 class PLReorder(Reorderer):
-    """Learns a Plackett-Luce distribution over the orders of a program's demos, and picks one.
+    """Searches the orders of a program's demos, which a learnt Plackett-Luce distribution proposes, and picks the best.
 
     Demos, instructions and weights stay as they are: run it after an optimizer that chooses demos.
     Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.

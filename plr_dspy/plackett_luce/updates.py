@@ -275,7 +275,7 @@ def smoothing_of(update: UpdateRule) -> float:
     """The share of what is new in each update of the numbers of items, which draws that are cut off need; TypeError
     for a rule without one."""
     smoothing = getattr(update, "smoothing", None)
-    if not isinstance(smoothing, float):
+    if not isinstance(smoothing, (int, float)) or not 0.0 < smoothing <= 1.0:
         raise TypeError(
             f"update must have a smoothing, a number in (0, 1], to arrange demos; got {update!r}: pass update='mle', "
             "or give yours that attribute"

@@ -66,7 +66,7 @@ class Search(ABC):
         """Return orderings to score next, one permutation for each block; empty when nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from the scores of a round, and return the elites, best first.
+        """Learn from the scores of a round, where the search learns, and return the elites, best first.
 
         Args:
             orderings: Those of the round, repeats included.

@@ -162,7 +162,7 @@ class Gain:
 class FittedModel:
     """A model of scores as it was fitted: estimates, gains, posterior draws, and what calibration does.
 
-    All orderings that it is asked about are of those fitted; others have been ruled out.
+    Most methods are about the orderings fitted, others being ruled out; `predict` and `sample` take any.
 
     Attributes:
         table: Their scores as they count, ``[m, E]``: where answers are calibrated, those of these.
