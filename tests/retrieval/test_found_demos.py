@@ -1,6 +1,7 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
 import re
+import time
 import warnings
 from collections import Counter
 
@@ -470,6 +471,13 @@ class TestBadInput:
         assert error.message == "refused: [hidden]" and error.count <= len(failed)
         assert "topsecret" not in (tmp_path / "cells.jsonl").read_text() + (tmp_path / "report.json").read_text()
         assert {count for text, count in asked.items() if text not in failed} == {1}
+
+    def test_the_time_that_an_embedder_takes_counts(self):
+        slow = dspy.Embedder(lambda texts: time.sleep(0.2) or [[float(len(text))] for text in texts], caching=False)
+        with using(by_colour()) as engine:
+            optimizer = chooser(embedder=slow, max_seconds=0.1)
+            optimizer.compile(predict(), trainset=examples())
+        assert (engine.num_calls, optimizer.report.stopped) == (0, "time limit, nothing compared")
 
     def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")
