@@ -380,6 +380,7 @@ class TestFromAlternatives:
         # after the answer; a word of the format; something else in the label's place.
         ("It| is| negative| or| positive", "positive negative", None, "label", 2),
         ("not| positive| at| all|\n\n|negative|,| not| positive", "positive negative", 1, "label", 5),
+        ("[[ ## why ## ]]\na label: |no|, or so|\n\n[[ ## label ## ]]\n|no", "yes no", 1, "label", 4),
         ('{"|label|": "|no|"}', "yes no", 1, "label", 3),
         ('{"label"|: "no"}', "yes no", 1, "label", 1),
         ("nothing| now| no", "yes no", None, "label", 2),

@@ -547,12 +547,14 @@ class TestFailed:
             assert calls["race"] > 0.15 * limit and calls["final"] > 0.1 * limit
         assert parts[0]["search"] < parts[1]["search"] < parts[2]["search"]
 
-    def test_those_of_the_provider_alone_are_forgotten(self, tmp_path):
+    def test_those_of_the_provider_alone_are_forgotten_unless_they_were_decided_on(self, tmp_path):
         with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
-            for name in ("ValueError", "LMRateLimitError"):
-                ledger.add((name, 0), Cell(None, FAILED, name), {})
+            for example, name in enumerate(("LMRateLimitError", "ValueError", "LMRateLimitError")):
+                ledger.add((name, example), Cell(None, FAILED, name), {})
+                if not example:
+                    ledger.settle()
         with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
-            assert list(ledger.earlier) == [("ValueError", "0")]
+            assert list(ledger.earlier) == [("LMRateLimitError", "0"), ("ValueError", "1")]
 
     def test_what_has_changed_by_itself_is_not_compared_from_then_on(self, tmp_path):
         facts = {"one": 1, "other": 1}

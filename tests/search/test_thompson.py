@@ -80,12 +80,16 @@ class TestSearch:
         assert batches[-1] == []
         assert len(batches) < 20
 
-    def test_rules_have_a_draw_of_their_own_only_while_one_is_left_to_score(self):
-        space = OrderingSpace((tuple(range(3)),), beside=(((-1,),),))
-        scores = {o: dict.fromkeys(range(4), 1.0) for o in (space.identity, *space.beside)} | {((2, 1, 0),): {0: 0.0}}
-        search = ThompsonSearch(space, num_examples=4, responses=LabelResponses(np.eye(2), lambda *cell: None))
-        search.tell(list(scores), scores)
-        assert {*search.ask()} == {*space.enumerate()} - {space.identity, *space.beside}
+    def test_by_log_probabilities_rules_have_a_draw_of_their_own_while_one_is_left_to_score(self):
+        rule, first = ((-1,),), []
+        space, silent = OrderingSpace((tuple(range(3)),), beside=(rule,)), LabelResponses(np.eye(2), lambda *cell: None)
+        for num_scored, score, responses in ((4, 1.0, silent), (3, 0.0, silent), (3, 0.0, None)):
+            known = {space.identity: dict.fromkeys(range(4), 1.0), rule: dict.fromkeys(range(num_scored), score)}
+            search = ThompsonSearch(space, num_examples=4, responses=responses)
+            search.tell([*known, ((2, 1, 0),)], known | {((2, 1, 0),): {0: 0.0}})
+            first.append((asked := search.ask())[0] == rule)
+            assert {*asked} == {*space.enumerate()} - {o for o, row in known.items() if len(row) == 4}
+        assert first == [False, True, False]
 
     def test_classes_matter(self):
         options = [{}, {"classes": [[0, 1] * 4]}, {"example_classes": [0, 1] * 20}]
