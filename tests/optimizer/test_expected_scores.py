@@ -6,6 +6,7 @@ import pytest
 from fakes import LabelEngine, digest, using
 from label_engines import exact
 
+from plr_dspy import PLReorder
 from plr_dspy.optimizer.fewshot import PLFewShot
 
 LABELS = ["yes", "no"]
@@ -102,3 +103,24 @@ class TestOneEstimate:
                 held.append(low <= true <= high)
         assert len(held) > 11
         assert sum(held) >= 0.9 * len(held)
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
+    """Right on nine of ten texts in its own order, and on half of them in any other: most intervals hold that."""
+    demos, inside = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(5)], 0
+    for seed in range(12):
+
+        def chances(shown, text, seed=seed):
+            right = digest(f"{seed} {shown} {text}") < (0.9 if shown == [demo.text for demo in demos] else 0.5)
+            return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
+
+        student = dspy.Predict("text -> label: Literal['yes', 'no']")
+        student.demos = list(demos)
+        trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
+        reorder = PLReorder(exact, max_metric_calls=150, display_progress=False, num_threads=1)
+        with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
+            reorder.compile(student, trainset=trainset)
+        _, low, high = reorder.report.comparison.expected_original
+        inside += low <= 0.9 <= high
+    assert inside >= 11

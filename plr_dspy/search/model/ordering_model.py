@@ -31,6 +31,11 @@ LEAST_SHARE = 0.5
 DEVIATIONS = 1.96
 """Standard errors on either side of a mean that an interval of 95 % has."""
 
+MOST_SHRUNK = 0.7
+"""Standard errors, at most, between what is expected of a program as it is and what its own scores say: it may be of
+another kind than the orderings that tell of it (B. Efron and C. Morris, "Limiting the risk of Bayes and empirical Bayes
+estimators, part II", JASA 67, 1972)."""
+
 
 class OrderingModel:
     """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
@@ -207,12 +212,15 @@ class FittedModel:
         return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Ordering) -> float:
-        """What an ordering is expected to score without calibration, by its own calls where these brought
-        log-probabilities: the program that the user has."""
-        if self.calibrating:
-            return self._limited(self._corrected(ordering)[0])
+        """What an ordering is expected to score without calibration, never far from what its own calls say: the program
+        that the user has."""
         known = self.calibration(ordering)
-        return self._limited(dict(self.estimates())[ordering] if known is None else known.before)
+        if known is None:
+            own, expected = self._process.unshrunk(self.orderings.index(ordering)), dict(self.estimates())[ordering]
+        else:
+            own, expected = self._corrected(ordering)[0], known.before
+        most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
+        return self._limited(min(max(expected, own - most), own + most))
 
     def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
@@ -221,16 +229,20 @@ class FittedModel:
         Those of the model itself are too narrow where it does not fit the program. Where all calls scored the same,
         from 0 to 1, it is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
-        both, rows = self._both, self._both[:, [self.orderings.index(o) for o in {ordering, reference}]]
-        counts = (~np.isnan(rows[0])).sum(axis=1)
-        # Scores by a metric over a set differ the more the rarer the examples that decide are in a row.
-        spreads = np.maximum(np.nanstd(both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
-        error = float(np.sqrt((spreads**2 / counts).sum()))
+        error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
-            margin = 3.0 / int(counts.min())
+            counts = self._told.counts
+            margin = 3.0 / min(int(counts[self.orderings.index(each)]) for each in (ordering, reference))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
         return round(min(score, self._limited(low)), 6), round(max(score, self._limited(high)), 6)
+
+    def _error(self, *orderings: Ordering) -> float:
+        """The standard error of the sum of mean scores of different orderings, by their own calls."""
+        rows = self._both[:, [self.orderings.index(each) for each in set(orderings)]]
+        # Scores by a metric over a set differ the more the rarer the examples that decide are in a row.
+        spreads = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        return float(np.sqrt((spreads**2 / (~np.isnan(rows[0])).sum(axis=1)).sum()))
 
     def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
         """As `ResponseModel.corrected`, of an ordering fitted."""

@@ -226,13 +226,18 @@ class AdditiveProcess:
         )
         self._fit, self._means, self._deviation = fit, means, float(np.sqrt(fit.noise))
         self._weights = fit.weights(self._features)
-        self._level = float(table.example_effects(effects)[table.seen].mean() + centre)
+        self._examples = float(table.example_effects(effects)[table.seen].mean())
+        self._level = self._examples + centre
         self.mean: Array = self._unit * (fit.covariance @ fit.solved + self._level)
         self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
 
     def predict(self, features: Sequence[Array]) -> Array:
         """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._weights) + self._level)
+
+    def unshrunk(self, number: int) -> float:
+        """What an ordering fitted scores on a mean example by its own scores alone."""
+        return float(self._unit * (self._means[number] + self._examples))
 
     def gains(self, reference: int) -> Gains:
         """What the orderings fitted score on new examples above one of them, given by its number."""
