@@ -18,7 +18,7 @@ from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, Cell
+from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Evaluation:
             if found.difference is not None and (ends := found.difference_interval):
                 parts.append("{:+.3f} [{:+.3f}, {:+.3f}] over the first".format(found.difference, *ends))
             if found.num_unread:
-                parts.append(f"{found.num_unread} replies could not be read")
+                parts.append(f"{found.num_unread} of the replies could not be read")
             if found.recalls:
                 recalls = (f"{label} {recall:.2f}" for label, recall in found.recalls.items())
                 parts.append(f"recall {', '.join(recalls)}")
@@ -89,7 +89,8 @@ def evaluate_programs(
     """Score programs on the same examples, with 95 % intervals, and the recall of each label.
 
     The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's. A failed call
-    is no wrong answer: its example is left out for all programs, with a warning.
+    is no wrong answer: its example is left out for all programs, with a warning. If it is ended early, nothing is kept,
+    but what DSPy's cache holds.
 
     Args:
         programs: By name; the first is what the others are held against. They are not changed.
@@ -133,18 +134,26 @@ def evaluate_programs(
 
 
 def program_answers(
-    program: dspy.Module, examples: Sequence[dspy.Example], answers: list[Any], *, num_threads: int | None = None
-) -> dict[int, str]:
-    """Put what a program answers to examples, which need no labels, in a list of None as it comes.
-
-    Replies that cannot be read, and calls that fail, leave None. Returns what ended the latter, by example.
-    """
+    program: dspy.Module,
+    examples: Sequence[dspy.Example],
+    answers: list[Any],
+    errors: list[str],
+    *,
+    num_threads: int | None = None,
+) -> None:
+    """Put what a program answers to examples, which need no labels, in a list of None, and replace with the error, or
+    with nothing, the text of each call that was made."""
     _Limits(num_threads=num_threads)
     check_given(program, name="program", to_order=False, devset=examples)
+    ledger = Ledger()
     with progress_bar(len(examples), display=True, title="predict") as bar:
         options: dict[str, Any] = {"num_threads": num_threads, "max_errors": len(examples), "on_cell": bar.update}
-        found = _Answers(program, lambda example, answer: 0.0, examples, predictions=answers, **options)
-    return {example: _as_told(cell) for example, cell in found.failed.items()}
+        options |= {"predictions": answers, "ledger": ledger}
+        try:
+            _Answers(program, lambda example, answer: 0.0, examples, **options)
+        finally:  # whatever ended it
+            for (_, example), cell in ledger.cells.items():
+                errors[example] = _as_told(cell) if cell.error else ""
 
 
 @arguments
@@ -156,7 +165,7 @@ class _Limits:
 
 
 def _as_told(failed: Cell) -> str:
-    """What ended a call."""
+    """What ended a call, or left it without an answer."""
     return f"{failed.error}: {failed.message}"
 
 
@@ -227,7 +236,10 @@ class _Answers(MetricWork):
         found = ProgramScore(value, interval, num_unread=num_unread, recalls=self._recalls())
         if self is first:
             return found
-        ends = paired_interval([b - a for a, b in zip(*first.rows(self), strict=True)])
+        differences = [b - a for a, b in zip(*first.rows(self), strict=True)]
+        largest = high - low if self.influence is None else self.influence.largest()
+        # Where all answers score the same, others may not.
+        ends = paired_interval(differences, largest=0.0 if any(differences) else largest)
         interval = (max(low - high, ends[0]), min(high - low, ends[1]))
         return replace(found, difference=value - first.value(), difference_interval=interval)
 

@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     except KeyboardInterrupt:
         folder = getattr(args, "log_dir", None)
-        kept = f"; what was paid for is kept in {folder}" if folder else ", nothing is kept"
+        kept = f"; what was paid for is kept in {folder}" if folder else ""
         print(f"plr-dspy: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:

@@ -35,6 +35,9 @@ from plr_dspy.runtime.files import write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
+NO_CALL = "no call was made"
+"""The error of a row that was not reached."""
+
 LINES = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
@@ -93,25 +96,25 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    """Write the rows of a file with their predictions; of calls that fail with the error."""
+    """Write the rows of a file with their predictions, or with what left them without one."""
     program = _named_program(args.program, args.demos)
     rows = _read_examples(args.data, args.inputs, program)
     answers: list[Any] = [None] * len(rows)
-    failed: dict[int, str] | None = None
+    errors = [NO_CALL] * len(rows)
     try:
         with _language_model(args):
-            failed = program_answers(program, rows, answers, num_threads=args.threads)
+            program_answers(program, rows, answers, errors, num_threads=args.threads)
     finally:
-        if failed is not None or any(each is not None for each in answers):  # what was paid for, whatever ended it
+        if made := sum(each != NO_CALL for each in errors):  # what was paid for, whatever ended it
             told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
             lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
-            for row, error in (failed or {}).items():
-                lines[row]["error"] = error
+            for line, error in zip(lines, errors, strict=True):
+                line |= {"error": error} if error else {}
             write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
-            print(f"{count(len(lines), 'prediction')} in {args.out}")
-            if missing := sum(each is None for each in told):
-                reasons = "replies that could not be read, or calls that failed or were not made"
-                print(f"{missing} of them are null: {reasons}", file=sys.stderr)
+            without = sum(map(bool, errors))
+            print(f"{count(len(rows) - without, 'prediction')} in {args.out}, of {count(made, 'call')}")
+            if without:
+                print(f"{count(without, 'row')} without a prediction: each has the error", file=sys.stderr)
 
 
 def _named_metric(reference: str) -> Any:

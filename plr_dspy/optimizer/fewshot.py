@@ -182,10 +182,11 @@ class PLFewShot(PLReorder):
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
-            beside, number = " that valset does not hold" * bool(valset), len({source_of(e.inputs()) for e in trainset})
+            beside, held = " that valset does not hold" * bool(valset), {source_of(e.inputs()) for e in valset}
+            number = len({source_of(e.inputs()) for e in trainset} - held)
             raise ValueError(
                 f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
-                f"{number}: pass 100 or more such examples, or demos of your own in candidates"
+                f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
             )
         asks_teacher = self.candidates == "bootstrapped" or (
             self.candidates == "both" and not labels_say_all(program, examples)

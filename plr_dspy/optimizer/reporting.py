@@ -265,10 +265,10 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
 
 
 def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
-    """Score the most frequent answer of each example's neighbours by the metric; no language model is called."""
+    """Score the most frequent answer of each example's neighbours by the metric; neither a language model nor an
+    embedder is called."""
     predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()
     names = set(predictors[0][1].signature.input_fields)
-    examples = [*job.splits.selection, *job.splits.train][:MOST_VOTES]
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
     if len(predictors) != 1 or job.splits.classes is None or not labelled or language_models(job.optimizer.metric):
         return None
@@ -276,6 +276,7 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
         (pool,) = slots.found.values()
     else:
         pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
+    examples = [e for e in (*job.splits.selection, *job.splits.train) if pool.knows(e.inputs())][:MOST_VOTES]
     metric, calls = job.optimizer.metric, NoCalls()
     over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
@@ -283,7 +284,7 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
             inputs = dict(example.inputs().items())
             answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
             answers.append(over_set.outputs(own_copy(example), answer))
-    if calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
+    if not answers or calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
         return None
     score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
     name = f"a vote of the {number} nearest examples, without a language model, scores"

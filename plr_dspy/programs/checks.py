@@ -30,7 +30,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     One that is `to_order` must have predictors whose demos can be.
     """
     _check_student(student, name, to_order)
-    _check_demos(student)
+    _check_demos(student, to_order)
     signature = _signature(student)
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature.parameters.values() if signature else ()
@@ -59,7 +59,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
                 ) from None
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
-        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) before compile")
+        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
     if lm is not None and not is_language_model(lm):
         cure = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
         raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
@@ -104,8 +104,9 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
         )
 
 
-def _check_demos(student: dspy.Module) -> None:
-    """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those JSON cannot hold."""
+def _check_demos(student: dspy.Module, to_order: bool) -> None:
+    """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those that JSON cannot hold
+    where the program is to be saved."""
     mismatches, with_demos = [], 0
     for name, predictor in student.named_predictors():
         demos, shown = predictor.demos, set(predictor.signature.fields)
@@ -122,7 +123,7 @@ def _check_demos(student: dspy.Module) -> None:
             mismatches.append(
                 f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
             )
-    if obstacle := json_obstacle(student):
+    if to_order and (obstacle := json_obstacle(student)):
         logger.warning("%s", obstacle)
     if mismatches and len(mismatches) == with_demos:
         raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")

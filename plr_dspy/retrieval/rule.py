@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -29,7 +29,7 @@ FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "li
 """What the logit of a demo is made of, as `Pool.features` gives it."""
 
 MOST_KEPT = 4_096
-"""Texts whose vectors are kept: a search asks for those of its examples again and again."""
+"""Texts beside the pool's whose vectors are kept: a search asks for those of its examples again and again."""
 
 NEAREST = {"similarity": 1.0}
 """The coefficients of a rule that shows what is most like the input."""
@@ -115,9 +115,9 @@ class Embeddings:
 
     Args:
         texts: Of the pool.
-        embedder: Called with those at once whose vectors are not known, and then once with each text that is not of the
-            pool, as long as its vector is kept.
-        known: Vectors by their texts, of length 1, to which those of the pool are added.
+        embedder: Called with those at once whose vectors are not known, and then once with each other text, as long as
+            its vector is among the last `MOST_KEPT`.
+        known: Vectors by their texts, of length 1, to which these are added.
     """
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
@@ -126,13 +126,22 @@ class Embeddings:
             # As many decimals as are saved, so that a loaded program finds the same.
             known.update(zip(new, np.round(self._of(new), 6), strict=True))
         self.vectors: Array = np.array([known[text] for text in texts])
-        self._kept = lru_cache(MOST_KEPT)(lambda text: self._of([text])[0])
+        self._most = len(known) + MOST_KEPT
 
     def to(self, text: str) -> Array:
         """Cosine of a text's vector and of those of the pool, ``[n]``."""
         vector = self._known.get(text)
-        found: Array = self.vectors @ (self._kept(text) if vector is None else vector)
+        if vector is None:
+            vector = self._known[text] = self._of([text])[0]
+            with suppress(RuntimeError, KeyError):  # where another thread does the same
+                if len(self._known) > self._most:
+                    del self._known[next(iter(self._known))]
+        found: Array = self.vectors @ vector
         return found
+
+    def knows(self, text: str) -> bool:
+        """Whether a text's vector is there already."""
+        return text in self._known
 
     def _of(self, texts: Sequence[str]) -> Array:
         """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
@@ -144,10 +153,12 @@ class Embeddings:
             returned, found = error, np.empty(0)
         expected = (len(texts), size or found.shape[-1])
         if found.shape != expected or not found.size or not np.isfinite(found).all():
-            got = f"an array of shape {found.shape}" if found.size else repr(returned)[:80]
+            got = f"it returned {f'an array of shape {found.shape}' if found.size else repr(returned)[:80]}"
+            if isinstance(returned, Exception):
+                got = f"it raised {returned!r}"
             raise ValueError(
-                f"embedder must return a vector of {size or 'some'} finite numbers for each of {len(texts)} texts; got "
-                f"{got}{', not all finite,' * bool(found.size and found.shape == expected)} from it: pass another one"
+                f"embedder must return a vector of {size or 'some'} finite numbers for each of {len(texts)} texts; "
+                f"{got}{', not all finite' * bool(found.size and found.shape == expected)}: mend it, or pass another"
             )
         vectors: Array = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return vectors
@@ -203,6 +214,10 @@ class Pool:
         votes = Counter(self.classes[near].tolist())
         winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
+
+    def knows(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether no embedder needs to be asked for the inputs of a call."""
+        return not isinstance(self.similarity, Embeddings) or self.similarity.knows(_text_of(inputs, self.names))
 
     def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Mapping[str, Any] | None = None) -> list[int]:
         """The demos that a rule shows, in the order of the prompt.

@@ -166,6 +166,7 @@ def test_rows_have_the_types_of_the_program_s_fields(folder, kind):
     asked = ["predict", "reviews_app.py:typed", "--inputs", "review", *LOCAL, "--data", f"typed.{kind}"]
     assert cli.main([*asked, "--out", "typed.jsonl"]) == 0
     first, second = map(json.loads, (folder / "typed.jsonl").read_text().splitlines())
+    assert "could not read the reply" in first.pop("error") and second.pop("error")
     assert first == {"review": "x", "stars": 2, "good": True, "note": "7", "prediction": None}
     assert second == {"review": "two\nlines", "stars": "none", "good": False, "note": "", "prediction": None}
 
@@ -376,5 +377,8 @@ def test_predictions_that_were_made_are_written_whatever_happens_to_others(offli
     made = 30 if stops else 40
     null = [n for n in range(40) if n % 10 == 3 or n >= made]
     assert [n for n, row in enumerate(rows) if row["prediction"] is None] == null
-    assert [n for n, row in enumerate(rows) if "error" in row] == ([] if stops else null)
-    assert f"{len(null)} of them are null" in capsys.readouterr().err
+    errors = {n: row["error"] for n, row in enumerate(rows) if "error" in row}
+    assert errors == {n: "no call was made" if n >= made else "ConnectionError: no route" for n in null}
+    out, err = capsys.readouterr()
+    assert f"{40 - len(null)} predictions in told.jsonl, of {made} calls" in out
+    assert f"{len(null)} rows without a prediction" in err and "nothing is kept" not in err

@@ -56,7 +56,7 @@ def test_accuracy_recall_and_difference():
     for low, high, value in ((*half.interval, half.score), (*half.difference_interval, half.difference)):
         assert low < value < high
     assert "half   0.700 [" in str(found)
-    assert "1 replies could not be read; recall no 0.73, yes 0.60" in str(found)
+    assert "1 of the replies could not be read; recall no 0.73, yes 0.60" in str(found)
 
 
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
@@ -133,6 +133,13 @@ def test_whatever_runs_can_be_evaluated():
     renaming = Program(rename, inner=Answering(range(5)))
     (found,) = evaluated({"renaming": renaming}, metric, examples(20, range(5))).programs.values()
     assert (found.score, found.recalls) == (1.0, {})
+
+
+@pytest.mark.parametrize("metric", [exact, F1("yes")])
+def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
+    found = evaluated({"one": Answering([1, 2]), "other": Answering([1, 2])}, metric, examples(20, range(5)))
+    low, high = found.programs["other"].difference_interval
+    assert low < -0.05 < 0.05 < high
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes")])

@@ -465,7 +465,8 @@ class TestBadInput:
         with using(by_colour()):
             optimizer.estimate(predict(), trainset=examples())
             assert len(asked) == 45
-            optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
+            for _ in range(2):
+                optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
         assert optimizer.report.comparison is not None
         (error,) = optimizer.report.errors
         assert error.message == "refused: [hidden]" and error.count <= len(failed)
@@ -473,11 +474,16 @@ class TestBadInput:
         assert {count for text, count in asked.items() if text not in failed} == {1}
 
     def test_the_time_that_an_embedder_takes_counts(self):
-        slow = dspy.Embedder(lambda texts: time.sleep(0.2) or [[float(len(text))] for text in texts], caching=False)
+        """And when it is up, none is asked any more."""
+        asked = []
+        slow = dspy.Embedder(
+            lambda texts: asked.extend(texts) or time.sleep(0.2) or [[1.0]] * len(texts), caching=False
+        )
         with using(by_colour()) as engine:
             optimizer = chooser(embedder=slow, max_seconds=0.1)
-            optimizer.compile(predict(), trainset=examples())
+            optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
         assert (engine.num_calls, optimizer.report.stopped) == (0, "time limit, nothing compared")
+        assert len(asked) == 45
 
     def test_nothing_to_find_and_another_student(self, tmp_path):
         student = predict("query -> answer")

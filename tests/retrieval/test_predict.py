@@ -124,9 +124,11 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
     vectorizer = dspy.Embedder(letters) if how == "embeddings" else None
     program = compiled(two_steps(), "first", embedder=vectorizer, rule=Rule(num_demos=2, nearest_last=False))
     program.save(tmp_path / "p.json")
+    program.save(tmp_path / "whole", save_program=True)
     again = load_program(two_steps(), tmp_path / "p.json", embedder=vectorizer)
-    program(text="the cat"), again(text="the cat")
-    assert lm.history[0]["messages"] == lm.history[2]["messages"]
+    for each in (program, again, dspy.load(tmp_path / "whole", allow_pickle=True)):
+        each(text="the cat")
+    assert lm.history[0]["messages"] == lm.history[2]["messages"] == lm.history[4]["messages"]
     again.save(tmp_path / "q.json")
     assert (tmp_path / "q.json").read_bytes() == (tmp_path / "p.json").read_bytes()
     if how == "embeddings":
