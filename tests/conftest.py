@@ -69,7 +69,6 @@ collect_ignore = [] if "PLR_DSPY_VLLM" in os.environ else ["on_vllm"]
 
 @pytest.fixture(scope="session")
 def server() -> Iterator["LocalServer"]:  # noqa: F821
-    """The real local model, started once."""
     from plr_dspy.local import LocalServer
 
     with LocalServer(context_length=1024) as running:
@@ -89,7 +88,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def mlflow_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which MLflow keeps runs."""
     import mlflow
     import mlflow.dspy
 

@@ -68,7 +68,6 @@ class OrderSensitiveEngine:
 
     @staticmethod
     def formatted(system: str, texts: list[str], answer: str) -> str:
-        """A reply in the format that was asked for."""
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         fields = {name: _value(name, answer) for name in wanted or _output_fields(system)}
         body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
@@ -95,7 +94,6 @@ def digest(text: str) -> float:
 
 
 def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -> Any:
-    """A chat completion that says `text`."""
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5}
@@ -115,7 +113,6 @@ def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
-    """Examples ``question -> answer`` with few answers."""
     pairs = [{"question": f"question {i}", "answer": f"answer {i % classes}"} for i in range(count)]
     return [dspy.Example(pair).with_inputs("question") for pair in pairs]
 
@@ -128,8 +125,6 @@ def student(demos: Any = 6, signature: str = "question -> answer", **config: Any
 
 
 class ScriptedEngine:
-    """Answers in turn, and keeps the requests."""
-
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
         self.requests: list[Any] = []
@@ -140,8 +135,6 @@ class ScriptedEngine:
 
 
 class Wrapped(dspy.Module):
-    """Holds such a predictor."""
-
     def __init__(self) -> None:
         super().__init__()
         self.answer = student()
@@ -151,8 +144,6 @@ class Wrapped(dspy.Module):
 
 
 class Program(dspy.Module):
-    """Has these parts, and answers as `run(program, **inputs)` does."""
-
     def __init__(self, run: Any = None, **parts: Any) -> None:
         super().__init__()
         vars(self).update(parts, run=run)
@@ -190,7 +181,6 @@ class CopyingEngine(OrderSensitiveEngine):
         return self.formatted(system, texts, _fields(found[0])["answer"].strip() if found else self.otherwise(asked))
 
     def otherwise(self, asked: str) -> str:
-        """What it says where no demo is like the question."""
         return "wrong"
 
 
@@ -209,12 +199,10 @@ def interrupt() -> None:
 
 
 def engine_for(examples: list[dspy.Example], **options: Any) -> OrderSensitiveEngine:
-    """An engine that knows the examples' answers."""
     return OrderSensitiveEngine({example.question: example.answer for example in examples}, **options)
 
 
 def lm_of(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> dspy.LM:
-    """An LM that asks an engine, each call once."""
     return dspy.LM(model, engine=engine, **{"cache": False, "num_retries": 0, **options})
 
 
@@ -342,12 +330,10 @@ class LabelEngine:
 
     @staticmethod
     def shown(texts: tuple[str, ...]) -> tuple[list[str], str]:
-        """The first fields of the demos, and of the input."""
         *demos, text = (FIELD.findall(text)[0][1].strip() for text in [*texts[:-1:2], texts[-1]])
         return demos, text
 
     def write(self, examples: str, wanted: list[str]) -> str:
-        """The reply that is an input like some examples."""
         text = f"made up {int(digest(examples) * 6)}"
         with self._lock:
             self.written[text] += 1

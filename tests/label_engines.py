@@ -19,7 +19,6 @@ REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", s
 
 
 def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
-    """A program that labels a text."""
     return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
 
 
@@ -66,7 +65,6 @@ class Classifier:
         return chat_response(said, logprobs=logprobs_of(tokens) if told else None)
 
     def tokens(self, last: str, text: str) -> list[dict[str, float]]:
-        """Each the probabilities of what might stand there."""
         answer = {label: share for label, share in self.probabilities(text).items() if share > 0} | NOISE
         wanted = [name for name in WANTED.findall(last) if name != "completed"]
         if self.unreadable(text):

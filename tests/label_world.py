@@ -24,7 +24,6 @@ def number(text: str) -> int:
 
 
 def two(z: float) -> list[float]:
-    """Probabilities of the labels whose log-odds are z."""
     return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
 
 
@@ -36,8 +35,6 @@ def probabilities(demos: list[str], text: str) -> list[float]:
 
 
 class Engine(LabelEngine):
-    """Such a classifier."""
-
     def __init__(self, *, labels: Any = LABELS, probabilities: Any = probabilities, **options: Any) -> None:
         super().__init__(labels, probabilities, **options)
 
@@ -49,7 +46,6 @@ def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
 
 
 def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exact, kind=PLReorder, **options):
-    """The program compiled, and the report."""
     optimizer = kind(metric, **{"max_metric_calls": 120, "num_threads": 1, "display_progress": False, **options})
     with using(engine, "fake/x"):
         compiled = optimizer.compile(program or student(), trainset=trainset, valset=valset)
@@ -68,16 +64,13 @@ def found(report: Any, *but: str) -> dict[str, Any]:
 
 
 def twice() -> Program:
-    """A program that asks its classifier twice for an answer."""
     return Program(lambda self, text: [self.predict(text=text) for _ in range(2)][-1], predict=student())
 
 
 def whole_prediction(example: Any, prediction: Any, trace: Any = None) -> bool:
-    """A metric that looks at more than the label."""
     return exact(example, prediction) and len(prediction.completions) > 0
 
 
 def judged(example: Any, prediction: Any, trace: Any = None) -> bool:
-    """A metric that asks a model."""
     judge = dspy.Predict("text -> label: Literal['negative', 'positive']")
     return bool(judge(text=example.text).label == prediction.label)

@@ -26,7 +26,6 @@ def record(task="mr", num_demos=8, seed=1, method="Static", scores=(1.0, 0.0), *
 
 
 def result(*args, **fields):
-    """One run as it is read from a results file."""
     return RESULT.validate_python(record(*args, **fields))
 
 

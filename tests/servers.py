@@ -33,7 +33,6 @@ class Request:
     at: float = field(default_factory=time.monotonic)
 
     def reply(self, status: int, content: Any, **headers: Any) -> None:
-        """Send text as it is, and all else as JSON."""
         data = (content if isinstance(content, str) else json.dumps(content)).encode()
         self.connection.send_response(status)
         for name, value in {"content-type": "application/json", **headers}.items():
@@ -92,7 +91,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Any]:
-    """Serve while the context lasts."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -105,7 +103,6 @@ def running(server: Server) -> Iterator[Any]:
 
 
 def completion(text: str | None, *, plain: bool = True, logprobs: Any = None) -> dict[str, Any]:
-    """A reply of the completions endpoint, or of the chat endpoint."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     choice |= {"text": text} if plain else {"message": {"role": "assistant", "content": text}}
     if logprobs is not None:

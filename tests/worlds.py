@@ -57,12 +57,10 @@ class World:
         return sum(float(t[list(o), range(len(o))].sum()) for t, o in zip(self.tables, ordering, strict=True))
 
     def height(self, ordering):
-        """Standard deviations above the mean of random orderings."""
         truths = [self.truth(o) for o in random_orderings(self.space, 200)]
         return (self.truth(ordering) - np.mean(truths)) / np.std(truths)
 
     def __call__(self, orderings):
-        """Score orderings; returns all scores that are known."""
         for ordering in orderings:
             known = self.known.setdefault(ordering, {})
             turn = np.roll(np.arange(len(self.easiness)), -8 * len(self.known)).tolist()

@@ -61,7 +61,6 @@ class Table:
         ]
 
     def serving(self):
-        """The context in which this task's model answers."""
         return using(self.engine, "fake/labels")
 
     def chosen(self, optimizer, **data):

@@ -28,7 +28,6 @@ def results(gains, probabilities=None):
 
 
 def compiled_by_the_paper(scores, **options):
-    """The search, and what came of it."""
     plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}

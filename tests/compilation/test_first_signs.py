@@ -101,7 +101,6 @@ class TestNothingToFind:
 
 @pytest.fixture(scope="module")
 def whole():
-    """The report of a compile that went to its end."""
     return compile_with(engine(), max_metric_calls=500)[0].report
 
 
@@ -125,8 +124,6 @@ def test_the_race_and_the_comparison_shrink_with_a_search_that_is_ended_early(wh
 
 
 class Opinionated(OrderSensitiveEngine):
-    """Right without demos, or right with them only."""
-
     without = True
 
     def answer(self, system, texts):

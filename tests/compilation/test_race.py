@@ -31,7 +31,6 @@ class Raced:
         self.staged.score(self.staged.wanted(orderings, num_examples))
 
     def means(self, scores):
-        """Of the scores known; each heat asks for them once."""
         self.heats.append({ordering: self.staged.num_asked(ordering) for ordering in ORDERINGS})
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 

@@ -27,7 +27,6 @@ def examples(count, labels=LABELS, *, first=0):
 
 
 def inputs(count, *, first=0):
-    """Texts without labels."""
     return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
 
 
@@ -48,7 +47,6 @@ def centred(values):
 
 
 def offsets_of(probabilities, texts, labels=LABELS):
-    """By the formula: less the log of the mean probabilities."""
     means = np.mean([[probabilities(text)[label] for label in labels] for text in texts], axis=0)
     return centred(-np.log(means))
 

@@ -124,7 +124,6 @@ def lenient(example, prediction, trace=None):
 
 
 def fickle():
-    """A metric that gives something else the second time."""
     seen = set()
 
     def metric(example, prediction):

@@ -58,14 +58,12 @@ CONFIDENT = {"positive": 0.9, "negative": 0.06, "Positive": 0.02, "the": 0.001}
 
 
 def reader_of(program, kind=KIND, requests=None, decision=None):
-    """Of the adapter of the context."""
     (name, _), *_ = program.named_predictors()
     output = LabelOutput(name, "label", labels_of(kind), kind)
     return labels_read(program, output, requests or LogprobRequests(), decision=decision)
 
 
 def asked(engine, adapter=None, *, kind=KIND, program=None, requests=None, lm=None, **inputs):
-    """What a program answers, and what was read on the way."""
     program = program or classifier(kind)
     with (
         dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()),

@@ -19,8 +19,6 @@ DEMOS = [
 
 
 class Stub(Server):
-    """A completions endpoint that answers what it is told."""
-
     def __init__(self):
         super().__init__(self.reply_as_told)
         self.status = 200

@@ -42,7 +42,6 @@ def status(code, *, kind="error", message="no", **headers):
 
 
 def compiled(lm, **options):
-    """The report of a compile, and the exception it ended in."""
     reorder = PLReorder(exact_match, max_metric_calls=120, num_threads=NUM_THREADS, **options)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     error = None

@@ -16,15 +16,12 @@ MODEL = "smollm2-135m"
 
 
 class VLLMServer:
-    """Where it listens, and what it counts."""
-
     def __init__(self, address: str) -> None:
         self.api_base = f"{address}/v1"
         self.model = MODEL
         self._address = address
 
     def count(self, name: str) -> float:
-        """The sum of one of its counters, such as "vllm:prefix_cache_hits_total"."""
         with urllib.request.urlopen(f"{self._address}/metrics", timeout=30) as reply:
             lines = reply.read().decode().splitlines()
         values = [float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]

@@ -30,7 +30,6 @@ def chat_lm(vllm, **options):
 
 @pytest.fixture
 def chat(vllm):
-    """DSPy's own client."""
     return chat_lm(vllm)
 
 

@@ -60,7 +60,6 @@ def right(probabilities=leaning_and_sharp, mumbling=False, labels=lambda text: n
 
 
 def calibrated_original(engine=None):
-    """The student in its own order, calibrated on many inputs."""
     with using(engine or engine_of()):
         return BatchCalibration(display_progress=False).compile(student(), trainset=EXAMPLES)
 

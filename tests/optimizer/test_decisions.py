@@ -26,7 +26,6 @@ NUMBERS = (0, 2, 4, 1, 3)
 
 
 def values(kind):
-    """The answers "negative" and "positive", as plain values."""
     return (False, True) if "oo" in kind or "noul" in kind else ("negative", "positive")
 
 
@@ -56,19 +55,16 @@ def exact(example, prediction, trace=None):
 
 
 def ascending(demos):
-    """How much the demos ascend, from 0 to 1."""
     numbers = [number(demo["text"]) for demo in demos]
     pairs = [a < b for i, a in enumerate(numbers) for b in numbers[i + 1 :]]
     return sum(pairs) / len(pairs) if pairs else 0.5
 
 
 def sharp(demos, text):
-    """Right the more often the more the demos ascend."""
     return two((1 if number(text) % 2 else -1) * (3 * ascending(demos) - 0.5) + normal(text))
 
 
 def leaning(demos, text):
-    """Leans far to "positive", and would otherwise be right."""
     return two((1 if number(text) % 2 else -1) * 0.8 + 0.5 * normal(text) + 2.0)
 
 
@@ -88,7 +84,6 @@ def calibrated(program, trainset):
 
 
 def check_saved(engine, program, kind, folder):
-    """What is loaded asks the same."""
     program.save(folder / "program.json")
     loaded = student(kind, numbers=())
     loaded.load(folder / "program.json")

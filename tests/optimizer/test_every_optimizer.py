@@ -35,7 +35,6 @@ OFTEN = {"demos for each input": 3}
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
-    """The program and the optimizer."""
     limits = {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
     metric = metric or METRICS.get(kind, exact)
     optimizer = KINDS[kind](metric, **{**limits, "num_threads": 1, "display_progress": False, **options})
@@ -59,7 +58,6 @@ def finished():
 
 @pytest.fixture
 def whole(finished):
-    """Their reports."""
     return lambda kind: finished(kind)[2].report
 
 

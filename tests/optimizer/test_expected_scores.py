@@ -33,7 +33,6 @@ class MumblingEngine(LabelEngine):
         return (right, 1 - right) if label_of(text) == "yes" else (1 - right, right)
 
     def true_score(self, demos, texts):
-        """Share of right answers."""
         shown = [demo["text"] for demo in demos]
         right = [
             not self.mumbles(shown, text) and self.chances(shown, text)[LABELS.index(label_of(text))] > 0.5

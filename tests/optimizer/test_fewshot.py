@@ -24,7 +24,6 @@ def predict():
 
 
 def chosen(program=None, trainset=EXAMPLES, **options):
-    """What is compiled, and the optimizer."""
     chooser = optimizer(**options)
     return chooser.compile(program or predict(), trainset=trainset), chooser
 

@@ -40,7 +40,6 @@ class Program(dspy.Module):
 
 
 def multisets(program):
-    """The demos of each predictor, whatever their order."""
     every = [[dict(demo.items()) for demo in predictor.demos] for predictor in program.predictors()]
     return [sorted(orjson.dumps(demo, option=orjson.OPT_SORT_KEYS) for demo in demos) for demos in every]
 

@@ -51,7 +51,6 @@ def optimizer(log_dir=None, **options):
 
 
 def compiled(log_dir=None, program=None, trainset=EXAMPLES, **options):
-    """The report of a compile."""
     reorder = optimizer(log_dir, **options)
     reorder.compile(program or student(), trainset=trainset)
     return reorder.report
@@ -90,7 +89,6 @@ def lines(path):
 
 
 def same(report):
-    """What two reports of one compile must share."""
     volatile = {"seconds", "settings"}
     plain = {name: value for name, value in report.items() if name not in volatile}
     plain["program_calls"] = {k: v for k, v in report["program_calls"].items() if k != "resumed"}
@@ -176,8 +174,6 @@ class Metric:
 
 
 class Marked:
-    """A metric with attributes, of which one changes with each call."""
-
     def __init__(self, **attributes):
         vars(self).update(attributes, seen=[])
 
@@ -531,13 +527,6 @@ class TestFailed:
                 compiled(tmp_path, num_threads=1, max_errors=3)
             compiled(tmp_path, num_threads=1)
         assert Counter(engine.requests.values()).keys() == {1, 2}
-
-    def test_a_rate_limit_is_asked_again_also_where_the_metric_counts(self, tmp_path, engine):
-        with dspy.context(lm=lm_of(engine, num_retries=0)):
-            engine.at = {10: limited, 20: interrupt}
-            with pytest.raises(KeyboardInterrupt):
-                compiled(tmp_path, num_threads=1, metric=Marked(answer_key="answer"))
-            assert compiled(tmp_path, num_threads=1, metric=Marked(answer_key="answer")).errors == []
 
     def test_a_raised_budget_is_spent_on_search_race_and_comparison(self, tmp_path, engine):
         limits = (120, 180, 300)

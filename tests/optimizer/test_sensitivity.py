@@ -21,7 +21,6 @@ def analysed(scores, num_distinct=HUGE, **options):
 
 
 def variance_analysis(scores):
-    """Mean squares of orders and of the interaction, by their definitions."""
     orders, examples = scores.shape
     fitted = scores.mean(axis=1, keepdims=True) + scores.mean(axis=0, keepdims=True) - scores.mean()
     between = examples * ((scores.mean(axis=1) - scores.mean()) ** 2).sum() / (orders - 1)
@@ -105,7 +104,6 @@ class TestSimulated:
 
 
 def result(**changes):
-    """An effect that is as clear as the gain."""
     values = {"scores": [0.5, *np.linspace(0.4, 0.8, 9)], "num_distinct": 40_320, "num_searched": 100}
     values |= {"num_examples": 30, "num_usable": 200, "num_unusable": 0, "program_calls": 300}
     values |= {"p_value": 0.001, "noise": 0.05}
@@ -157,7 +155,6 @@ def student(num_demos=5):
 
 
 def measured(examples, program=None, metric=exact_match, engine=None, **options):
-    """The result, and the engine."""
     engine = engine or engine_for(examples)
     with using(engine):
         found = order_sensitivity(program or student(), metric, examples, **options)

@@ -27,12 +27,10 @@ def shy(demos, text):
 
 
 def rare_first():
-    """The student with the demos of the rare label first."""
     return student(demos=sorted(DEMOS, key=lambda demo: demo.label != "positive"))
 
 
 def share_of_rare(examples, predictions):
-    """F1 once more, as a function of lists."""
     pairs = zip(examples, predictions, strict=True)
     rare = [(e.label == "positive", p.get("label") == "positive") for e, p in pairs]
     found = sum(right and said for right, said in rare)

@@ -99,7 +99,6 @@ def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both
 
 
 def some(name, share):
-    """Numbers of calls."""
     return [number for number in range(1, 200) if digest(f"{name} {number}") < share]
 
 

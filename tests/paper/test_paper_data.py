@@ -12,7 +12,6 @@ MR = TASKS["mr"]
 
 
 def write(folder, task, train, test):
-    """Files of a task, from pairs of text and answer."""
     columns = ("question", "answer") if task.reasoning else ("text", "label")
     for part, pairs in (("train", train), ("test", test)):
         lines = [json.dumps(dict(zip(columns, pair, strict=True))) for pair in pairs]
@@ -20,7 +19,6 @@ def write(folder, task, train, test):
 
 
 def read(folder, task=MR):
-    """Both parts of a task as pairs of text and answer."""
     parts = load(task, data_dir=folder)
     return [[(e[task.input_field], e[task.output_field]) for e in part] for part in parts]
 

@@ -101,7 +101,6 @@ def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
 
 
 def children(pid):
-    """Processes that a process has started, and theirs."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -118,7 +117,6 @@ def alive(pid):
 
 @pytest.fixture(scope="module")
 def in_one_go():
-    """Results of the grid that nothing stopped, which is made once."""
     made = {}
 
     def results(options):

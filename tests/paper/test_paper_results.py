@@ -20,8 +20,6 @@ SETTINGS = experiment(None).settings()
 
 
 def making(made, failing=()):
-    """An engine that notes what it makes."""
-
     def engine(experiment, runs):
         for run in runs:
             made.append(run)
@@ -32,7 +30,6 @@ def making(made, failing=()):
 
 
 def made_on(folder, runs=RUNS, failing=()):
-    """The runs that were made, and what became of the grid."""
     made = []
     outcome = run_grid(experiment(folder), runs, engine=making(made, failing))
     return made, outcome

@@ -20,7 +20,6 @@ COMMON = ["--tasks", "mr", "--pool", str(POOL), "--test", str(HELD_OUT)]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Files of the task "mr" that are read fast."""
     return write_task(tmp_path_factory.mktemp("data"))
 
 

@@ -20,7 +20,6 @@ QWEN, LLAMA = "Qwen2.5-7B-Instruct", "Llama-3.1-8B-Instruct"
 
 
 def rows(table):
-    """The CSV as people's programs read it."""
     return list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
@@ -34,7 +33,6 @@ def ranks(table, task="mr"):
 
 
 def line_of(table, name, block=0):
-    """The texts of a line of the Markdown."""
     part = table.to_markdown().split("### ")[block + 1]
     (line,) = [line for line in part.splitlines() if line.startswith(f"| {name} ")]
     return [cell.strip() for cell in line.strip("|").split("|")][1:]

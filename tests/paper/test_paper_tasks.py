@@ -15,7 +15,6 @@ def demos_of(task):
 
 
 def rendered(task, format):
-    """The messages of a prompt whose last text is "new"."""
     (predictor,) = task.program(format).predictors()
     return task.adapter(format).format(predictor.signature, demos_of(task), {task.input_field: "new"})
 

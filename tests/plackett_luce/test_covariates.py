@@ -24,7 +24,6 @@ def features_of(seed, *, num_items=5, num_features=3):
 
 
 def log_prob(coefficients, features, ranking):
-    """Log-probability that these items are chosen in this order."""
     total = 0.0
     for place, item in enumerate(ranking):
         logits = features(ranking[:place]) @ coefficients

@@ -31,7 +31,6 @@ def distributions(draw, max_items=5, lengths_drawn=None):
 
 
 def everything(distribution):
-    """All rankings, short ones before long ones, and filled up."""
     lengths = range(distribution.min_length, distribution.length + 1)
     rankings = (r for k in lengths for r in itertools.permutations(range(distribution.num_items), k))
     return [[*ranking, *[-1] * (distribution.length - len(ranking))] for ranking in rankings]

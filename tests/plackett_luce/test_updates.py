@@ -23,7 +23,6 @@ def float64(values):
 
 @st.composite
 def rankings(draw, size=5, count=4):
-    """Of any lengths, the empty one among them."""
     orders = draw(st.lists(st.permutations(range(size)), min_size=count, max_size=count))
     return padded([order[: draw(st.integers(0, size))] for order in orders], size)
 

@@ -68,7 +68,6 @@ def reversed_(metric):
 
 
 def metric_in(source, **namespace):
-    """The metric of a user's module."""
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}
     exec(source, namespace)
     return namespace["metric"]
@@ -158,7 +157,6 @@ class Locked:
 
 
 def used(thing):
-    """A thing like Locked that has been at work."""
     thing.lock.acquire()
     thing.event.set()
     thing.queue.put(1)

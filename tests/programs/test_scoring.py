@@ -30,7 +30,6 @@ def scorer(program=None, *, metric=exact_match, **options):
 
 
 def errors_of(cells):
-    """What the report says of the exceptions."""
     return error_counts(cells.ledger.cells.items(), NAMES)
 
 
@@ -86,8 +85,6 @@ class TestCells:
 
 
 def failing_on(*numbers):
-    """A metric that raises on these questions."""
-
     def metric(example, prediction):
         if example.question in {f"question {number}" for number in numbers}:
             raise ZeroDivisionError("boom")

@@ -96,7 +96,6 @@ class TestLabelledDemos:
 
 
 def holder(**attributes):
-    """A program that holds something."""
     return Program(answer=student(5), **attributes)
 
 
@@ -136,8 +135,6 @@ class TestShared:
 
 
 class Colleague:
-    """Not a module, but it knows one."""
-
     def __init__(self, program):
         self.program = program
         self.notes = ["a"]

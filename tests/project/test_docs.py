@@ -66,7 +66,6 @@ def few_shot(signature="question -> answer", examples=EXAMPLES):
 
 
 def labelled():
-    """Reviews, and a program that answers with one of two labels."""
     reviews = load_reviews("train")[:40]
     program = few_shot(Sentiment, reviews)
     return {"trainset": reviews, "Sentiment": Sentiment, "acc": accuracy, "program": program}

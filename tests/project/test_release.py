@@ -56,7 +56,6 @@ def wheel(release):
 
 
 def contents(path):
-    """The files of a wheel by name."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 

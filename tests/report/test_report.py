@@ -56,7 +56,6 @@ def report():
 
 @pytest.fixture(scope="module")
 def chosen():
-    """The report of a compile that chose demos."""
     program = dspy.Predict("question -> answer")
     return compiled(program, kind=PLFewShot, max_metric_calls=300, candidates="labeled", max_demos=5)
 

@@ -45,19 +45,15 @@ MODES = pytest.mark.parametrize("demos", ["retrieved", "auto"])
 
 
 def examples(count=45, first=0):
-    """Questions on a colour, each with a name of its own."""
     asked = [(WORDS[i % 3], f"thing number{i} is {WORDS[i % 3]} all over") for i in range(first, first + count)]
     return [dspy.Example(question=q, answer=ANSWERS[word]).with_inputs("question") for word, q in asked]
 
 
 def by_colour(**options):
-    """Copies a demo of the colour of the question."""
     return CopyingEngine(lambda demo, asked: demo.split()[-3] == asked.split()[-3], **options)
 
 
 class Teaching(CopyingEngine):
-    """Knows the answers of its first calls, which are a teacher's."""
-
     def otherwise(self, asked):
         return ANSWERS[asked.split()[-3]] if len(self.shown) <= 8 else "wrong"
 
@@ -159,7 +155,6 @@ class TestLeaks:
 
     @staticmethod
     def free(engine, student, **options):
-        """As `compiled`, of a program of several LM calls."""
         optimizer = chooser(**options)
         with using(engine):
             return optimizer.compile(student, trainset=examples()), optimizer

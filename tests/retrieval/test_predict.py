@@ -46,7 +46,6 @@ def compiled(student, name="predict", *, rule=None, guarded=False, embedder=None
 
 
 def asked(lm, number=-1):
-    """The demos' questions in a prompt, then its own."""
     users = [m["content"] for m in lm.history[number]["messages"] if m["role"] == "user"]
     return [next(text for text in sorted(TEXTS, key=len, reverse=True) if text in user) for user in users]
 
@@ -59,15 +58,12 @@ def lm():
 
 
 class Own(dspy.Predict):
-    """A predictor of a user's own."""
-
     def forward(self, **inputs):
         self.seen = inputs
         return super().forward(**inputs)
 
 
 def two_steps():
-    """A program that holds the first of its predictors twice."""
     first, second = dspy.Predict("text -> label"), dspy.Predict("label -> reasoning")
     in_turn = lambda self, text: self.second(label=self.first(text=text).label)  # noqa: E731
     return Program(in_turn, first=first, second=second, again=[first])

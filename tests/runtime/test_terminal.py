@@ -34,7 +34,6 @@ def rendered(raw):
 
 @pytest.fixture
 def terminal(monkeypatch, capsys):
-    """What is printed."""
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     with dspy.context(lm=fake_lm(EXAMPLES)[0]):
         yield lambda: "".join(capsys.readouterr())

@@ -26,12 +26,10 @@ def clock(monkeypatch):
 
 
 def begun(budget):
-    """How many of 30 calls begin."""
     return sum(budget.begin() for _ in range(30))
 
 
 def made(ledger, *dollars):
-    """Note calls at these prices."""
     for number, each in enumerate(dollars):
         ledger.add((f"order {ledger.calls}", number), Cell(1.0), tokens(each))
 

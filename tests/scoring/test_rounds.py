@@ -147,8 +147,6 @@ class TestFailures:
 
 
 class Interrupted(TablePayer):
-    """Ctrl-C comes when the time is up."""
-
     def pay(self, cells):
         super().pay(cells)
         if len(self.paid) >= self.most:

@@ -23,15 +23,12 @@ def score(arrangement):
 
 
 class Scored(dict):
-    """Scores of all arrangements met so far."""
-
     def __call__(self, arrangements):
         self.update({arrangement: score(arrangement) for arrangement in arrangements})
         return self
 
 
 def searched(space=SPACE, **options):
-    """A search after five rounds, and what it asked for."""
     search = ThompsonSearch(space, num_examples=50, num_samples=8, num_initial=20, **options)
     return search, [arrangement for batch in play(search, Scored(), rounds=5) for arrangement in batch]
 

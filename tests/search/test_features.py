@@ -22,7 +22,6 @@ def classes_of(items):
 
 
 def nearness(p, q):
-    """Of two places counted from 1 at the end."""
     return np.exp(-0.5 * np.log(p / q) ** 2)
 
 
@@ -45,7 +44,6 @@ KERNELS = {
 
 
 def common(family, space, some):
-    """The kernel of a family summed over blocks, `[m, m]`."""
     most = [largest for _, largest in space.limits]
     return np.array([[sum(map(KERNELS[family], a, b, most)) for b in some] for a in some], dtype=float)
 

@@ -20,7 +20,6 @@ few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=S
 
 
 def additive(seed, shape=(SIZE, SIZE)):
-    """Effects of orderings and the sums with effects of examples."""
     rng = np.random.default_rng(seed)
     effects = rng.permutation(np.linspace(-1.0, 1.0, shape[0]))
     return effects, effects[:, None] + rng.normal(size=shape[1])
@@ -63,7 +62,6 @@ class TestCrossedEffects:
 
 
 def kernels(seed=0):
-    """Two of random features, with diagonals of about 1."""
     rng = np.random.default_rng(seed)
     features = [rng.normal(size=(NUM, width)) / width**0.5 for width in (5, 12)]
     return [f @ f.T for f in features]

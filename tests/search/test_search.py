@@ -17,7 +17,6 @@ UPDATES = ["ema", "mle", "mixture"]
 
 
 def sortedness(ordering):
-    """The share of pairs in descending order, averaged over the blocks."""
     pairs = [[a > b for i, a in enumerate(block) for b in block[i + 1 :]] for block in ordering]
     return sum(sum(block) / len(block) for block in pairs) / len(ordering)
 

@@ -40,7 +40,6 @@ def everything(space):
 
 
 def looks(space, ordering):
-    """What an ordering shows: the kinds by position."""
     return tuple(tuple(kinds[i] for i in items) for kinds, items in zip(space.kinds, ordering, strict=True))
 
 
@@ -62,7 +61,6 @@ def one_move_apart(first, second):
 
 
 def short(ordering):
-    """Allows three items in all."""
     return sum(map(len, ordering)) <= 3
 
 
