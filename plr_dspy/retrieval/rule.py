@@ -122,11 +122,12 @@ class Embeddings:
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
         self._embedder, self._known = embedder, known
+        self._size = next(map(len, known.values()), None)
         if new := [text for text in dict.fromkeys(texts) if text not in known]:
             # As many decimals as are saved, so that a loaded program finds the same.
             known.update(zip(new, np.round(self._of(new), 6), strict=True))
         self.vectors: Array = np.array([known[text] for text in texts])
-        self._most = len(known) + MOST_KEPT
+        self._size, self._most = self.vectors.shape[1], len(known) + MOST_KEPT
 
     def to(self, text: str) -> Array:
         """Cosine of a text's vector and of those of the pool, ``[n]``."""
@@ -145,7 +146,7 @@ class Embeddings:
 
     def _of(self, texts: Sequence[str]) -> Array:
         """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
-        size = next((len(vector) for vector in self._known.values()), None)
+        size = self._size
         try:
             returned = self._embedder(list(texts))
             found = np.asarray(returned, dtype=float)
