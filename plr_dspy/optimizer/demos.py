@@ -24,7 +24,7 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
-from plr_dspy.programs.splits import label_keys, mixed, shown_by, source_of
+from plr_dspy.programs.splits import by_content, label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
 from plr_dspy.runtime.files import as_json
@@ -57,8 +57,7 @@ def demo_examples(
     taken = set(keys[len(trainset) :])
     number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
     chosen: dict[int, dspy.Example] = {}
-    by_content = sorted(range(len(trainset)), key=[digest(example) for example in trainset].__getitem__)
-    for index in mixed(by_content, label_keys(trainset), rng, balanced=True):
+    for index in mixed(by_content(trainset), label_keys(trainset), rng, balanced=True):
         if len(chosen) < number and keys[index] not in taken:
             taken.add(keys[index])
             chosen[index] = trainset[index]

@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
-from plr_dspy.programs.splits import Examples, source_of, value_key
+from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.statistics.calibration import Array
@@ -196,8 +196,7 @@ class PLFewShot(PLReorder):
             attempts = stand_ins(program, examples, ATTEMPTS * self.max_bootstrapped)
         findable = {}
         if self.demos != "fixed" and not given:
-            # In the same order whatever the trainset's, so that prompts and what was paid for them stay the same.
-            findable = dict(sorted(enumerate(trainset), key=lambda pair: value_key(dict(pair[1].items()))))
+            findable = {index: trainset[index] for index in by_content(trainset)}  # also prompts stay the same
         slots = self._slots(program, examples, findable, attempts)
         if not (slots.slots or attempts):
             cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"

@@ -19,8 +19,7 @@ import numpy as np
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.identity import digest
-from plr_dspy.programs.splits import answer_classes
+from plr_dspy.programs.splits import answer_classes, by_content
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
@@ -277,7 +276,8 @@ def add_labelled_demos(
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
         return []
-    demos = rng.sample(sorted(trainset, key=digest), max(0, min(num_demos, len(trainset) - 2)))
+    number = max(0, min(num_demos, len(trainset) - 2))
+    demos = [trainset[index] for index in rng.sample(by_content(trainset), number)]
     filled = []
     for name, predictor in predictors.items():
         if demos and demo_messages(predictor, demos) != demo_messages(predictor, []):

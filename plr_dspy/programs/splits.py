@@ -62,8 +62,8 @@ def make_splits(
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
-    by_content = sorted(first.values(), key={i: digest(everything[i]) for i in first.values()}.__getitem__)
-    usable = [i for i in by_content if i not in shown]
+    distinct = set(first.values()) - shown
+    usable = [i for i in by_content(everything) if i in distinct]
     of_trainset = [i for i in usable if i < len(trainset)]
     valset_inputs = set(inputs[len(trainset) :])
     kept = [i for i in of_trainset if inputs[i] not in valset_inputs]
@@ -139,6 +139,11 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
         for matches in (by_name, by_prompt, by_values):
             shown |= matches if len(matches) <= max(1, len(examples) // 10) else set()
     return shown
+
+
+def by_content(examples: Sequence[dspy.Example]) -> list[int]:
+    """Indices of examples in an order that only what they hold decides, so that draws are the same in every order."""
+    return sorted(range(len(examples)), key=list(map(digest, examples)).__getitem__)
 
 
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:

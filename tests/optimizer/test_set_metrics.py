@@ -360,11 +360,13 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
             assert c.expected_chosen[0] == c.expected_original[0]
 
 
-@pytest.mark.parametrize(("calibrate", "seed"), [(True, 6), (False, 0)])
-def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate, seed):
-    options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate, "seed": seed}
-    c = compiled(PLFewShot, F1("positive"), engine=Engine(), **options)[1].comparison
-    assert c.gain == c.expected_gain == c.probability == 0.0
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
+    options, alike = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}, []
+    for seed in range(3):
+        c = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1].comparison
+        alike += [c] if c.gain == 0.0 else []
+    assert alike and all(c.expected_gain == c.probability == 0.0 for c in alike)
 
 
 def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):
