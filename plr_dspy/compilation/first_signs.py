@@ -75,10 +75,10 @@ class FirstSigns:
         """Say why scores, and what a metric over a set reads beside them, show no difference; empty where they do."""
         rows = [[(cell.score or 0.0, repr(cell.value)) for cell in cells] for cells in by_example]
         # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
-        scores = {(score, value if value.startswith("{") else "") for row in rows for score, value in row}
-        num_scores, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
-        if len(scores) == 1 and num_scores >= ENOUGH_SCORES:
-            what = f"every score was {scores.pop()[0]:g} in {num_scores} calls"
+        scores = [score for row in rows for score, value in row if not value.startswith("{")]
+        pairs = sum(len(row) - 1 for row in rows)
+        if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+            what = f"every score was {scores[0]:g} in {len(scores)} calls"
         elif pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
             what = f"no score differed between two prompts in {pairs} comparisons"
         else:

@@ -48,6 +48,11 @@ class TestEnough:
         failed = {("order", number): Cell(None, FAILED)}  # which says nothing of scores
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
+    def test_answers_without_scores(self):
+        """Of a function over a set, where the model answers the frequent label to 200 examples."""
+        alike = {("order", example): Cell(0.0, value={"label": "no"}) for example in range(200)}
+        assert self.said({**alike, ("other", 0): Cell(0.0, value={"label": "no"})}) == ""
+
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
         """Three orders on each example, two pairs; examples are easy or hard."""

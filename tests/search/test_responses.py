@@ -177,6 +177,32 @@ class TestOrderingModel:
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
+    def test_how_often_an_ordering_says_no_label_is_expected_as_it_was_seen(self):
+        """Most replies say none where item 0 stands late, and all of one ordering that was often asked."""
+        errors, of_first, outside = [], [], []
+        for seed in range(6):
+            world, rng = World(seed=seed, num_orderings=60, num_examples=40, looks=3), np.random.default_rng(seed)
+            share = np.array([0.7 if ordering[0].index(0) >= 3 else 0.05 for ordering in world.orderings])
+            share[0], world.known[0, :18] = 1.0, True
+            silent = rng.random(world.known.shape) < share[:, None]
+            world.right &= ~silent
+            world.log_probabilities[silent] = np.nan
+            logs = dict(zip(world.orderings, world.log_probabilities, strict=True))
+            told = lambda o, e, logs=logs: None if np.isnan(logs[o][e]).any() else (logs[o][e], ())  # noqa: E731
+            fitted = OrderingModel(SPACE, responses=LabelResponses(world.scores, told)).fit(self.scores_of(world))
+            truth, (first, other, *_) = (
+                dict(zip(world.orderings, world.truth * (1 - share), strict=True)),
+                world.orderings,
+            )
+            estimates = dict(fitted.estimates())
+            errors += [abs(estimates[ordering] - true) for ordering, true in truth.items()]
+            of_first.append(estimates[first])
+            for ordering, gain in fitted.gains(other).items():
+                outside.append(abs(gain.expected - truth[ordering] + truth[other]) > 1.96 * gain.deviation + 1e-9)
+        assert np.mean(errors) < 0.11
+        assert np.mean(of_first) < 0.1
+        assert np.mean(outside) < 0.1
+
     def test_estimates_are_told_within_what_the_metric_gives_for_labels(self):
         model = OrderingModel(SPACE, responses=LabelResponses(np.eye(2), lambda *cell: None))
         shown = model.shown([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})

@@ -45,6 +45,19 @@ class Gains(NamedTuple):
         ]
         return Gains(shares, *sums)
 
+    def times(self, factor: Array | float) -> Gains:
+        """The gains of scores that count so much, ``[m]`` or the same of all."""
+        return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
+
+    def condensed(self) -> Gains:
+        """Normal ones of the same moments, for all scales together at which the same gains are possible."""
+        possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
+        shares = self.shares * (groups.ravel() == np.arange(len(possible))[:, None])
+        totals = shares.sum(axis=1)
+        weights = shares / np.maximum(totals, 1e-300)[:, None]
+        means = weights @ self.means
+        return Gains(totals, means, weights @ (self.variances + self.means**2) - means**2, possible)
+
     def summary(self) -> tuple[Array, Array, Array]:
         """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
         variances = np.where(self.possible, self.variances, 0.0)

@@ -235,6 +235,13 @@ class AdditiveProcess:
         """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._weights) + self._level)
 
+    @property
+    def variances(self) -> Array:
+        """Posterior variances of the orderings' scores on a mean example, ``[m]``."""
+        covariance = self._fit.covariance
+        left: Array = np.diag(covariance) - ((covariance @ self._fit.inverse) * covariance).sum(axis=1)
+        return (self._unit * self._deviation) ** 2 * np.maximum(left, 0.0)
+
     def unshrunk(self, number: int) -> float:
         """What an ordering fitted scores on a mean example by its own scores alone."""
         return float(self._unit * (self._means[number] + self._examples))
@@ -251,7 +258,7 @@ class AdditiveProcess:
             num_examples=self._num_examples,
         )
         unit = self._unit * self._deviation
-        return gains._replace(means=unit * gains.means, variances=unit**2 * gains.variances)
+        return gains.times(unit)
 
     def sample(
         self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0

@@ -19,7 +19,7 @@ from scipy.linalg import helmert
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, probable, softmax
-from plr_dspy.search.model.process import RULE, covariance_of_means
+from plr_dspy.search.model.process import RULE, AdditiveProcess, covariance_of_means
 from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
 from plr_dspy.search.space import Ordering
 
@@ -94,6 +94,44 @@ class LabelResponses:
         return table, hidden
 
 
+class Silence:
+    """What replies without a label do to expected scores: how many of an ordering's are such is a process of its own.
+
+    They may be none of one ordering, and all of another, by far more than orderings differ in the labels that they say.
+    They score what such replies did on the mean.
+
+    Args:
+        told, heard: The scores of calls, ``[m, E]``, NaN where there was none; which of them told of labels.
+        features, kinds: As of `AdditiveProcess`.
+
+    Attributes:
+        score: Of silent replies.
+        shares, variances: The expected share of replies that say a label, and its variance, ``[m]`` each.
+    """
+
+    def __init__(self, told: Array, heard: Mask, features: Sequence[Array], kinds: NDArray[np.int64]) -> None:
+        self.score, self.shares, self.variances = 0.0, np.ones(len(told)), np.zeros(len(told))
+        self._process: AdditiveProcess | None = None
+        if (silent := ~np.isnan(told) & ~heard).any():
+            table = ScoreTable(np.where(np.isnan(told), np.nan, heard))
+            self._process, self.score = AdditiveProcess(features, table, kinds=kinds), float(told[silent].mean())
+            self.shares, self.variances = np.clip(self._process.mean, 0.0, 1.0), self._process.variances
+
+    def of(self, features: Sequence[Array]) -> Array:
+        """The expected shares of other orderings, ``[c]``."""
+        shares = 1.0 if self._process is None else self._process.predict(features)
+        return np.clip(shares, 0.0, 1.0)
+
+    def gains(self, reference: int, *, worth: float) -> Gains | None:
+        """What orderings gain over one of them, if a reply with a label is worth so much more than a silent one; None
+        if none is silent."""
+        return None if self._process is None else self._process.gains(reference).condensed().times(worth)
+
+    def counted(self, scores: Array, shares: Array) -> Array:
+        """Scores that are expected where those of replies with a label are, and their shares."""
+        return np.asarray(self.score + shares * (scores - self.score))
+
+
 class ResponseModel:
     """Expected scores of orderings from log-probabilities.
 
@@ -131,6 +169,7 @@ class ResponseModel:
         self._drawn = responses.influence is None and _are_drawn(
             told[~self._rules], logs[0][~self._rules], self._scores
         )
+        self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features or [], kinds)
         told = np.maximum(logs[0], LEAST)
         self._basis = helmert(self._scores.shape[1])  # from labels to contrasts, [d, L]
         directions = self._scores @ self._basis.T
@@ -160,11 +199,14 @@ class ResponseModel:
         every = np.arange(len(examples))
         self._told = told, logs[1], *self._logits_of(self._effects, every)
         table = self._score(*self._told[2:], every)
-        self.means: Array = table[:, shown] @ self._counts(shown)
+        self._heard = heard = np.asarray(table[:, shown] @ self._counts(shown))
+        self.means = silence.counted(heard, silence.shares)
         self.always = np.round(self._counts(every) @ self._scores, 6).tolist()
         if features is not None:
-            self.mean_variances = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
-            self._table = np.where(self._known, self._expected_alone(), table)
+            drawn = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
+            self.mean_variances = silence.shares**2 * drawn + (heard - silence.score) ** 2 * silence.variances
+            heard_alone = np.where(self._known, self._expected_alone(), table)
+            self._table = silence.counted(heard_alone, silence.shares[:, None])
 
     @cached_property
     def labels(self) -> LabelOffsets:
@@ -239,14 +281,17 @@ class ResponseModel:
         across = [other @ known.T for other, known in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
         effects, variances = zip(*(p.predict(across, squares) for p in self._processes), strict=True)
-        drawn = self._draw(np.concatenate(effects, axis=1), np.stack(variances, axis=1))
-        return drawn.mean(axis=0), drawn.var(axis=0, ddof=1)
+        drawn, silence = self._draw(np.concatenate(effects, axis=1), np.stack(variances, axis=1)), self._silence
+        heard, shares = drawn.mean(axis=0), silence.of(features)
+        of_shares = (heard - silence.score) ** 2 * silence.variances.mean()
+        return silence.counted(heard, shares), shares**2 * drawn.var(axis=0, ddof=1) + of_shares
 
     def predict_means(self, features: Sequence[Array]) -> Array:
         """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
         effects = [process.predict_means(features, self._features) for process in self._processes]
         # Leanings are taken to be as sure as those of the orderings fitted are on the mean.
-        return self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
+        heard = self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
+        return self._silence.counted(heard, self._silence.of(features))
 
     def calibrated(self, table: Array) -> Array:
         """The scores ``[m, E]`` of orderings, where log-probabilities are known those of calibrated answers."""
@@ -294,7 +339,17 @@ class ResponseModel:
         return score, float(after - before + missed.mean()), missed
 
     def gains(self, reference: int) -> Gains | None:
-        """What the orderings fitted score on new examples above one of them; None where nothing tells them apart."""
+        """What the orderings fitted score on new examples above one of them, by what replies with a label say, and by
+        how many of them do; None where nothing tells orderings apart."""
+        silence, by_labels = self._silence, self._gains_by_labels(reference)
+        by_silence = silence.gains(reference, worth=float(self._heard[reference]) - silence.score)
+        if by_labels is None:
+            return by_silence
+        by_labels = by_labels.times(silence.shares)
+        return by_labels if by_silence is None else by_labels.plus(by_silence)
+
+    def _gains_by_labels(self, reference: int) -> Gains | None:
+        """Those of replies with a label; None where nothing tells orderings apart."""
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
         mute = self._rules | (self._cells.weights <= 0)
         first, seen = int(mute.argmax()), ~mute
@@ -303,7 +358,7 @@ class ResponseModel:
             return None
         places = (np.cumsum(seen) - 1)[np.where(mute, first, np.arange(len(mute)))]  # among those seen
         shares, means, variances, possible = independent_gains(
-            self.means[seen],
+            self._heard[seen],
             self._errors(seen, mute),
             apart=APART_SCORE * (self._apart & ~mute)[seen],
             reference=int(places[reference]),
