@@ -81,6 +81,12 @@ class RetrievingPredict(dspy.Predict):
         """The demos for the inputs of a call, none of them twice."""
         return joined(self.demos, self.retrieval.demos(inputs))
 
+    def reset(self) -> None:
+        """Forget the demos, those that are found too, as DSPy's optimizers do before they choose others."""
+        super().reset()
+        self.__class__ = type(self).__bases__[0]  # the predictor's own
+        del self.retrieval
+
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the predictor, the pool with all its examples, and the rule."""
         pool = self.retrieval.pool

@@ -132,12 +132,24 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
             load_program(two_steps(), tmp_path / "p.json")
 
 
-@pytest.mark.parametrize("make", [copy.deepcopy, lambda program: program.deepcopy(), lambda p: p.reset_copy()])
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda program: program.deepcopy()])
 def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
     program = compiled(dspy.ChainOfThought("text -> label"))
     copied = make(program)
     copied(text="the cat")
     assert asked(lm)[-2:] == ["the cat", "the cat"]
+
+
+@pytest.mark.parametrize("kind", [dspy.Predict, type("Own", (dspy.Predict,), {})])
+def test_what_an_optimizer_of_dspy_chooses_takes_the_place_of_demos_that_are_found(lm, kind):
+    program = compiled(kind("text -> label"), "self")
+    chosen = dspy.LabeledFewShot(k=1).compile(program, trainset=[dspy.Example(text="birds fly south", label="no")])
+    chosen(text="the cat")
+    assert asked(lm) == ["birds fly south", "the cat"]
+    assert type(chosen) is kind
+    assert "retrieval" not in chosen.dump_state()
+    program(text="the cat")
+    assert asked(lm)[-1] == "the cat" and "birds fly south" not in asked(lm)
 
 
 @pytest.mark.parametrize("how", ["words", "embeddings"])

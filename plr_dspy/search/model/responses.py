@@ -102,20 +102,32 @@ class Silence:
 
     Args:
         told, heard: The scores of calls, ``[m, E]``, NaN where there was none; which of them told of labels.
-        features, kinds: As of `AdditiveProcess`.
+        features, kinds, earlier: As of `ResponseModel`; `earlier` is the `state` of the fit before.
 
     Attributes:
         score: Of silent replies.
         shares, variances: The expected share of replies that say a label, and its variance, ``[m]`` each.
+        state: What a later fit may go on from, as JSON data.
     """
 
-    def __init__(self, told: Array, heard: Mask, features: Sequence[Array], kinds: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        told: Array,
+        heard: Mask,
+        features: Sequence[Array] | None,
+        kinds: NDArray[np.int64],
+        earlier: Sequence[float] | None,
+    ) -> None:
         self.score, self.shares, self.variances = 0.0, np.ones(len(told)), np.zeros(len(told))
-        self._process: AdditiveProcess | None = None
-        if (silent := ~np.isnan(told) & ~heard).any():
-            table = ScoreTable(np.where(np.isnan(told), np.nan, heard))
-            self._process, self.score = AdditiveProcess(features, table, kinds=kinds), float(told[silent].mean())
-            self.shares, self.variances = np.clip(self._process.mean, 0.0, 1.0), self._process.variances
+        self._process, self.state = None, list[float]()
+        if not (silent := ~np.isnan(told) & ~heard).any():
+            return
+        table, self.score = ScoreTable(np.where(np.isnan(told), np.nan, heard)), float(told[silent].mean())
+        shares = table.scores[table.known].mean() + table.shrunk_means
+        if features is not None:
+            self._process = process = AdditiveProcess(features, table, kinds=kinds, earlier={"variances": earlier})
+            shares, self.variances, self.state = process.mean, process.variances, process.state["variances"]
+        self.shares = np.clip(shares, 0.0, 1.0)
 
     def of(self, features: Sequence[Array]) -> Array:
         """The expected shares of other orderings, ``[c]``."""
@@ -148,7 +160,7 @@ class ResponseModel:
 
     Attributes:
         means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
-        components: Variances of the processes of orderings' effects, as JSON data.
+        components: Variances of the processes of orderings' effects, and of silent replies, as JSON data.
         num_examples: Examples that expected scores are means of.
         always: The mean score of answering each label to all examples, ``[L]``.
     """
@@ -169,7 +181,8 @@ class ResponseModel:
         self._drawn = responses.influence is None and _are_drawn(
             told[~self._rules], logs[0][~self._rules], self._scores
         )
-        self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features or [], kinds)
+        *earlier_effects, of_silence = earlier or (None, None, None)
+        self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features, kinds, of_silence)
         told = np.maximum(logs[0], LEAST)
         self._basis = helmert(self._scores.shape[1])  # from labels to contrasts, [d, L]
         directions = self._scores @ self._basis.T
@@ -189,11 +202,11 @@ class ResponseModel:
         if features is not None:
             # What a process says of an ordering replaces what was measured.
             self._features, self._kernels = features, [family @ family.T for family in features]
-            pairs = zip((cells.leaning, cells.slope), earlier or (None, None), strict=True)
+            pairs = zip((cells.leaning, cells.slope), earlier_effects, strict=True)
             known = self._processes = [
                 EffectProcess(self._kernels, measured, unit=cells.noise, earlier=before) for measured, before in pairs
             ]
-            self.components = [process.components.tolist() for process in self._processes]
+            self.components = [*(process.components.tolist() for process in self._processes), silence.state]
         self._effects = np.concatenate([each.means for each in known], axis=1)
         self._variances = np.stack([each.variances for each in known], axis=1)
         every = np.arange(len(examples))
