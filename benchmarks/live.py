@@ -13,8 +13,9 @@ random search     BootstrapFewShotWithRandomSearch with 16 candidates; "half of 
                   of the calls, "half of it, PLReorder" its demos in a better order
 PLFewShot         "PLFewShot calibrated", "PLFewShot auto" and "PLFewShot auto calibrated" have calibrate=True and
                   demos="auto"; with ", then calibrated" BatchCalibration of the choice has 64 of the calls
-nearest last      `--demos` demos found for each input; "nearest first", "random order", "nearest, PLReorder" (it learns
-                  the order), "vote" (their most frequent label), "KNNFewShot" (DSPy's, which bootstraps the nearest)
+nearest last      `--demos` demos found for each input; "frequent labels" prefers those of most neighbours, as
+                  max_metric_calls=0 does; "nearest first", "random order", "nearest, PLReorder" (learns the order),
+                  "vote" (their most frequent label), "KNNFewShot" (DSPy's, which bootstraps the nearest)
 others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
                   rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from `--choices`
                   for each labelled example, whose calls are not counted
@@ -61,7 +62,7 @@ from plr_dspy.report.data import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
-from plr_dspy.retrieval.slots import PENALTY
+from plr_dspy.retrieval.slots import PENALTY, default_rule
 from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval
 from quickstart import BUNDLED, load_data, mean
@@ -326,6 +327,7 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "nearest, PLReorder": partial(optimized, kind=PLReorder, base="nearest last"),
     "nearest last": partial(found, rule=Rule()),
     "nearest first": partial(found, rule=Rule(nearest_last=False)),
+    "frequent labels": partial(found, rule=default_rule(8, None, labels_count=True)),
     "random order": in_random_order,
     "others' order": partial(learnt, on="others"),
     "others' choice": partial(learnt, on="others", num_candidates=NEAREST),

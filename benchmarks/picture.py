@@ -73,7 +73,7 @@ def main() -> None:
     args = options(__doc__, out=DOCS / "accuracy_by_calls.png")
     rows = read_table((DOCS / "fewshot.md").read_text("utf-8"), "| MR | SST-5")
     found = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
-    nearest = found.loc["8 nearest, nearest last (`max_metric_calls=0`)"]
+    nearest = found.loc["8 nearest, nearest last"]
     with matplotlib.rc_context(TEXT | SIZES):
         figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # still to be read on a phone
         *axes, last, legend = figure.subplots(2, 3).flat

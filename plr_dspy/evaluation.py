@@ -9,6 +9,7 @@ from typing import Any
 
 import dspy
 import numpy as np
+from scipy import special
 
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.metrics.by_example import Metric
@@ -88,9 +89,10 @@ def evaluate_programs(
 ) -> Evaluation:
     """Score programs on the same examples, with 95 % intervals, and the recall of each label.
 
-    The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's. A failed call
-    is no wrong answer: its example is left out for all programs, with a warning. If it is ended early, nothing is kept,
-    but what DSPy's cache holds.
+    The intervals are those of new examples. That of a metric over a set is the infinitesimal jackknife's, with four
+    more examples, spread over its labels or groups, that are answered best and worst. A failed call is no wrong answer:
+    its example is left out for all programs, with a warning. If it is ended early, nothing is kept, but what DSPy's
+    cache holds.
 
     Args:
         programs: By name; the first is what the others are held against. They are not changed.
@@ -227,10 +229,10 @@ class _Answers(MetricWork):
             # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
             least, most = mean_interval([*scores, low, low, high, high])
         else:
-            least, most = low, high = self.influence.bounds  # of a group with one example nothing is known
-            if deviations := self.influence.deviations(scores, value):
-                ends = paired_interval(deviations, largest=self.influence.largest())
-                least, most = value + ends[0], value + ends[1]
+            low, high = self.influence.bounds
+            centre, error = self.influence.error(scores, value)
+            margin = float(special.stdtrit(len(scores) + 3, 0.975)) * error
+            least, most = min(value, centre - margin), max(value, centre + margin)
         interval = (max(low, least), min(high, most))
         num_unread = sum(bool(cell.outcome) for cell in self.cells)
         found = ProgramScore(value, interval, num_unread=num_unread, recalls=self._recalls())

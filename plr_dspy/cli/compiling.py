@@ -31,14 +31,14 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.report.text import KEEP, count, shares_by_label
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime.files import as_json, write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
 NO_CALL = "no call was made"
 """The error of a row that was not reached."""
 
-LINES = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+LINES = orjson.OPT_NON_STR_KEYS
 
 
 def _compile(args: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _predict(args: argparse.Namespace) -> None:
             lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
             for line, error in zip(lines, errors, strict=True):
                 line |= {"error": error} if error else {}
-            write_atomically(args.out, b"".join(orjson.dumps(line, default=str, option=LINES) for line in lines))
+            write_atomically(args.out, b"".join(as_json(line, LINES) + b"\n" for line in lines))
             without = sum(map(bool, errors))
             print(f"{count(len(rows) - without, 'prediction')} in {args.out}, of {count(made, 'call')}")
             if without:

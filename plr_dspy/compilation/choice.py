@@ -225,11 +225,16 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
         sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
-    gain = gains[outcome.chosen] = _no_surer(gain, sure, largest=high - low)
+    gain = _no_surer(gain, sure, largest=high - low)
+    wider = influence.centring  # by groups of few examples little is known
+    gain = gains[outcome.chosen] = replace(gain, deviation=min(min(wider, 1e9) * gain.deviation, high - low))
 
     def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
-        low, high = fitted.interval(ordering, value, reference=original)
-        return value, influence.limited(low), influence.limited(high + further)
+        least, most = fitted.interval(ordering, value, reference=original)
+        if math.isinf(wider):
+            return value, low, high
+        least, most = value - wider * (value - least), value + wider * (most - value) + further
+        return value, influence.limited(least), influence.limited(most)
 
     after_it = as_it_is + gain.expected
     # As of gains: what is shrunk may be as large as was seen, or more.

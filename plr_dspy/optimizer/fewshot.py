@@ -27,7 +27,7 @@ from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
-from plr_dspy.retrieval.slots import RetrievalSlots, default_rule, variations
+from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.statistics.calibration import Array
 
@@ -84,8 +84,9 @@ class PLFewShot(PLReorder):
         demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
             that are most like it, by a rule that the search chooses: how many, in what order, and by what beside
             likeness. With "auto" both compete, and mixtures of both. What comes back holds the trainset, and so does
-            its file. An example is never scored with itself in the prompt. With ``max_metric_calls=0`` as well, the
-            nearest ones are shown, the nearest last, and no call is made.
+            its file. An example is never scored with itself in the prompt. With ``max_metric_calls=0`` as well, no
+            call is made: the nearest ones are shown, the nearest last; of 320 or more, rather those with a label that
+            is frequent among the neighbours.
         embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
@@ -294,7 +295,8 @@ class PLFewShot(PLReorder):
             )
         if self._embedded[0] is not self.embedder:
             self._embedded = (self.embedder, {})
-        first = default_rule(self.max_demos, tokens)
+        labels_count = self.max_metric_calls == 0 and max(map(len, retrieved.values())) >= LARGE_POOL
+        first = default_rule(self.max_demos, tokens, labels_count=labels_count)
         others = [rule for rule in variations(first, self.min_demos) if rule != first]
         return RetrievalSlots(
             program,

@@ -18,7 +18,7 @@ from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, joined, retrieve_in
-from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
+from plr_dspy.retrieval.rule import FEATURES, NEAREST, Pool, Rule
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array
@@ -30,9 +30,15 @@ MIN_ELITES, PENALTY = 8, 1.0
 """Fewest choices that coefficients are learnt from, and what holds these down."""
 
 
-def default_rule(max_demos: int, max_tokens: int | None) -> Rule:
-    """The rule that needs no search: as many of the nearest demos as may be shown, the nearest last."""
-    return Rule(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
+LARGE_POOL = 320
+"""Demos from which on labels count where nothing is searched: with 1,000, but not with 100, they did good."""
+
+
+def default_rule(max_demos: int, max_tokens: int | None, *, labels_count: bool = False) -> Rule:
+    """The rule that needs no search: as many of the nearest demos as may be shown, the nearest last, and where labels
+    count, rather those with a label that is frequent among the neighbours."""
+    terms = {**NEAREST, "label_share": LABEL_SHARE} if labels_count else NEAREST
+    return Rule(max_demos, terms, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
 
 
 def variations(rule: Rule, min_demos: int) -> list[Rule]:

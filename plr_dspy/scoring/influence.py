@@ -112,7 +112,7 @@ class Influence:
     def largest(self) -> float:
         """The largest influence, in size, of a right answer to an example, or where right answers have none, as all are
         right, of some wrong answers to each fact; 0 where answers are not known."""
-        answers = self._metric.answers(self._facts)
+        answers = self._metric.answers(self._facts) or (self.bounds if self.kind == (int, float) else ())
 
         def most(pairs: Iterable[tuple[Any, Any]]) -> float:
             sizes = (abs(self._influence(*pair) - self._shifts.get(pair[0], 0.0)) for pair in pairs)
@@ -122,14 +122,43 @@ class Influence:
         of_each = MOST_PSEUDO // max(1, len(self._shares))
         return right if right > 1e-9 else most((fact, a) for fact in self._shares for a in answers[:of_each])
 
-    def deviations(self, scores: Sequence[float], value: float) -> list[float]:
-        """How far the scores of all examples lie from the metric: sqrt(n / (n - 1)) times as far as they do, as of each
-        group of n its mean was taken away. None are known where a group has one example alone."""
-        counts = Counter(self._groups)
-        if 1 in counts.values():
-            return []
-        free = {group: math.sqrt(n / (n - 1)) for group, n in counts.items()}
-        return [(score - value) * free[group] for score, group in zip(scores, self._groups, strict=True)]
+    def error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
+        """The centre, and the standard error about it, of an interval of the metric, by the scores of all examples.
+
+        Each of K groups counts 2 / K answers of the highest and of the lowest score more, so that one that is all right
+        is not taken for certain (R. Price and D. Bonett, "An improved confidence interval for a linear function of
+        binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is infinite where a group
+        has one example alone.
+        """
+        deviations = defaultdict[Any, list[float]](list)
+        for score, group in zip(scores, self._groups, strict=True):
+            deviations[group].append(score - value)
+        more, shift, variance = 2.0 / len(deviations), 0.0, 0.0
+        for group, seen in deviations.items():
+            if len(seen) == 1:
+                return value, math.inf
+            ends, count = self._extremes(group, seen), len(seen) + 2.0 * more
+            mean = more * sum(ends) / count
+            # Of each group its own mean was taken away.
+            squares = np.square(seen).sum() * len(seen) / (len(seen) - 1) + more * np.square(ends).sum()
+            share = len(seen) / len(scores)
+            shift += share * mean
+            variance += share**2 * max(0.0, squares / count - mean**2) / count
+        return value + shift, math.sqrt(variance)
+
+    def _extremes(self, group: Any, seen: Sequence[float]) -> tuple[float, float]:
+        """The least and the largest score of an answer to an example of a group, less the mean of those seen there."""
+        answers = self._metric.answers(self._facts) or (self.bounds if self.kind == (int, float) else ())
+        named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
+        told = [self._influence(group, each) - self._shifts.get(group, 0.0) for each in named if self._metric.weighted]
+        return min([*told, *seen]), max([*told, *seen])
+
+    @property
+    def centring(self) -> float:
+        """How many times as far scores lie from those of new examples as from the means of groups that were taken away;
+        infinite where each is a group."""
+        free = len(self._groups) - len(set(self._groups))
+        return math.sqrt(len(self._groups) / free) if free else math.inf
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
         """What each score of programs on these examples counts, ``[m, E]``, so that facts do in the shares that they

@@ -100,7 +100,10 @@ def spread(
         deviation=min(deviation * scale, largest),
         deviation_interval=(min(ends[0], largest), min(ends[1], largest)),
         expected_gain=min(gain, largest_gain),
-        gain_interval=(min(least_gain, gain, largest_gain), min(most_gain, largest_gain)),
+        gain_interval=(
+            min(least_gain, gain, largest_gain),
+            max(0.0, min(most_gain, high_mean - max(low_mean, own[0]))),
+        ),
     )
 
 

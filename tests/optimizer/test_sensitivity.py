@@ -36,6 +36,14 @@ class TestSpread:
         expected = stats.binomtest(better, better + worse).pvalue
         assert analysed(scores, 2).p_value == pytest.approx(expected, abs=0.03)
 
+    def test_an_own_order_that_was_always_right_may_be_beaten_on_other_examples(self):
+        """By a metric over a set, too, which cannot be above 1."""
+        rng = np.random.default_rng(0)
+        scores = np.vstack([np.ones(20), rng.random((4, 20)) < 0.8])
+        plain, bounded = (analysed(scores, 24, bounds=bounds) for bounds in (None, (0.0, 1.0)))
+        assert bounded.gain_interval == pytest.approx(plain.gain_interval)
+        assert bounded.gain_interval[1] > 0.05
+
     def test_the_components_are_those_of_an_analysis_of_variance(self):
         scores = np.random.default_rng(0).random((6, 20)) + np.linspace(0, 0.9, 6)[:, None]
         between, within = variance_analysis(scores)

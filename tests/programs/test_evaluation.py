@@ -121,6 +121,15 @@ def test_intervals_of_an_average_over_small_groups_hold(size):
     assert inside >= 34
 
 
+@pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), AverageScoreBy("label", metric=exact), F1("yes")])
+def test_a_rare_label_that_was_always_found_is_not_certain(metric):
+    """Of five examples; two false alarms do not make it surer."""
+    yes = set(range(5))
+    found = evaluated({"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}, metric, examples(100, yes))
+    for each in found.programs.values():
+        assert 0.3 < each.interval[0] < 0.9 and each.interval[1] > 0.8
+
+
 def test_whatever_runs_can_be_evaluated():
     """Programs that nobody could order, and answers under another name, which have no recall."""
 
@@ -135,7 +144,7 @@ def test_whatever_runs_can_be_evaluated():
     assert (found.score, found.recalls) == (1.0, {})
 
 
-@pytest.mark.parametrize("metric", [exact, F1("yes")])
+@pytest.mark.parametrize("metric", [exact, F1("yes"), AverageScoreBy("label", metric=exact)])
 def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
     found = evaluated({"one": Answering([1, 2]), "other": Answering([1, 2])}, metric, examples(20, range(5)))
     low, high = found.programs["other"].difference_interval

@@ -410,6 +410,14 @@ class TestOrder:
         assert abs(ordering.report.comparison.expected_original[0] - as_it_is) < 0.1
 
 
+def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
+    trainset = [LABELLED[i % 2].copy(text=f"text {i}") for i in range(320)]
+    with using(Engine(), "fake/x"):
+        program = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset)
+        few = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset[:40])
+    assert program.retrieval.rule.coefficients.keys() - few.retrieval.rule.coefficients.keys() == {"label_share"}
+
+
 def test_a_calibrated_one_is_loaded(tmp_path):
     with using(Engine(), "fake/x"):
         inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
