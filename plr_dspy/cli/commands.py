@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Output:
-    """A stream that goes nowhere once its reader is gone, as `head` goes: nothing that is printed then raises."""
+    """A stream that goes nowhere once its reader is gone, as `head` goes, and writes "?" for what it has no character
+    for: nothing that is printed raises."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -70,7 +71,8 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._do(self._stream.write, text)
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._do(self._stream.write, text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:

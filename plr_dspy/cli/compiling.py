@@ -109,7 +109,9 @@ def _predict(args: argparse.Namespace) -> None:
             told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
             lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
             for line, error in zip(lines, errors, strict=True):
-                line |= {"error": error} if error else {}
+                line |= {"error": error}
+                if not error:
+                    del line["error"]  # of an earlier answer, too
             write_atomically(args.out, b"".join(as_json(line, LINES) + b"\n" for line in lines))
             without = sum(map(bool, errors))
             print(f"{count(len(rows) - without, 'prediction')} in {args.out}, of {count(made, 'call')}")

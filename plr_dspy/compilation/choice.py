@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,9 @@ from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 CONFIDENCE = 0.95
+
+ENOUGH_DIFFERING = 20
+"""Examples that two orderings score differently on, from which on the normal model says how sure a gain is."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def judge(
             continue
         estimate, calibration = estimates[ordering], fitted.calibration(ordering)
         limited = replace(estimate, expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
+        if number and calibration is None:
+            limited = _by_few(limited, scores[original], scores[ordering])
         offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
         results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
     promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
@@ -266,6 +271,19 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         candidates=finalists,
         answered=[(example, before[example], after[example]) for example in both],
     )
+
+
+def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
+    """A gain that is no surer than the examples on which both scored, where few of these tell them apart.
+
+    Near the highest score an original is behind by a few misses, and the best of many others has had none: the normal
+    model of scores takes that for an effect.
+    """
+    differences = [other[example] - original[example] for example in original.keys() & other.keys()]
+    if not differences or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
+        return gain
+    sure = max(MIN_PROBABILITY, paired_probability(differences))
+    return _no_surer(gain, sure, largest=max(map(abs, differences))) if gain.expected > 0 else gain
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
