@@ -30,6 +30,7 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
 from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.report.text import KEEP, count, shares_by_label
 from plr_dspy.runtime.files import as_json, write_atomically
 
@@ -46,8 +47,11 @@ def _compile(args: argparse.Namespace) -> None:
     metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
     trainset = _read_examples(args.train, args.inputs, program)
     valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
-    if args.out is not None and (obstacle := json_obstacle(program)):
-        raise ValueError(f"--out: {obstacle}")
+    if args.out is not None:
+        # Rows may become demos, which are saved with all that they hold.
+        rows = {name: trainset for name, each in program.named_predictors() if args.select or not each.demos}
+        if obstacle := json_obstacle(program) or json_obstacle(ProgramFactory(program).build(rows)):
+            raise ValueError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(kind)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}

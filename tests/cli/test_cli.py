@@ -63,6 +63,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "large.jsonl").write_text(
+        "\n".join(json.dumps({**row, "id": 2 ** (63 + i)}) for i, row in enumerate(rows))
+    )
     with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("review, sentiment\n")
         csv.DictWriter(file, rows[0].keys()).writerows(rows)
@@ -209,6 +212,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
         (compile_arguments(program="reviews_app.py:number"), "program: expected a DSPy module"),
         (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
+        (compile_arguments("--select", "--train", "large.jsonl"), "--out: demo 1 of predictor 'self' holds a int"),
         (compile_arguments(program="broken_app.py:program"), "broken_app.py cannot be imported"),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments(metric="f1:"), "argument --metric: expected f1:LABEL"),
