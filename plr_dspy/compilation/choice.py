@@ -232,12 +232,10 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
     gain = _no_surer(gain, sure, largest=high - low)
     wider = influence.centring  # by groups of few examples little is known
-    gain = gains[outcome.chosen] = replace(gain, deviation=min(min(wider, 1e9) * gain.deviation, high - low))
+    gain = gains[outcome.chosen] = replace(gain, deviation=min(wider * gain.deviation, high - low))
 
     def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
         least, most = fitted.interval(ordering, value, reference=original)
-        if math.isinf(wider):
-            return value, low, high
         least, most = value - wider * (value - least), value + wider * (most - value) + further
         return value, influence.limited(least), influence.limited(most)
 

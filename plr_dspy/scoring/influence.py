@@ -109,10 +109,15 @@ class Influence:
         influence = self._influence(self._facts[example], outputs)
         return self._value + influence - self._shifts[self._groups[example]]
 
+    @property
+    def _answers(self) -> Sequence[Any]:
+        """Answers that any example may have: of scores the lowest and the highest; none where they have no end."""
+        return self._metric.answers(self._facts) or (self.bounds if self.kind == (int, float) else ())
+
     def largest(self) -> float:
         """The largest influence, in size, of a right answer to an example, or where right answers have none, as all are
         right, of some wrong answers to each fact; 0 where answers are not known."""
-        answers = self._metric.answers(self._facts) or (self.bounds if self.kind == (int, float) else ())
+        answers = self._answers
 
         def most(pairs: Iterable[tuple[Any, Any]]) -> float:
             sizes = (abs(self._influence(*pair) - self._shifts.get(pair[0], 0.0)) for pair in pairs)
@@ -148,17 +153,17 @@ class Influence:
 
     def _extremes(self, group: Any, seen: Sequence[float]) -> tuple[float, float]:
         """The least and the largest score of an answer to an example of a group, less the mean of those seen there."""
-        answers = self._metric.answers(self._facts) or (self.bounds if self.kind == (int, float) else ())
+        answers = self._answers
         named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
         told = [self._influence(group, each) - self._shifts.get(group, 0.0) for each in named if self._metric.weighted]
         return min([*told, *seen]), max([*told, *seen])
 
     @property
     def centring(self) -> float:
-        """How many times as far scores lie from those of new examples as from the means of groups that were taken away;
-        infinite where each is a group."""
-        free = len(self._groups) - len(set(self._groups))
-        return math.sqrt(len(self._groups) / free) if free else math.inf
+        """How many times as far scores lie from those of new examples as from the means of groups that were taken away:
+        no end of it where each is a group."""
+        number, free = len(self._groups), len(self._groups) - len(set(self._groups))
+        return math.sqrt(number / max(free, 1e-12))
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
         """What each score of programs on these examples counts, ``[m, E]``, so that facts do in the shares that they

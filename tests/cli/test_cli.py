@@ -337,13 +337,15 @@ def offline_compile(metric="accuracy", more=""):
     )
 
 
-def test_what_is_found_is_saved_though_nobody_reads_the_report(offline):
+def test_what_is_found_is_saved_though_nobody_reads_the_report(offline, monkeypatch):
     folder, run = offline
     assert run(offline_compile(more="--report report.json"), "2>&1 | head -0") == (0, "")
     assert len(json.loads((folder / "accuracy.json").read_text())["answer"]["demos"]) == 4
     assert Report.load(folder / "report.json").program_calls["total"] > 0
     for command in ("report report.json", "--help"):
         assert run(command, "| head -0") == (0, "")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")  # which has no arrow between fields
+    assert run("report report.json", "| grep -q ' ? '") == (0, "")
     code, error = run("compile", "| head -0")
     assert code == cli.USER_ERROR
     assert "usage: plr-dspy compile" in error

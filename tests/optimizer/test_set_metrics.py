@@ -285,6 +285,11 @@ def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
         compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
 
 
+def test_groups_of_one_example_tell_nothing_of_new_examples():
+    _, report = compiled(PLReorder, plr_dspy.AverageScoreBy("text", field="label"))
+    assert report.comparison.expected_original[1:] == (0.0, 1.0)
+
+
 def test_answers_that_are_never_right_end_the_search(caplog):
     """As where examples write labels otherwise than the program."""
     trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
