@@ -225,7 +225,7 @@ class _Answers(MetricWork):
         """What they come to, beside those of the first program."""
         (scores,), value = self.rows(), self.value()
         if self.influence is None:
-            low, high = min(0.0, *scores), max(1.0, *scores)
+            low, high = min(0.0, *scores), max(float(min(scores) >= 0.0), *scores)
             # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
             least, most = mean_interval([*scores, low, low, high, high])
         else:

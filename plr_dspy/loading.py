@@ -52,7 +52,7 @@ def load_program(
     try:
         if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
             program = PerInputOrder(program)
-        for name, saved in state.items():
+        for name, saved in sorted(state.items(), key=lambda item: item[0].count(".")):  # What holds others comes first.
             place, _, last = name.rpartition(".")
             if last == "calibration" and "found" in saved:
                 part = magicattr.get(program, place) if place else program

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ OPTIONS = {
     "max_demos": "--max-demos",
     "log_dir": "--log-dir",
     "accept_changes=True": "--accept-changes",
+    "calibrate=True": "--calibrate",
+    "demos='auto'": "--select auto",
     "num_inputs": "--max-calls",
     "devset": "--data",
     "trainset": "--train",
@@ -120,6 +123,7 @@ def _run(args: argparse.Namespace) -> int:
         if checked and isinstance(error, (ValueError, TypeError, ImportError)):
             for argument, option in OPTIONS.items():
                 message = message.replace(argument, option)
+            message = re.sub(r"\b(signal|update|auto)='(\w+)'", r"--\1 \2", message)
             print(f"plr-dspy: {message}", file=sys.stderr)
             return USER_ERROR
         print(f"plr-dspy: {type(error).__name__}: {message}", file=sys.stderr)

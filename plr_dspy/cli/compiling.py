@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import evaluate_programs, program_answers
 from plr_dspy.labels.batch_calibration import BatchCalibration
+from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.loading import load_program
@@ -44,7 +46,8 @@ LINES = orjson.OPT_NON_STR_KEYS
 
 def _compile(args: argparse.Namespace) -> None:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
-    metric, program = _named_metric(args.metric), _named_program(args.program, args.demos)
+    program = _named_program(args.program, args.demos)
+    metric = _named_metric(args.metric, program)
     trainset = _read_examples(args.train, args.inputs, program)
     valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
     if args.out is not None:
@@ -63,7 +66,7 @@ def _compile(args: argparse.Namespace) -> None:
             return
         saved = KEEP
         try:
-            optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
+            _save(optimizer.compile(program, trainset=trainset, valset=valset), args.out)
             saved = f"it is kept in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})"
         finally:
             if optimizer.report is not None:
@@ -74,13 +77,13 @@ def _compile(args: argparse.Namespace) -> None:
 
 def _calibrate(args: argparse.Namespace) -> None:
     """Calibrate a program, save it, and print what was compared."""
-    metric = None if args.metric is None else _named_metric(args.metric)
-    optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     program = _named_program(args.program, args.demos)
+    metric = None if args.metric is None else _named_metric(args.metric, program)
+    optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     trainset = _read_examples(args.train, args.inputs, program)
     with _language_model(args):
         calibrated = optimizer.compile(program, trainset=trainset)
-    calibrated.save(args.out)
+    _save(calibrated, args.out)
     for name, accuracy in optimizer.accuracies.items():
         print(f"{name}: {accuracy:.3f}")
     found = calibrated.calibration
@@ -95,7 +98,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     programs = {args.program: program}
     programs |= {str(path): _named_program(args.program, path) for path in args.programs}
     with _language_model(args):
-        metric, devset = _named_metric(args.metric), _read_examples(args.data, args.inputs, program)
+        metric, devset = _named_metric(args.metric, program), _read_examples(args.data, args.inputs, program)
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
 
 
@@ -123,12 +126,20 @@ def _predict(args: argparse.Namespace) -> None:
                 print(f"{count(without, 'row')} without a prediction: each has the error", file=sys.stderr)
 
 
-def _named_metric(reference: str) -> Any:
-    """The metric that a reference, or a name of one over a set, stands for."""
+def _save(program: dspy.Module, path: Path) -> None:
+    """Save a program; whatever ends it, a file that was there is as it was, or whole."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        program.save(Path(folder) / path.name)
+        os.replace(Path(folder) / path.name, path)
+
+
+def _named_metric(reference: str, program: dspy.Module) -> Any:
+    """The metric that a reference, or a name of one over a set, stands for; the latter is about the program's label."""
     name, _, label = reference.partition(":")
-    if (name := name.lower()) in OVER_SETS:
-        return getattr(over_set, OVER_SETS[name])(*filter(None, [label]))
-    return _named_object(reference, "metric")
+    if (name := name.lower()) not in OVER_SETS:
+        return _named_object(reference, "metric")
+    output = label_output(program)
+    return getattr(over_set, OVER_SETS[name])(*filter(None, [label]), field=getattr(output, "name", None))
 
 
 @contextlib.contextmanager

@@ -351,22 +351,20 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     def share(rests: Mapping[int, str], before: str, probability: float) -> None:
         """Share out what the tokens after `before` say among labels, of which these rests are missing."""
         alternatives, left = after[before], probability
-        for token, log_probability in alternatives.items():
-            text = fold(token if before else token.lstrip(before_label))
-            # It is the beginning of what is missing of a label, or that and the end of the word.
-            fitting = [
-                i
-                for i, rest in rests.items()
-                if rest and (rest.startswith(text) or (text.startswith(rest) and not text[len(rest)].isalnum()))
-            ]
+        texts = {token: fold(token if before else token.lstrip(before_label)) for token in alternatives}
+        for token, text in texts.items():
+            # It is the beginning of what is missing of a label, or the longest of these and the end of the word.
+            ended = (each for each in rests.values() if text.startswith(each) and not text[len(each) :][:1].isalnum())
+            longest = max(ended, key=len, default="")
+            fitting = [i for i, rest in rests.items() if rest and (rest.startswith(text) or rest == longest)]
             if not (token and fitting):
                 continue
-            mass = probability * math.exp(min(0.0, log_probability))
+            mass = probability * math.exp(min(0.0, alternatives[token]))
             left -= mass
             if len(fitting) > 1 and before + token in after:
                 share({i: rests[i][len(text) :] for i in fitting}, before + token, mass)
                 continue
-            spelled = {fold(other) for other in alternatives if other != token}
+            spelled = set(texts.values()) - {text}
             sharing = [i for i in fitting if rests[i] not in spelled] or fitting
             masses[sharing] += mass / len(sharing)
         # A label that is complete ends with whatever does not make another one of it.

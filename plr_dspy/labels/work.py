@@ -78,7 +78,10 @@ class LabelWork(MetricWork):
         label = self.output.answered(prediction)  # Read before the metric, which may write to it.
         cell = self._scored(shown, prediction)
         if not self.scores.size:
-            return replace(cell, value=label, **self._told(reader.unread or reader.behind(prediction)))
+            said = reader.unread or reader.behind(prediction)
+            if said and not (isinstance(prediction, dspy.Prediction) and self.output.name in prediction):
+                label = said.label  # The answer may hold it under another name, or be a text.
+            return replace(cell, value=label, **self._told(said))
         if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
             if self._likeliest is not None:  # Its other answers alone would be scored as calibrated.

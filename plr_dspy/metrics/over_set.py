@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 MIN_OF_EACH, MIN_SHARE = 10, 0.2
 """Examples of each kind, in either part, from which on a metric is known well enough, and the smaller part's share."""
 
+TIE = 1e-4
+"""Groups whose means differ by no more are equally bad."""
+
 NO_LABEL = "\0"
 """Stands for the answer of a reply that could not be read."""
 
@@ -368,7 +371,8 @@ class AverageScoreBy(SetMetric):
         scores = np.array([0.0 if each is None else each for each in outputs])
         totals = np.bincount(groups, weights, len(names))
         means = np.bincount(groups, scores * weights, len(names)) / totals
-        return float(means.min() if self.worst else means.mean())
+        # Of equally bad groups the first: the least of several has no derivative.
+        return float(means[np.argmax(means <= means.min() + TIE)] if self.worst else means.mean())
 
 
 def _label_field(example: dspy.Example, field: str | None, *, besides: Any = None) -> str:

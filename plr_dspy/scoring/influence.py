@@ -130,19 +130,20 @@ class Influence:
     def error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """The centre, and the standard error about it, of an interval of the metric, by the scores of all examples.
 
-        Each of K groups counts 2 / K answers of the highest and of the lowest score more, so that one that is all right
-        is not taken for certain (R. Price and D. Bonett, "An improved confidence interval for a linear function of
-        binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is infinite where a group
-        has one example alone.
+        Each of the K groups that matter counts 2 / K answers of the highest and of the lowest score more, so that one
+        that is all right is not taken for certain (R. Price and D. Bonett, "An improved confidence interval for a
+        linear function of binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is
+        infinite where a group has one example alone.
         """
         deviations = defaultdict[Any, list[float]](list)
         for score, group in zip(scores, self._groups, strict=True):
             deviations[group].append(score - value)
-        more, shift, variance = 2.0 / len(deviations), 0.0, 0.0
+        extremes = {group: self._extremes(group, seen) for group, seen in deviations.items()}
+        more, shift, variance = 2.0 / max(1, sum(map(any, extremes.values()))), 0.0, 0.0
         for group, seen in deviations.items():
             if len(seen) == 1:
                 return value, math.inf
-            ends, count = self._extremes(group, seen), len(seen) + 2.0 * more
+            ends, count = extremes[group], len(seen) + 2.0 * more
             mean = more * sum(ends) / count
             # Of each group its own mean was taken away.
             squares = np.square(seen).sum() * len(seen) / (len(seen) - 1) + more * np.square(ends).sum()
@@ -203,7 +204,9 @@ class Influence:
 
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
         """The metric of facts and outputs with weights."""
-        return float(self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist()))
+        value = float(self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist()))
+        self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])  # A user's own may say too little.
+        return value
 
     def _influence(self, fact: Any, outputs: Any) -> float:
         """What the weight of an answer changes at the reference, per unit."""

@@ -114,10 +114,14 @@ def test_a_calibrated_program_is_saved(folder, capsys):
 
 @pytest.mark.parametrize(
     ("metric", "said"),
-    [("f1:positive", "F1(label='positive', average='binary')"), ("balanced-accuracy", "BalancedAccuracy()")],
+    [
+        ("f1:positive", "F1(field='sentiment', label='positive', average='binary')"),
+        ("balanced-accuracy", "BalancedAccuracy(field='sentiment')"),
+    ],
 )
 def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
-    assert cli.main(compile_arguments("--report", "found.json", metric=metric)) == 0
+    """Rows have columns besides the inputs and the label."""
+    assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == said
     assert report.confusion.labels == ["negative", "positive"]
@@ -233,7 +237,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
-        (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
+        (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "--signal logprobs needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
         (common("calibrate", *TO_C, "--metric", "reviews_app.py:accuracy"), "--metric: expected f1:LABEL"),
         (common("calibrate", *TO_C, "--max-calls", "1"), "--max-calls must be greater than or equal to 2"),
@@ -287,6 +291,13 @@ class Refusing(Echo):
         return super().forward(question)
 
 
+class Stopping(Echo):
+    def save(self, path, **options):
+        with open(path, "w") as file:
+            file.write("{")
+            raise KeyboardInterrupt
+
+
 def accuracy(example, prediction, trace=None):
     print("a metric may print")
     return int(example.answer) % 4 == int(prediction.answer)
@@ -330,9 +341,9 @@ def offline(tmp_path_factory):
     return folder, run
 
 
-def offline_compile(metric="accuracy", more=""):
+def offline_compile(metric="accuracy", more="", program="Echo"):
     return (
-        f"compile offline_app.py:Echo --metric offline_app.py:{metric} --train train.jsonl --inputs question "
+        f"compile offline_app.py:{program} --metric offline_app.py:{metric} --train train.jsonl --inputs question "
         f"--lm openai/none --max-calls 60 --threads 2 --out {metric}.json {more}"
     )
 
@@ -369,6 +380,16 @@ def test_exit_codes(offline, monkeypatch, capsys, metric, code, words):
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+
+
+def test_a_file_that_is_not_finished_does_not_take_another_s_place(offline, monkeypatch):
+    folder, _ = offline
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "accuracy.json").write_text("{}")
+    assert cli.main(shlex.split(offline_compile(program="Stopping"))) == cli.INTERRUPTED
+    sys.modules.pop("offline_app")
+    assert (folder / "accuracy.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(("stops", "code"), [("", 0), ("1", cli.INTERRUPTED)])

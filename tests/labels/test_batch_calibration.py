@@ -168,13 +168,18 @@ class TestLabelsDecide:
         assert abs(np.mean(missed)) < 0.02
         assert np.mean(np.abs(missed) < 2 * error) >= 0.9
 
-    def test_each_input_is_left_out_of_what_calibrates_it(self):
-        """Three of twenty are negative; calibrated to these shares by all of them, none would be answered so."""
+    @pytest.mark.parametrize(
+        "answer", [lambda told: told, lambda told: told.label, lambda told: dspy.Prediction(mood=told.label)]
+    )
+    def test_each_input_is_left_out_of_what_calibrates_it(self, answer):
+        """Three of twenty are negative; calibrated to these shares by all of them, none would be answered so. However a
+        program gives its answer, its classifier's label is known."""
+        program = Program(lambda self, text: answer(self.step(text=text)), step=student())
         trainset = [dspy.Example(text=f"text {i}", label=LABELS[i > 2]).with_inputs("text") for i in range(20)]
         p = {each.text: 0.3 if each.label == "negative" else 0.05 for each in trainset}
         optimizer = BatchCalibration(display_progress=False)
         with dspy.context(lm=Classifier(lambda text: {"negative": p[text], "positive": 1 - p[text]}).lm()):
-            optimizer.compile(student(), trainset=trainset)
+            optimizer.compile(program, trainset=trainset)
         assert optimizer.accuracies["as it is"] == 0.85
         assert optimizer.accuracies["calibrated to 'negative' 0.18, 'positive' 0.82"] == 1.0
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import dspy
@@ -60,23 +61,25 @@ def lm():
         yield lm
 
 
-@pytest.mark.parametrize("is_calibrated", [True, False])
-@pytest.mark.parametrize("kind", STUDENTS)
-def test_the_same_answers(kind, is_calibrated, lm, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [*product(STUDENTS, ["nothing", "the whole"]), *product(["larger"], ["parts", "parts, the whole"])],
+)
+def test_the_same_answers(kind, what, lm, tmp_path, caplog):
     program = STUDENTS[kind]()
     for predictor in program.predictors():
         predictor.demos = [dspy.Example(text="a", label="negative", reasoning="b")]
-    if is_calibrated and kind == "larger":
+    if "parts" in what:
         program.steps[1] = calibrated(program.steps[1])
         program.parts["a b"] = calibrated(program.parts["a b"])
-    elif is_calibrated:
-        program = calibrated(program)
+    if "whole" in what:
+        program = calibrated(program, predictor="steps[0]" if kind == "larger" else None)
     program.save(tmp_path / "program.json")
     caplog.clear()
     loaded = load_program(STUDENTS[kind](), tmp_path / "program.json")
     told = [[each(text=f"text {i}").toDict() for i in range(5)] for each in (program, loaded)]
     assert told[0] == told[1]
-    assert ("probabilities" in str(told)) is is_calibrated
+    assert str(told[0][0]).count("probabilities") == ("whole" in what) + 2 * ("parts" in what)
     assert not caplog.records
 
 

@@ -98,7 +98,7 @@ def test_average_score_by_group(groups, worst):
     examples = [dspy.Example(text="t", group=name).with_inputs("text") for name, _ in groups]
     means = [np.mean([s for name, s in groups if name == group]) for group in {name for name, _ in groups}]
     found = value(metric, examples, [dspy.Prediction(points=score) for _, score in groups])
-    assert found == pytest.approx(min(means) if worst else np.mean(means))
+    assert found == pytest.approx(min(means) if worst else np.mean(means), abs=1.01e-4)
     scored = Influence(metric, [name for name, _ in groups])
     assert scored.limited(70.0) == 1.0  # As far as is known.
     scored.refer(enumerate([50.0, *(score for _, score in groups[1:])]))
@@ -156,6 +156,11 @@ class TestAnyFunction:
         assert found.value(enumerate(told)) == 0.5
         assert np.mean([found.score(i, each) for i, each in enumerate(told)]) == pytest.approx(0.5)
         assert found.score(0, {"label": "xxxx"}) > found.score(0, {"label": "x"})
+
+    def test_may_have_values_beyond_its_bounds(self):
+        found = Influence(DatasetMetric(lambda examples, predictions: 50.0, bounds=(0.0, 1.0)), [example("a")])
+        found.refer([(0, {"label": "a"})])
+        assert (found.limited(-1.0), found.limited(70.0)) == (0.0, 50.0)
 
     def test_may_write_to_what_it_gets(self):
         def once(examples, predictions):

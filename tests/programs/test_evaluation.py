@@ -59,6 +59,24 @@ def test_accuracy_recall_and_difference():
     assert "1 of the replies could not be read; recall no 0.73, yes 0.60" in str(found)
 
 
+@pytest.mark.parametrize("rates", [(0.5, 0.5, 0.5, 0.5), (0.3, 0.3, 0.3), (0.5, 0.8, 0.9), (0.95, 0.95)])
+def test_intervals_of_the_worst_group_hold(rates):
+    """Also where groups are equally bad, so that the least of their means has no derivative."""
+    rng, inside, p = np.random.default_rng(0), 0, np.repeat(rates, 20)
+    for _ in range(60):
+        yes = set(np.flatnonzero(rng.random(len(p)) < p).tolist())
+        metric, devset = AverageScoreBy(lambda example: example.number // 20, exact, worst=True), range(len(p))
+        found = evaluated({"one": Answering(yes)}, metric, examples(len(p), devset)).programs["one"]
+        inside += found.interval[0] <= min(rates) <= found.interval[1]
+    assert inside >= 53
+
+
+def test_a_metric_that_is_never_above_0():
+    metrics, answering = (exact, lambda e, p: exact(e, p) - 1.0), Answering(range(20))
+    counted, lost = [evaluated({"": answering}, each, examples(20, range(18))).programs[""] for each in metrics]
+    assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
+
+
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
     found = evaluated({"one": Answering([], unread=[0, 1])}, lambda e, p: 2.0 * exact(e, p) - 1.0, examples(4, [3]))
     assert found.programs["one"].score == -0.5  # one is right
