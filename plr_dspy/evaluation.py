@@ -17,6 +17,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
+from plr_dspy.programs.splits import Examples
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
@@ -81,7 +82,7 @@ class Evaluation:
 def evaluate_programs(
     programs: Mapping[str, dspy.Module],
     metric: Metric,
-    devset: Sequence[dspy.Example],
+    devset: Examples,
     *,
     num_threads: int | None = None,
     max_errors: int | None = None,
@@ -107,10 +108,7 @@ def evaluate_programs(
         RuntimeError: when fewer than two examples are left.
     """
     if not isinstance(programs, Mapping) or not programs or not all(isinstance(name, str) for name in programs):
-        raise TypeError(
-            f'programs must be a dict from names to programs, such as {{"mine": program}}; got {programs!r}'
-        )
-    _Limits(num_threads=num_threads, max_errors=max_errors)
+        raise TypeError(f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}')
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
@@ -119,12 +117,12 @@ def evaluate_programs(
         metric.check(devset)
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         options: dict[str, Any] = {"num_threads": num_threads, "max_errors": max_errors, "on_cell": bar.update}
-        answers = {name: _Answers(program, metric, devset, **options) for name, program in programs.items()}
-    failed = {example: cell for each in answers.values() for example, cell in each.failed.items()}
-    if failed:
+        answers = {name: Answers(program, metric, devset).ask(**options) for name, program in programs.items()}
+    cells = [pair for each in answers.values() for pair in enumerate(each.cells)]
+    if failed := {example: cell for example, cell in cells if cell.outcome == FAILED}:
         left = [example for example in range(len(devset)) if example not in failed]
-        first_failed = failed[min(failed)]
-        told = f"calls on {len(failed)} of {len(devset)} examples failed, the first by {_as_told(first_failed)}"
+        first_by = f"{failed[min(failed)].error}: {failed[min(failed)].message}"
+        told = f"calls on {len(failed)} of {len(devset)} examples failed, the first by {first_by}"
         if len(left) < 2:
             raise RuntimeError(f"{told}: mend that, or try again")
         logger.warning("%s: they are left out", told)
@@ -135,29 +133,6 @@ def evaluate_programs(
     return Evaluation(found, len(devset) - len(failed), len(failed))
 
 
-def program_answers(
-    program: dspy.Module,
-    examples: Sequence[dspy.Example],
-    answers: list[Any],
-    errors: list[str],
-    *,
-    num_threads: int | None = None,
-) -> None:
-    """Put what a program answers to examples, which need no labels, in a list of None, and replace with the error, or
-    with nothing, the text of each call that was made."""
-    _Limits(num_threads=num_threads)
-    check_given(program, name="program", to_order=False, devset=examples)
-    ledger = Ledger()
-    with progress_bar(len(examples), display=True, title="predict") as bar:
-        options: dict[str, Any] = {"num_threads": num_threads, "max_errors": len(examples), "on_cell": bar.update}
-        options |= {"predictions": answers, "ledger": ledger}
-        try:
-            _Answers(program, lambda example, answer: 0.0, examples, **options)
-        finally:  # whatever ended it
-            for (_, example), cell in ledger.cells.items():
-                errors[example] = _as_told(cell) if cell.error else ""
-
-
 @arguments
 class _Limits:
     """What limits calls, checked."""
@@ -166,28 +141,21 @@ class _Limits:
     max_errors: Count | None = None
 
 
-def _as_told(failed: Cell) -> str:
-    """What ended a call, or left it without an answer."""
-    return f"{failed.error}: {failed.message}"
-
-
-class _Answers(MetricWork):
+class Answers(MetricWork):
     """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
 
-    def __init__(
-        self,
-        program: dspy.Module,
-        metric: Metric,
-        examples: Sequence[dspy.Example],
-        *,
-        predictions: list[Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, program: dspy.Module, metric: Metric, examples: Examples) -> None:
         super().__init__(metric, examples)
-        self.predictions = [None] * len(examples) if predictions is None else predictions
+        self.predictions: list[Any] = [None] * len(examples)
+        self.ledger, self.cells = Ledger(), list[Cell]()
         self._program = program
-        self.cells, _ = calls_on(program, self, len(examples), called="example", **options)
-        self.failed = {example: cell for example, cell in enumerate(self.cells) if cell.outcome == FAILED}
+
+    def ask(self, **limits: Any) -> Answers:
+        """Call the program on each example; whatever ends that early, the ledger and the predictions have the rest."""
+        _Limits(**{name: limits[name] for name in ("num_threads", "max_errors")})
+        options: dict[str, Any] = {"called": "example", "ledger": self.ledger, **limits}
+        self.cells, _ = calls_on(self._program, self, len(self._examples), **options)
+        return self
 
     def keep(self, examples: Sequence[int]) -> None:
         """Go by these examples alone."""
@@ -204,7 +172,7 @@ class _Answers(MetricWork):
         self.predictions[example] = prediction
         return cell
 
-    def rows(self, *others: _Answers) -> list[list[float]]:
+    def rows(self, *others: Answers) -> list[list[float]]:
         """What the answers score, of this program and of others: of a metric over a set, near the answers of all."""
         every = (self, *others)
         if self.influence is None:
@@ -221,7 +189,7 @@ class _Answers(MetricWork):
             return float(np.mean(self.rows()[0]))
         return self.influence.value(enumerate(cell.value for cell in self.cells))
 
-    def score(self, first: _Answers) -> ProgramScore:
+    def score(self, first: Answers) -> ProgramScore:
         """What they come to, beside those of the first program."""
         (scores,), value = self.rows(), self.value()
         if self.influence is None:

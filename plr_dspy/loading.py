@@ -44,9 +44,7 @@ def load_program(
         ValueError: when the file holds no saved program, or that of another student.
     """
     if not isinstance(student, dspy.Module):
-        raise TypeError(
-            f"student must be a dspy.Module; got {type(student).__name__}: pass the program that was compiled"
-        )
+        raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}: pass the one that was compiled")
     state = saved_state(path)
     program = ProgramFactory(student).build({})
     try:

@@ -84,9 +84,7 @@ class LabelReorderer(Reorderer):
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
         predictors = program.predictors()
         if isinstance(self.metric, SetMetric):
-            raise ValueError(
-                f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder or TopKOrder"
-            )
+            raise ValueError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
         if isinstance(program, CalibratedProgram):
             raise ValueError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
@@ -128,14 +126,7 @@ class LabelReorderer(Reorderer):
                 f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it, or lower "
                 "num_candidates"
             )
-        return random_plan(
-            num_orders,
-            batch=num_orders,
-            num_examples=num_calls,
-            num_best=1,
-            num_compared=num_compared,
-            max_metric_calls=budget,
-        )
+        return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=num_compared, budget=budget)
 
     def work(self, job: Job) -> ProbingWork:
         return ProbingWork(self, job)

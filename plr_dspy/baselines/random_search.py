@@ -79,5 +79,5 @@ class TopKOrder(Reorderer):
             num_examples=num_train,
             num_best=num_best,
             num_compared=num_compared,
-            max_metric_calls=budget,
+            budget=budget,
         )

@@ -20,7 +20,7 @@ import dspy
 import orjson
 from dspy.adapters.utils import parse_value
 
-from plr_dspy.evaluation import evaluate_programs, program_answers
+from plr_dspy.evaluation import Answers, evaluate_programs
 from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
@@ -31,17 +31,13 @@ from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.arguments import shown
-from plr_dspy.programs.checks import json_obstacle
+from plr_dspy.programs.checks import check_given, json_obstacle
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.report.text import KEEP, count, shares_by_label
 from plr_dspy.runtime.files import as_json, write_atomically
+from plr_dspy.runtime.terminal import progress_bar
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
-
-NO_CALL = "no call was made"
-"""The error of a row that was not reached."""
-
-LINES = orjson.OPT_NON_STR_KEYS
 
 
 def _compile(args: argparse.Namespace) -> None:
@@ -106,23 +102,25 @@ def _predict(args: argparse.Namespace) -> None:
     """Write the rows of a file with their predictions, or with what left them without one."""
     program = _named_program(args.program, args.demos)
     rows = _read_examples(args.data, args.inputs, program)
-    answers: list[Any] = [None] * len(rows)
-    errors = [NO_CALL] * len(rows)
+    work, lines = Answers(program, lambda row, answer: 0.0, rows), list[bytes]()
     try:
-        with _language_model(args):
-            program_answers(program, rows, answers, errors, num_threads=args.threads)
+        with _language_model(args), progress_bar(len(rows), display=True, title="predict") as bar:
+            check_given(program, name="program", to_order=False, devset=rows)
+            work.ask(num_threads=args.threads, max_errors=len(rows), on_cell=bar.update)
     finally:
-        if made := sum(each != NO_CALL for each in errors):  # what was paid for, whatever ended it
-            told = [each.toDict() if isinstance(each, dspy.Prediction) else each for each in answers]
-            lines = [{**row.toDict(), "prediction": each} for row, each in zip(rows, told, strict=True)]
-            for line, error in zip(lines, errors, strict=True):
-                line |= {"error": error}
-                if not error:
-                    del line["error"]  # of an earlier answer, too
-            write_atomically(args.out, b"".join(as_json(line, LINES) + b"\n" for line in lines))
-            without = sum(map(bool, errors))
-            print(f"{count(len(rows) - without, 'prediction')} in {args.out}, of {count(made, 'call')}")
-            if without:
+        if cells := {example: cell for (_, example), cell in work.ledger.cells.items()}:  # what was paid for
+            num_told = 0
+            for number, (row, answer) in enumerate(zip(rows, work.predictions, strict=True)):
+                told = answer.toDict() if isinstance(answer, dspy.Prediction) else answer
+                line = {**row.toDict(), "prediction": told}
+                line.pop("error", None)  # of an earlier answer
+                if (cell := cells.get(number)) is None or cell.error:
+                    line["error"] = "no call was made" if cell is None else f"{cell.error}: {cell.message}"
+                num_told += "error" not in line
+                lines.append(as_json(line, orjson.OPT_NON_STR_KEYS) + b"\n")
+            write_atomically(args.out, b"".join(lines))
+            print(f"{count(num_told, 'prediction')} in {args.out}, of {count(len(cells), 'call')}")
+            if without := len(rows) - num_told:
                 print(f"{count(without, 'row')} without a prediction: each has the error", file=sys.stderr)
 
 
@@ -203,9 +201,7 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
             raise ValueError(f"{needs}, and lacks {missing}; {found}")
         for name in kinds.keys() - row.keys():
             if alike := [each for each in row if each.casefold() == name.casefold()]:
-                raise ValueError(
-                    f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: give both one name"
-                )
+                raise ValueError(f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: use one name")
         for name in {each for each in kinds if row.get(each) is not None and kinds[each] is not str}:
             with contextlib.suppress(ValueError):  # What is of no such type is told as it is.
                 row[name] = parse_value(row[name], kinds[name])

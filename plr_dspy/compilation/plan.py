@@ -253,18 +253,20 @@ def _paper_plan(
 
 
 def random_plan(
-    num_orders: int, *, batch: int, num_examples: int, num_best: int, num_compared: int, max_metric_calls: int | None
+    num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
 ) -> Plan:
-    """The plan of a compile that scores random orders, each once, and compares the best with the original one."""
+    """The plan of a compile that scores random orders, each once, and compares the best with the original one; 0 is a
+    batch of all."""
+    batch = min(batch or num_orders, num_orders)
     return Plan(
         num_iterations=-(-num_orders // batch),
-        num_samples=min(batch, num_orders),
+        num_samples=batch,
         elite_fraction=1.0,
         num_best_seen=num_best,
         num_train_examples=num_examples,
         num_selection_examples=num_compared,
         num_first_examples=num_examples,
-        max_metric_calls=max_metric_calls,
+        max_metric_calls=budget,
         with_mode=False,
         num_initial=num_orders,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import dspy
 import numpy as np
 from dspy.teleprompt.teleprompt import Teleprompter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import log_softmax
@@ -25,20 +25,12 @@ from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import check_given
-from plr_dspy.programs.splits import mixed, shown_by, value_key
+from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED
-from plr_dspy.statistics.calibration import (
-    FAR_FROM_EVEN,
-    Array,
-    batch_offsets,
-    calibrated,
-    cross_validated,
-    is_uneven,
-    likely_shares,
-)
+from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares
 
 logger = logging.getLogger(__name__)
 
@@ -190,13 +182,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
 
     def _best(
-        self,
-        replies: LabelReplies,
-        examples: Sequence[dspy.Example],
-        output: LabelOutput,
-        *,
-        counts: Array,
-        weights: Array,
+        self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
     ) -> Calibration | None:
         """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too, where examples have
         weights; sets `accuracies`."""
@@ -237,9 +223,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             )
         return ways[best][1]
 
-    def _sampled(
-        self, usable: Sequence[dspy.Example], output: LabelOutput, *, seed: int
-    ) -> tuple[list[dspy.Example], Array]:
+    def _sampled(self, usable: Examples, output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
         """The examples that are used, and what each of them counts; a warning says where they are few."""
         if self.method == "contextual":
             return list(usable), np.ones(len(usable))
@@ -272,7 +256,7 @@ class LabelReplies:
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
 
     def calibrated_to(
-        self, shares: Array | None = None, *, method: str = "batch", weights: Array | None = None
+        self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
     ) -> Calibration:
         """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``; None for
         the same share each."""
@@ -286,7 +270,7 @@ class LabelReplies:
         moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
         tables = (self.log_probabilities, moved)
         counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
-        if all(is_uneven(each, least=FAR_FROM_EVEN) for each in counts):
+        if all(is_uneven(each, far=True) for each in counts):
             before, after = (shares_by_label(self.labels, each / each.sum()) for each in counts)
             logger.warning(
                 f"answers are far from the same share of each label before calibration ({before}) and after it "
@@ -296,7 +280,7 @@ class LabelReplies:
 
 def read_replies(
     program: dspy.Module,
-    examples: Sequence[dspy.Example],
+    examples: Examples,
     output: LabelOutput,
     *,
     as_it_is: bool = False,
@@ -348,11 +332,9 @@ def fit_linear(log_probabilities: Array, answers: NDArray[np.int64], *, seed: in
     num = len(answers)
     shuffled = np.random.default_rng(seed).permutation(num)
     by_label = shuffled[np.argsort(answers[shuffled], kind="stable")]
-    fold_of = np.empty(num, dtype=np.int64)
-    fold_of[by_label] = np.arange(num) % min(MAX_FOLDS, num)  # Each fold has its share of each label.
-    gains = np.zeros(num)
-    for fold in range(fold_of.max() + 1):
-        held = fold_of == fold
+    gains, num_folds = np.zeros(num), min(MAX_FOLDS, num)
+    for fold in range(num_folds):
+        held = np.isin(np.arange(num), by_label[fold::num_folds])  # Each fold has its share of each label.
         scales, offsets = _fit(log_probabilities[~held], answers[~held])
         told = log_softmax(log_probabilities[held] * scales + offsets, axis=1)
         without = log_softmax(log_probabilities[held], axis=1)
@@ -381,7 +363,7 @@ def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
     return found[:num_labels], found[num_labels:]
 
 
-def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+def _content_free(trainset: Examples) -> list[dspy.Example]:
     """Examples whose inputs, those of the trainset, have no content."""
     if not trainset:
         raise ValueError("trainset must hold an example, whose inputs are filled without content")
@@ -390,7 +372,7 @@ def _content_free(trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
     return [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
 
 
-def _usable(student: dspy.Module, trainset: Sequence[dspy.Example]) -> list[dspy.Example]:
+def _usable(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
     """The examples with inputs that differ and that no demo shows."""
     shown = shown_by([demo for _, each in student.named_predictors() for demo in each.demos], trainset)
     unshown = [example for i, example in enumerate(trainset) if i not in shown]

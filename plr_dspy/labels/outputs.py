@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
 from plr_dspy.programs.slots import decision_adapter
-from plr_dspy.statistics.calibration import FAR_FROM_EVEN, Array, is_uneven
+from plr_dspy.statistics.calibration import Array, is_uneven
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +80,11 @@ class LabelOutput:
 
     def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
         """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
-        labels = list(self.labels)
-
-        def number(value: Any) -> int:
-            text = label_text(self.labels, value) or value  # Data may hold what demos call an enum's member.
-            return labels.index(text) if isinstance(text, str) and text in labels else -1
-
-        return np.array([number(example.get(self.name)) for example in examples], dtype=np.int64)
+        numbers = {text: number for number, text in enumerate(self.labels)}
+        values = [example.get(self.name) for example in examples]
+        # Data may hold what demos call an enum's member.
+        texts = [label_text(self.labels, value) or (value if isinstance(value, str) else "") for value in values]
+        return np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
 
     def strange(self, examples: Sequence[Any]) -> str:
         """Say how many examples have none of the labels; empty where all have one, or none has any value there."""
@@ -205,7 +203,7 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array, *, 
             f"all {len(demos)} demos have the label {texts[demos[0]]!r}, so the model may answer it too often: give "
             "demos of several labels, as PLFewShot chooses them"
         )
-    if by_accuracy and is_uneven(counts, least=FAR_FROM_EVEN):
+    if by_accuracy and is_uneven(counts, far=True):
         logger.warning(
             f"{100 * counts[most] / counts.sum():.0f} % of the examples with a known label have {texts[most]!r}: "
             "a program that always answers it has that accuracy, so compare with it"

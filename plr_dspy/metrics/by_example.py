@@ -92,10 +92,7 @@ def as_score(value: Any) -> float:
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         )
-    if not math.isfinite(score):
-        raise ValueError(f"metric must return a finite number; got {score}")
-    if abs(score) > LARGEST_SCORE:
-        raise ValueError(
-            f"metric must return a number between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}; got {score}: scale it"
-        )
+    if not abs(score) <= LARGEST_SCORE:  # NaN is not, either.
+        limits = f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
+        raise ValueError(f"metric must return a finite number {limits}; got {score}: scale it")
     return score

@@ -188,13 +188,13 @@ class LabelMetric(SetMetric):
         self.field = field
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        return float(self.fact(example) == self._label(example, prediction))
+        return float(self.fact(example) == LabelMetric.outputs(self, example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
         return _label_name(example[_label_field(example, self.field)])
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        return self._label(example, prediction)
+        return _answered_label(self, prediction, _label_field(example, self.field))
 
     def answers(self, facts: Sequence[str]) -> Sequence[str]:
         return sorted({*facts, NO_LABEL})
@@ -202,10 +202,6 @@ class LabelMetric(SetMetric):
     def label_of(self, outputs: Any) -> str:
         """The label among the outputs that were read."""
         return NO_LABEL if outputs is None else str(outputs)
-
-    def _label(self, example: dspy.Example, prediction: Any) -> str:
-        """The label that a prediction answers."""
-        return _answered_label(self, prediction, _label_field(example, self.field))
 
 
 class F1(LabelMetric):
@@ -299,7 +295,7 @@ class RecallAtPrecision(LabelMetric):
                 "without this metric), and pass what comes out; or name an output that holds the probability as "
                 "confidence='...'"
             )
-        return [self._label(example, prediction), round(as_score(found), 4)]
+        return [super().outputs(example, prediction), round(as_score(found), 4)]
 
     def answers(self, facts: Sequence[str]) -> Sequence[Any]:
         return ()

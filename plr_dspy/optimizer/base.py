@@ -24,8 +24,7 @@ from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.optimizer.cost_estimate import Estimate, estimate, make_budget
-from plr_dspy.optimizer.job import Job, prepare
+from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -34,8 +33,8 @@ from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.places import FoundSlots
 from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.slots import FoundSlots
 from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -248,13 +247,11 @@ class Reorderer(Checked, Teleprompter, ABC):
             "the settings of its models": job.models,
             "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
         }
-        calibration = {}
-        if job.calibrated_student is not None:
-            calibration = {"the calibration of student": digest(job.calibrated_student.calibration)}
+        student = job.calibrated_student
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            **calibration,
+            "the calibration of student": student and digest(student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **facts(values),
@@ -353,13 +350,8 @@ def _program_as_scored(
     program = job.slots.build(ordering)
     if offsets:
         assert isinstance(work, LabelWork)
-        found = Calibration(
-            "batch" if shares else "none",
-            tuple(work.output.labels),
-            tuple(offsets),
-            num_inputs=len(job.scored_examples),
-            shares=tuple(shares),
-        )
+        kind, number = "batch" if shares else "none", len(job.scored_examples)
+        found = Calibration(kind, tuple(work.output.labels), tuple(offsets), num_inputs=number, shares=tuple(shares))
         program = CalibratedProgram(program, found, predictor=work.output.predictor).bound()
     elif (student := job.calibrated_student) is not None:
         program = CalibratedProgram(program, student.calibration, predictor=student.predictor)

@@ -18,13 +18,12 @@ from dspy.utils.hasher import Hasher
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import takes_trace
-from plr_dspy.optimizer.cost_estimate import BOOTSTRAP_SHARE, cost_of_attempt, token_counter
-from plr_dspy.optimizer.job import Attempt, Job
+from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, cost_of_attempt, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
 from plr_dspy.programs.copies import ProgramFactory, language_models
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
-from plr_dspy.programs.splits import by_content, label_keys, mixed, shown_by, source_of
+from plr_dspy.programs.splits import Examples, by_content, label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
 from plr_dspy.runtime.files import as_json
@@ -38,16 +37,11 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
 
-MOST_UNSEEN = 3
-"""Right answers, by calls that nobody saw, after which none is tried any more where none has made a demo."""
-
 NOT_KNOWN = "..."
 """Stands for what a teacher will answer."""
 
 
-def demo_examples(
-    trainset: Sequence[dspy.Example], valset: Sequence[dspy.Example], rng: random.Random
-) -> dict[int, dspy.Example]:
+def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
     """The examples that demos are made of, by their numbers, no two with the same inputs, the classes evenly mixed.
 
     They are the same ones, in the same order, whatever the order of the trainset. Examples with the same inputs count
@@ -76,9 +70,8 @@ def pools_of(
     others += [(demo, f"candidates[{i}]") for i, demo in enumerate(given)]
     for name, predictor in program.named_predictors():
         own = [(demo, OWN) for demo in predictor.demos]
-        made = [
-            (each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in attempts if name in each.demos
-        ]
+        showing = [each for each in attempts if name in each.demos]
+        made = [(each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in showing]
         no_demos = demo_messages(predictor, [])
         tokens_before, nothing = count(messages=no_demos), as_text(no_demos)
         seen, pool = {nothing}, []
@@ -177,8 +170,6 @@ class TeacherWork(MetricWork):
                     stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
                 ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
-        if not made:
-            return Cell(None, value=None)
         chosen = {name: _one_of(demos) for name, demos in made.items()}
         plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
         option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -186,7 +177,7 @@ class TeacherWork(MetricWork):
         return Cell(None, value=orjson.loads(as_json(plain, option)))
 
 
-def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
+def _one_of(demos: Examples) -> dspy.Example:
     """Of a predictor that is asked several times for an answer, the last demo or an earlier one, drawn as by DSPy."""
     if len(demos) == 1:
         return demos[0]
@@ -225,10 +216,9 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
         budget.expect(None if optimizer.max_cost is None else cost_of_attempt(job))
     budget.allow(BOOTSTRAP_SHARE)
     limits = [budget.max_seconds, budget.max_cost, budget.max_calls]
-    attempts, ended, num_unseen = list[Attempt](), None, 0
+    attempts, ended = list[Attempt](), None
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        num_right = sum(bool(each.demos) for each in attempts)
-        if num_right >= optimizer.max_bootstrapped or (not num_right and num_unseen >= MOST_UNSEEN):
+        if sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
             break
         end = [prompt, optimizer.candidates, *limits, i]
         if end in ledger.out_of_time:  # A part that goes on has the demos that it had.
@@ -242,7 +232,6 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
             break
         cell = ledger.cells[prompt, i]
         demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
-        num_unseen += cell.value is None and not cell.error
         attempts.append(Attempt(number, (prompt, contents[i]), demos, cell))
     ledger.settle()
     budget.allow(1.0)
@@ -253,14 +242,11 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     elif attempts:
         errors = attempt_errors(attempts)
         reasons = [f"{error.count} ended in {error.type} ({error.message})" for error in errors]
-        if num_unseen:
-            reasons.append(
-                f"{num_unseen} gave right answers by calls that DSPy's trace does not hold, as of plain threads"
-            )
-        if others := len(attempts) - num_unseen - sum(error.count for error in errors):
+        if others := len(attempts) - sum(error.count for error in errors):
             least = optimizer.metric_threshold
             scored = "0 or less" if least is None else f"less than metric_threshold={least:g}"
-            reasons.append(f"{others} gave an answer that scored {scored}")
+            unseen = "or one of calls that DSPy's trace does not hold, as of plain threads"
+            reasons.append(f"{others} gave an answer that scored {scored}, {unseen}")
         logger.warning(
             "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
             "are any; another teacher may do better, or another metric_threshold",

@@ -134,7 +134,6 @@ class PLFewShot(PLReorder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._spent = 0  # calls that are made, or may be made, before the search
         self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
         self._embedded: tuple[Any, dict[str, Array]] = (None, {})  # what an embedder made of texts
 
@@ -144,21 +143,16 @@ class PLFewShot(PLReorder):
         if self.min_demos > self.max_demos:
             raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        needed = {
-            "demos='retrieved'": self.demos == "retrieved",
-            "no calibrate": self.calibrate is False,
-            "candidates that no teacher makes": self.candidates != "bootstrapped",
-        }
-        if self.max_metric_calls == 0 and not all(needed.values()):
-            missing = " and ".join(name for name, there in needed.items() if not there)
-            raise ValueError(f"max_metric_calls=0 makes no call: it needs {missing}; or raise it")
+        without_calls = self.demos == "retrieved" and self.calibrate is False and self.candidates != "bootstrapped"
+        if self.max_metric_calls == 0 and not without_calls:
+            needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
+            raise ValueError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         """Lay out what follows the calls that make demos."""
-        given: Any = {"max_metric_calls": self.max_metric_calls, "spent": self._spent}
-        return make_plan(self.auto, signal=signal, searched="demos", **given, **sizes)
+        return make_plan(self.auto, signal=signal, searched="demos", max_metric_calls=self.max_metric_calls, **sizes)
 
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.
@@ -212,7 +206,6 @@ class PLFewShot(PLReorder):
         obstacle = json_obstacle(ProgramFactory(program).build(others))
         if obstacle and obstacle != json_obstacle(program):  # which is known
             logger.warning("of the demos to choose from, %s", obstacle)
-        self._spent = len(attempts)
         return {
             "slots": slots,
             "original": slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
@@ -229,7 +222,6 @@ class PLFewShot(PLReorder):
             self.work(job)  # which raises where that cannot be, before any call
         teaching = teacher_of(job, evaluator)
         attempts, ended = make_attempts(job, teaching)
-        self._spent = len(attempts)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
         if ended and slots.space.num_distinct < 2:

@@ -133,9 +133,7 @@ class PLReorder(Reorderer):
                 "pass a student that BatchCalibration(), without this metric, has calibrated"
             )
         if self.auto == "paper" and asked:
-            raise ValueError(
-                f"auto='paper' scores orders as the paper does, by no log-probabilities: leave out {asked}"
-            )
+            raise ValueError(f"auto='paper' learns from scores alone, as the paper does: leave out {asked}")
 
     @property
     def _needing_logprobs(self) -> str:
@@ -283,8 +281,7 @@ def _telling_cell(job: Job, scorer: CellScorer, *, required: bool) -> Cell | Non
     """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
     cell, num_first = None, min(job.plan.num_first_examples, FIRST_CALLS)
     # A student without demos may never say a label; with demos it does.
-    first = [job.slots.space.identity] * num_first
-    tried = [*first, *job.slots.longest(MOST_TRIES - num_first, job.seed)]
+    tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
     for example, ordering in enumerate(tried[: len(job.splits.train)]):
         if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
             break

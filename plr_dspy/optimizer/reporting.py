@@ -27,16 +27,7 @@ from plr_dspy.programs.calls import own_copy
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
-from plr_dspy.report.data import (
-    Alternative,
-    Candidate,
-    Confusion,
-    ProgramState,
-    Report,
-    RetrievalReport,
-    Signal,
-    SlotReport,
-)
+from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, RetrievalReport, SlotReport
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime.redaction import Redactor
@@ -56,9 +47,7 @@ _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTI
 """What DSPy makes of pictures, sounds and files."""
 
 
-def build_report(
-    job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], signal: Signal | None, **others: Any
-) -> Report:
+def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     no_price = without_price([*job.models, *language_models(job.optimizer.metric)])
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
@@ -82,7 +71,6 @@ def build_report(
             )
             for result in outcome.candidates
         ],
-        signal=signal,
         tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
         cost=None if no_price else cost_of(scorer.ledger.tokens),
         errors=errors,

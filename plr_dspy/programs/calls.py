@@ -213,13 +213,10 @@ class ProgramEvaluator:
     ) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
-            if not pending or not self.budget.begin():
-                return
-            try:
+            with self._lock:
+                if not pending or not self.budget.begin():
+                    return
                 key, ordering = pending.popleft()
-            except IndexError:  # another thread took the last one
-                self.budget.end({})
-                return
             example = key[1]
             failure: BaseException | None = None
             with dspy.context(trace=[]), dspy.track_usage() as usage:

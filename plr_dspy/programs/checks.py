@@ -120,9 +120,7 @@ def _check_demos(student: dspy.Module, to_order: bool) -> None:
         held = {field for demo in demos for field in demo}
         with_demos += bool(demos)
         if demos and not held & shown:
-            mismatches.append(
-                f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows only {sorted(shown)}"
-            )
+            mismatches.append(f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows {sorted(shown)}")
     if to_order and (obstacle := json_obstacle(student)):
         logger.warning("%s", obstacle)
     if mismatches and len(mismatches) == with_demos:

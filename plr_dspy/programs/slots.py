@@ -15,11 +15,10 @@ from itertools import combinations
 from typing import Any
 
 import dspy
-import numpy as np
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.splits import answer_classes, by_content
+from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
@@ -83,14 +82,9 @@ class PromptSlots(ABC):
         """For each block of the space, the class of each of its demos."""
         return tuple(classes for slot in self.slots for classes in slot.classes)
 
-    @property
-    def typical(self) -> Ordering:
-        """An ordering whose prompts are about as long as those of a search."""
+    def showing(self, share: float) -> Ordering:
+        """An ordering that shows about this share of the demos that may be shown."""
         return self.space.identity
-
-    def longest(self, number: int, seed: int) -> list[Ordering]:
-        """So many orderings that show as many demos as may be shown."""
-        return [self.space.identity] * number
 
     def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
         """The demos of each slot in a new order, in new lists."""
@@ -101,9 +95,7 @@ class PromptSlots(ABC):
         """Demos that all predictors together show."""
         return sum(map(len, self.permutations(ordering).values()))
 
-    def further(
-        self, best: Sequence[Ordering], scores: Scores, *, inputs: Sequence[Mapping[str, Any]]
-    ) -> list[Ordering]:
+    def further(self, best: Sequence[Ordering], scores: Scores, inputs: Sequence[Mapping[str, Any]]) -> list[Ordering]:
         """Further orderings, made of the best ones of a search and of scores by example."""
         return []
 
@@ -232,18 +224,10 @@ class PoolSlots(PromptSlots):
         """What the student shows, which need not be within the limits."""
         return tuple(tuple(i for i, pooled in enumerate(slot.pool) if pooled.origin == OWN) for slot in self.slots)
 
-    @property
-    def typical(self) -> Ordering:
-        """Half as many demos as there may be, from the beginning of each pool."""
-        half = tuple(tuple(range(max(least, -(-most // 2)))) for least, most in self.space.limits)
-        return self.space.shortened(half) or self.space.identity
-
-    def longest(self, number: int, seed: int) -> list[Ordering]:
-        """So many random arrangements that show as many demos as may be shown."""
-        rng = np.random.default_rng(seed)
-        shapes = list(zip(self.space.sizes, self.space.limits, strict=True))
-        drawn = [tuple(tuple(rng.permutation(n)[:most].tolist()) for n, (_, most) in shapes) for _ in range(number)]
-        return [self.space.shortened(arrangement) or self.space.identity for arrangement in drawn]
+    def showing(self, share: float) -> Ordering:
+        """The demos come from the beginning of each pool."""
+        some = tuple(tuple(range(max(least, math.ceil(share * most)))) for least, most in self.space.limits)
+        return self.space.shortened(some) or self.space.identity
 
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Numbers of the demos shown by position, for each slot."""
@@ -264,9 +248,7 @@ def _classes(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
     return answer_classes([dict(demo.items()) for demo in demos], list(predictor.signature.output_fields))
 
 
-def add_labelled_demos(
-    program: dspy.Module, trainset: Sequence[dspy.Example], num_demos: int, rng: random.Random
-) -> list[str]:
+def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
     """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
 
     A program in which some predictor has demos stays as it is: the optimizer that chose them left the others without

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import dspy
 import numpy as np
@@ -18,6 +18,8 @@ from scipy import sparse
 from plr_dspy.plackett_luce.covariates import Features, choose
 from plr_dspy.programs.splits import answer_classes, folded_key, source_of
 from plr_dspy.statistics.calibration import Array
+
+Fields: TypeAlias = Mapping[str, Any]
 
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 """Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
@@ -121,7 +123,7 @@ class Embeddings:
     """
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
-        self._embedder, self._known = embedder, known
+        self._embedder, self.known = embedder, known
         self._size = next(map(len, known.values()), None)
         if new := [text for text in dict.fromkeys(texts) if text not in known]:
             # As many decimals as are saved, so that a loaded program finds the same.
@@ -131,18 +133,14 @@ class Embeddings:
 
     def to(self, text: str) -> Array:
         """Cosine of a text's vector and of those of the pool, ``[n]``."""
-        vector = self._known.get(text)
+        vector = self.known.get(text)
         if vector is None:
-            vector = self._known[text] = self._of([text])[0]
+            vector = self.known[text] = self._of([text])[0]
             with suppress(RuntimeError, KeyError):  # where another thread does the same
-                if len(self._known) > self._most:
-                    del self._known[next(iter(self._known))]
+                if len(self.known) > self._most:
+                    del self.known[next(iter(self.known))]
         found: Array = self.vectors @ vector
         return found
-
-    def knows(self, text: str) -> bool:
-        """Whether a text's vector is there already."""
-        return text in self._known
 
     def _of(self, texts: Sequence[str]) -> Array:
         """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
@@ -207,20 +205,18 @@ class Pool:
     def __len__(self) -> int:
         return len(self.demos)
 
-    def vote(
-        self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
         """The most frequent answer of so many nearest demos, of equals the nearest one's; `without` as in `shown`."""
         near, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[near].tolist())
         winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
-    def knows(self, inputs: Mapping[str, Any]) -> bool:
+    def knows(self, inputs: Fields) -> bool:
         """Whether no embedder needs to be asked for the inputs of a call."""
-        return not isinstance(self.similarity, Embeddings) or self.similarity.knows(_text_of(inputs, self.names))
+        return not isinstance(self.similarity, Embeddings) or _text_of(inputs, self.names) in self.similarity.known
 
-    def shown(self, inputs: Mapping[str, Any], rule: Rule, *, without: Mapping[str, Any] | None = None) -> list[int]:
+    def shown(self, inputs: Fields, rule: Rule, *, without: Fields | None = None) -> list[int]:
         """The demos that a rule shows, in the order of the prompt.
 
         Args:
@@ -235,9 +231,7 @@ class Pool:
             chosen.pop()
         return list(rule.arranged(chosen))
 
-    def features(
-        self, inputs: Mapping[str, Any], number: int, *, without: Mapping[str, Any] | None = None
-    ) -> tuple[list[int], Features]:
+    def features(self, inputs: Fields, number: int, *, without: Fields | None = None) -> tuple[list[int], Features]:
         """So many demos that are most like some inputs, and their `FEATURES`, ``[c, f]``; `without` is as in `shown`.
 
         These are: the cosine of the vectors; less the logarithm of the place among the likest; the share of the
@@ -260,9 +254,7 @@ class Pool:
 
         return candidates, features
 
-    def _nearest(
-        self, inputs: Mapping[str, Any], number: int, without: Mapping[str, Any] | None
-    ) -> tuple[list[int], Array]:
+    def _nearest(self, inputs: Fields, number: int, without: Fields | None) -> tuple[list[int], Array]:
         """The demos whose inputs are most like some inputs, the likest first, of equals the first; and how like."""
         like, source, input_key = self.similarity.to(_text_of(inputs, self.names)), None, None
         if without is not None:
@@ -275,7 +267,7 @@ class Pool:
         found = list(islice(left, number))
         return found, like[found]
 
-    def _inputs(self, fields: Mapping[str, Any]) -> str:
+    def _inputs(self, fields: Fields) -> str:
         """What identifies the inputs of a demo or a call."""
         return source_of({name: fields[name] for name in self.names if name in fields})
 
@@ -284,7 +276,7 @@ class Pool:
         return self
 
 
-def _text_of(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+def _text_of(fields: Fields, names: Sequence[str]) -> str:
     """The text that some fields of a demo or a call are compared by; pictures, sounds and files have none."""
     values = [fields[name] for name in names if fields.get(name) is not None]
     return "\n".join(str(serialize_object(value)) for value in values if not isinstance(value, dspy.Type))

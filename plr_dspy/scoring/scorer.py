@@ -57,9 +57,7 @@ class CellScorer:
         influence: Scores outputs, where the metric is one over a set; None where cells have scores of their own.
     """
 
-    def __init__(
-        self, payer: Payer, *, earlier: Iterable[tuple[str, Any]] = (), influence: Influence | None = None
-    ) -> None:
+    def __init__(self, payer: Payer, *, earlier: Iterable[Any] = (), influence: Influence | None = None) -> None:
         self.ledger, self.budget = payer.ledger, payer.budget
         self.phase, self.influence = "search", influence
         self._payer = payer

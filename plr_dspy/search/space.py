@@ -91,9 +91,7 @@ class OrderingSpace:
             raise ValueError(f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}")
         for size, (least, most) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= least <= most <= size:
-                raise ValueError(
-                    f"limits must be 0 <= least <= largest <= size; got {least} and {most} for {size} items"
-                )
+                raise ValueError(f"limits must be 0 <= least <= largest <= size; got {least} and {most} for {size}")
         first = self.identity or tuple(tuple(range(most)) for _, most in self.limits)
         object.__setattr__(self, "identity", self.canonical(first))
         if not self.allows(self.identity):

@@ -23,11 +23,7 @@ LESS = 1e-6
 
 
 def batch_offsets(
-    log_probabilities: ArrayLike,
-    *,
-    prior: ArrayLike | None = None,
-    unseen: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
+    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> Array:
     """The offsets ``[L]``, 0 on the mean, of batch calibration: those of the mean probabilities over a batch of inputs.
 
@@ -38,13 +34,13 @@ def batch_offsets(
         prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
         unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
             small, and counts as none.
-        weights: What each input counts, ``[N]``; None for the same each.
+        weights: What each input counts, ``[N]``.
     """
-    known, hidden = np.asarray(log_probabilities), np.asarray(False if unseen is None else unseen)
-    counts = np.ones(len(known)) if weights is None else np.asarray(weights)
-    means = log_mean(np.where(hidden, -np.inf, known), counts)
+    known = np.asarray(log_probabilities)
+    hidden = np.broadcast_to(unseen, known.shape)
+    means = log_mean(np.where(hidden, -np.inf, known), np.broadcast_to(weights, len(known)))
     shares = np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior)
-    return label_offsets(means, shares, held=np.broadcast_to(hidden, known.shape).all(axis=0))
+    return label_offsets(means, shares, held=hidden.all(axis=0))
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
@@ -67,12 +63,12 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 
 
 def calibrated(
-    log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike | None = None
+    log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike = False
 ) -> Array:
     """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
     was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""
     moved: Array = log_softmax(np.asarray(log_probabilities) * scales + np.asarray(offsets), axis=-1)
-    if unseen is not None and (hidden := np.asarray(unseen)).any():
+    if (hidden := np.asarray(unseen)).any():
         # No calibration makes of "not among the likeliest" more than it was.
         seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
         moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
@@ -94,13 +90,12 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     return np.stack([*(table / table.sum() for table in tables), even])
 
 
-def is_uneven(counts: ArrayLike, *, least: float = 0.0) -> bool:
-    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them, and lie at least that total
-    variation distance from the same share each."""
+def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
+    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them, or even far from it."""
     seen = np.asarray(counts, dtype=np.float64)
     if not seen.sum() or chisquare(seen).pvalue >= CLEARLY_UNEVEN:
         return False
-    return bool(0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= least - 1e-9)
+    return bool(not far or 0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= FAR_FROM_EVEN - 1e-9)
 
 
 def right_counts(scores: ArrayLike) -> Array:
@@ -122,20 +117,15 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 
 
 def cross_validated(
-    log_probabilities: ArrayLike,
-    shares: ArrayLike,
-    *,
-    unseen: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
+    log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
     """The numbers of the labels that are answered to each input, ``[N]``, calibrated by all others.
 
     Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs; the others are
     as in `batch_offsets`.
     """
-    known = np.asarray(log_probabilities)
-    hidden = np.broadcast_to(False if unseen is None else np.asarray(unseen), known.shape)
-    counts, answers = np.ones(len(known)) if weights is None else np.asarray(weights), []
+    known, answers = np.asarray(log_probabilities), []
+    hidden, counts = np.broadcast_to(unseen, known.shape), np.broadcast_to(weights, len(known))
     for i in range(len(known)):
         others = np.arange(len(known)) != i
         offsets = batch_offsets(known[others], prior=shares, unseen=hidden[others], weights=counts[others])

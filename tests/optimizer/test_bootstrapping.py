@@ -266,8 +266,8 @@ def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine)
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are_told(engine, caplog, copies):
-    """Of three right answers that DSPy's trace says nothing of, no further one is paid for."""
+def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are_told(engine, caplog, copies, tmp_path):
+    """What DSPy's trace says nothing of can be resumed, too."""
 
     def asked(program, question):
         with dspy.context(trace=[]):
@@ -280,8 +280,10 @@ def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are
     program = fakes.Program(in_a_thread, inner=predict())
     if copies:
         program = dspy.BestOfN(predict(), N=2, reward_fn=lambda inputs, answer: 1.0, threshold=1.0)
-    optimizer = chooser(lambda example, prediction: True)
-    optimizer.compile(program, trainset=EXAMPLES)
-    assert optimizer.report.program_calls.get("bootstrap") == (8 if copies else 3)
-    told = "of 3 calls of the teacher, 3 gave right answers by calls that DSPy's trace does not hold"
+    for _ in range(2):
+        optimizer = chooser(lambda example, prediction: True, log_dir=tmp_path)
+        optimizer.compile(program, trainset=EXAMPLES)
+    calls = optimizer.report.program_calls
+    assert (calls["bootstrap"], calls["resumed"]) == (8 if copies else 15, calls["total"])
+    told = "of 15 calls of the teacher, 15 gave an answer that scored 0 or less, or one of calls that DSPy's trace"
     assert copies != any(told in line for line in caplog.messages)

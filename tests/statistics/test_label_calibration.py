@@ -67,7 +67,7 @@ class TestUnevenLabels:
 
     @pytest.mark.parametrize(("counts", "far"), [([138, 62], False), ([140, 60], True), ([7, 3], False)])
     def test_far_from_even(self, counts, far):
-        assert is_uneven(counts, least=0.2) is far
+        assert is_uneven(counts, far=True) is far
 
 
 class TestCalibrated:
