@@ -1,7 +1,5 @@
 """Loads what optimizers return and `save` writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import dspy

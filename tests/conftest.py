@@ -34,7 +34,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_label_local", "test_local"]
+LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_local"]
 LOCAL_MODEL += ["test_paper_run", "test_quickstart"]
 """Files whose tests need it run one after another in one process: two servers would share the cores."""
 CHILDREN = ("test_paper_failures", "test_resume")

@@ -159,3 +159,8 @@ class Decider:
         fields = {**dict.fromkeys(others, "because"), name: value}
         body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
         return chat_response(f"{body}\n\n[[ ## completed ## ]]")
+
+
+def ask(engine, program, adapter=None, **inputs):
+    with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
+        return program(**(inputs or {"text": "a text of its own"}))

@@ -1,7 +1,5 @@
 """The commands of `plr-dspy`: their arguments, and their exit codes. It imports nothing slow."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

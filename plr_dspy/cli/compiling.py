@@ -1,7 +1,5 @@
 """What the commands of `plr-dspy` run, once their arguments are checked, and what these name."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

@@ -1,7 +1,5 @@
 """The choice among the finalists, by what all scores let one expect of each on new examples."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -28,53 +26,33 @@ ENOUGH_DIFFERING = 20
 
 @dataclass(frozen=True)
 class Result:
-    """What a finalist, an ordering that met the others on the selection split, came to.
+    """What a finalist, an ordering that met the others on the selection split, came to."""
 
-    Attributes:
-        origin: "original", "best seen" (where there is a race, in that), "mode" or "draw"; or "calibrated", which is
-            the original with its answers calibrated, where it is scored without.
-        score: Its mean score on the selection split.
-        gain: What is expected of it beside the original one on new examples; of the original itself, nothing. It
-            reaches no further than the highest and the lowest score.
-        estimate: The gain without that limit; results are compared by it.
-        offsets: Of the labels, that calibrate it; empty where it is not to be calibrated.
-    """
-
-    origin: str
+    origin: str  # "original", "best seen", "mode", "draw"; or "calibrated": the original, where it is scored without
     ordering: Ordering
-    score: float
-    gain: Gain
-    estimate: float = 0.0
-    offsets: tuple[float, ...] = ()
+    score: float  # mean score on the selection split
+    gain: Gain  # over the original on new examples, no further than the highest and the lowest score
+    estimate: float = 0.0  # the gain without that limit, by which results are compared
+    offsets: tuple[float, ...] = ()  # of the labels, that calibrate it; empty where it is not to be calibrated
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a compile found; many of these are as in `Report`.
+    """What a compile found; many of these are as in `Report`."""
 
-    Attributes:
-        ordering: The chosen one.
-        distributions: The final distribution of each block.
-        stopped: Why the search ended.
-        candidates, chosen: The finalists, and the number of the one that is the chosen one.
-        offsets: Of the labels, that calibrate the chosen one; empty where it is not to be calibrated.
-        fitted: The model of all scores, those of the final comparison included; None if nothing was compared.
-        answered: Of a metric over a set: the examples that both programs have answered, with what it reads of each.
-    """
-
-    ordering: Ordering
-    distributions: Sequence[PlackettLuce]
+    ordering: Ordering  # the chosen one
+    distributions: Sequence[PlackettLuce]  # the final ones, of each block
     history: list[Iteration]
     program_calls: dict[str, int]
-    stopped: str
+    stopped: str  # why the search ended
     comparison: Comparison | None = None
     candidates: Sequence[Result] = ()
-    chosen: int | None = None
+    chosen: int | None = None  # the number of the candidate that is the chosen one
     evidence: Evidence | None = None
     calibration: CalibrationEffect | None = None
-    offsets: tuple[float, ...] = ()
-    fitted: FittedModel | None = None
-    answered: Sequence[tuple[int, Any, Any]] = ()
+    offsets: tuple[float, ...] = ()  # of the labels, that calibrate the chosen one
+    fitted: FittedModel | None = None  # to all scores, those of the final comparison included
+    answered: Sequence[tuple[int, Any, Any]] = ()  # what a metric over a set reads of both programs, by example
 
 
 def judge(
@@ -147,14 +125,10 @@ def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILIT
     Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
     By score the one with the best score is chosen, as by PLR Algorithm 1.
     """
-    best, (first, *_) = 0, results
-    worth = first.score if by_score else first.estimate
-    for number, result in enumerate(results[1:], start=1):
-        sure = min(result.gain.probability, result.gain.probability_calibrated) >= min_probability
-        own_worth = result.score if by_score else result.estimate
-        if sure and own_worth > worth:
-            best, worth = number, own_worth
-    return best
+    worth = [each.score if by_score else each.estimate for each in results]
+    chances = [min(each.gain.probability, each.gain.probability_calibrated) for each in results]
+    allowed = [number for number, chance in enumerate(chances) if not number or chance >= min_probability]
+    return max(allowed, key=worth.__getitem__)
 
 
 def comparison(

@@ -1,7 +1,5 @@
 """Ends a search whose first scores say that there is nothing to find, or that answers cannot be read."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -27,20 +25,13 @@ ENOUGH_PAIRS = 250
 
 @dataclass
 class FirstSigns:
-    """Ends a search that can find nothing, before its budget does.
+    """Ends a search that can find nothing, before its budget does."""
 
-    Args:
-        scorer: Makes the calls; those on the first `num_train` examples count.
-        sample: Says one of the program's answers, for messages.
-        by_scores: Whether scores that are all the same say that there is nothing to find.
-        warned: Whether the user knows that many answers could not be parsed.
-    """
-
-    scorer: CellScorer
-    num_train: int
-    sample: Callable[[], str] = str
-    by_scores: bool = True
-    warned: bool = False
+    scorer: CellScorer  # makes the calls
+    num_train: int  # those on so many first examples count
+    sample: Callable[[], str] = str  # says one of the program's answers, for messages
+    by_scores: bool = True  # whether scores that are all the same say that there is nothing to find
+    warned: bool = False  # that many answers could not be parsed
 
     def check(self) -> str:
         """Say why more scores would be for nothing, or nothing; RuntimeError: hardly any answer could be parsed."""

@@ -1,7 +1,5 @@
 """One compile, from its first round to its outcome: search, race, compare, choose."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -20,7 +18,7 @@ from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.model.table import Scores
-from plr_dspy.search.search import Search, Stopper, as_ordering, mean_score
+from plr_dspy.search.search import Search, as_ordering, mean_score, reason_to_stop
 from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
@@ -45,31 +43,22 @@ class Compilation:
     Algorithm 1, which compares draws of the final distribution. Deviation: the original order, the best orders seen and
     the mode join the draws; from the draws alone PLR Algorithm 1 can end with an order worse than the original or than
     one it has seen.
-
-    Args:
-        search, plan: Proposes orderings; the shape of the compile.
-        scorer: Of the train split followed by the selection split. Rounds that its ledger holds are taken as they were.
-        original: What the user has: an ordering, or `WITHOUT_DEMOS`.
-        min_probability: Of being better on new examples that it takes to replace the original; None takes .5 where
-            plans race, and where they do not, 0: the best score on the selection split wins, as in PLR Algorithm 1.
-        sample: Says one of the program's answers, for messages.
-        limits: Arguments that say when the search ends, beside those of the plan.
-        shifted: As in `StagedScores`.
-        further: Makes orderings that enter the race, of the best ones, which enter it anyway, and of scores.
     """
 
     search: Search = field(kw_only=False)
-    scorer: CellScorer = field(kw_only=False)
+    scorer: CellScorer = field(kw_only=False)  # of the train split, then the selection split
     plan: Plan
     num_train: int
-    original: Ordering
+    original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
     min_probability: float | None = None
-    sample: Callable[[], str] = str
-    stoppers: Sequence[Stopper] = ()
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    shifted: bool = False
+    """Of being better on new examples that it takes to replace the original; None takes .5 where plans race, and where
+    they do not, 0: the best score on the selection split wins, as in PLR Algorithm 1."""
+    sample: Callable[[], str] = str  # says one of the program's answers, for messages
+    limits: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
+    shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
     further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()
+    """Makes orderings that enter the race, of the best ones, which enter it anyway, and of scores."""
 
     def __post_init__(self) -> None:
         scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
@@ -178,7 +167,7 @@ class Compilation:
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
         affordable = scorer.budget.calls_left + self._made_before()
         share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
-        most = min(scorer.budget.limit, plan.planned_calls + scorer.calls("bootstrap"))
+        most = min(scorer.budget.max_calls, plan.planned_calls + scorer.calls("bootstrap"))
         race_calls, kept = most - plan.final_calls - scorer.calls(), plan.final_calls
         if share < 1.0:
             kept = max(self._least_compared, round(share * plan.final_calls))
@@ -213,7 +202,8 @@ class Compilation:
             if self._history and (nothing_found := self._signs.check()):
                 self._nothing_found = nothing_found
                 return nothing_found
-            if reason := next(filter(None, (stopper(self._history) for stopper in self.stoppers)), None):
+            ending = {name: self.limits.get(name) for name in ("stop_at_score", "patience")}
+            if reason := reason_to_stop(self._history, **ending):
                 return reason
             if len(self._history) >= self.plan.num_iterations:
                 return ALL_ROUNDS
@@ -328,7 +318,7 @@ class Compilation:
                     "the %d calls that log_dir holds count towards max_metric_calls=%d, and leave too few to compare "
                     "any orders: raise it, or pass another log_dir",
                     made,
-                    self.scorer.budget.limit,
+                    self.scorer.budget.max_calls,
                 )
             return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
         if len(rows) == len(entries):

@@ -1,7 +1,5 @@
 """The shape of one compile: rounds, orderings and examples of each phase, and the calls that these make."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -50,41 +48,25 @@ MAX_ROUNDS = 1_000
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one compile.
+    """The shape of one compile; what follows `num_initial` is of racing plans only."""
 
-    Attributes:
-        num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1.
-        num_best_seen: Best orderings of the search, or winners of its race, that join the final comparison.
-        num_train_examples, num_selection_examples: Examples that score a sample, with `racing` at most, the same ones
-            for all samples; and those of the final comparison.
-        racing: Whether orderings are scored on few examples at first, and the good ones on more and more.
-        max_metric_calls: Most program calls of the compile, fewer than allowed where examples are few; None for any.
-        most_searched: Program calls that score every ordering on every train example, where the limit pays for them.
-        with_mode: Whether the most probable ordering joins the final comparison.
-        num_initial: Orderings of the first round.
-        num_first_examples: Examples that score an ordering at first.
-        num_more_examples: Each time it is asked for again; this and all below of racing plans only.
-        num_entrants, race_calls: Of the race that ends the search.
-        original_share: Of the race's calls for the original one alone, before the first heat.
-    """
-
-    num_iterations: int = 0
+    num_iterations: int = 0  # T, B, rho and K of PLR Algorithm 1 are this, and the three like it
     num_samples: int = 1
-    num_best_seen: int = 0
-    num_train_examples: int = 0
-    num_selection_examples: int = 0
-    max_metric_calls: int | None = None
-    most_searched: int | None = None
+    num_best_seen: int = 0  # best orderings of the search, or winners of its race, that join the final comparison
+    num_train_examples: int = 0  # that score a sample, the same ones for all samples; with `racing` at most
+    num_selection_examples: int = 0  # of the final comparison
+    max_metric_calls: int | None = None  # most program calls, fewer than allowed where examples are few; None for any
+    most_searched: int | None = None  # calls for every ordering on every train example, where the limit pays for them
     elite_fraction: float = 0.125
     num_final_draws: int = 0
-    racing: bool = False
-    with_mode: bool = True
-    num_initial: int = 0
-    num_first_examples: int = 1
-    num_more_examples: int = 0
-    num_entrants: int = 0
+    racing: bool = False  # whether orderings are scored on few examples at first, and the good ones on more and more
+    with_mode: bool = True  # whether the most probable ordering joins the final comparison
+    num_initial: int = 0  # orderings of the first round
+    num_first_examples: int = 1  # that score an ordering at first
+    num_more_examples: int = 0  # each time it is asked for again
+    num_entrants: int = 0  # of the race that ends the search
     race_calls: int = 0
-    original_share: float = 0.0
+    original_share: float = 0.0  # of the race's calls for the original one alone, before the first heat
 
     @property
     def num_finalists(self) -> int:
@@ -131,27 +113,21 @@ def most_calls(num_usable: int) -> int:
 
 
 def make_plan(
-    auto: str | None,
+    auto: str | None,  # "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins
     *,
     num_train: int,
     num_selection: int,
-    num_distinct: int,
+    num_distinct: int,  # prompts in the space
     max_metric_calls: int | None = None,
-    signal: str = "score",
-    searched: str = "orders",
-    spent: int = 0,
+    signal: str = "score",  # what a call tells; "logprobs" where it tells how likely each label was
+    searched: str = "orders",  # of given demos, or "demos" and their order
+    spent: int = 0,  # calls of the budget that make demos before the search, or may
     **chosen: Any,
 ) -> Plan:
     """Lay out a compile.
 
-    Args:
-        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins.
-        num_train, num_selection, num_distinct: Examples of the two splits; distinct prompts in the space.
-        chosen: Fields of the plan (`num_iterations`, `num_samples`, `elite_fraction`, `num_final_draws`) that win over
-            its own; None leaves them to it.
-        signal: What a call tells: "score", or "logprobs" where it tells how likely each label was.
-        searched: What the search is for: "orders" of given demos, or "demos" and their order.
-        spent: Calls of the budget that make demos before the search, or may.
+    `chosen` are fields of the plan (`num_iterations`, `num_samples`, `elite_fraction`, `num_final_draws`) that win over
+    its own; None leaves them to it.
 
     Raises:
         ValueError: when a budget is too small for what was asked.
@@ -163,8 +139,7 @@ def make_plan(
         return _racing_plan(calls, {**fixed, **changed}, searched=searched, min_first=MIN_FIRST[signal], **sizes)
 
     if auto == "paper":
-        has_light = max_metric_calls is not None and plan_for(max_metric_calls) is not None
-        return _paper_plan(max_metric_calls, fixed, num_train, num_selection, has_light=has_light)
+        return _paper_plan(max_metric_calls, fixed, num_train, num_selection)
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - spent
     plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
@@ -226,10 +201,8 @@ def _racing_plan(
     return plan if plan.search_calls >= plan.num_initial * num_first else None
 
 
-def _paper_plan(
-    budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int, *, has_light: bool
-) -> Plan:
-    """The paper's values; `has_light` says whether other settings have a plan for the budget."""
+def _paper_plan(budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int) -> Plan:
+    """The paper's values."""
     plan = Plan(
         num_iterations=15,
         num_samples=15,
@@ -244,10 +217,9 @@ def _paper_plan(
     plan = replace(plan, **fixed)
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
-        light = ", or use auto='light'" * has_light
         raise ValueError(
             f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and the "
-            f"finalists; got {budget}: raise it{light}"
+            f"finalists; got {budget}: raise it, or use auto='light'"
         )
     return plan
 
@@ -261,7 +233,6 @@ def random_plan(
     return Plan(
         num_iterations=-(-num_orders // batch),
         num_samples=batch,
-        elite_fraction=1.0,
         num_best_seen=num_best,
         num_train_examples=num_examples,
         num_selection_examples=num_compared,

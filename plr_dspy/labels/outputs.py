@@ -1,7 +1,5 @@
 """The output of a program that has few possible values, and how frequent its labels are."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Program calls that bring along how likely each label was, and what a metric gives to each label without any call."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

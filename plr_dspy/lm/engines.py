@@ -1,7 +1,5 @@
 """LMs behind the plain completions endpoint of an OpenAI-compatible server, with no chat template in between."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Output fields that have few possible values, and what these are called in a prompt."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Few-shot demos as plain text: the format of the paper, and one that small and base models follow."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, get_args

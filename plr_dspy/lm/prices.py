@@ -1,7 +1,5 @@
 """What tokens cost in US dollars, by the price table that comes with litellm; nothing is downloaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping

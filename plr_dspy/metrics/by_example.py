@@ -1,7 +1,5 @@
 """A metric by example: how it is called, and what its values may be."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

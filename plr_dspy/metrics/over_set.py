@@ -1,7 +1,5 @@
 """Metrics over a whole set of examples, such as F1, which are no mean of scores by example."""
 
-from __future__ import annotations
-
 import logging
 import math
 from abc import ABC, abstractmethod

@@ -39,7 +39,7 @@ from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import RandomSearch, Search, Stopper
+from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
-    stoppers: ClassVar[Sequence[Stopper]] = ()
 
     def __post_init__(self) -> None:
         self.report: Report | None = None
@@ -286,7 +285,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             original=job.original,
             sample=lambda: work.sample,
             min_probability=self.min_probability,
-            stoppers=self.stoppers,
             limits=ending,
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),

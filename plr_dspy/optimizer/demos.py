@@ -1,7 +1,5 @@
 """What PLFewShot chooses from: the student's own demos, labelled examples, and what a teacher's right answers make."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter, defaultdict

@@ -24,7 +24,7 @@ from plr_dspy.report.data import Signal
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import CrossEntropySearch, Patience, Search, Stopper, TargetScore
+from plr_dspy.search.search import CrossEntropySearch, Search
 from plr_dspy.search.space import Ordering
 from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
@@ -153,13 +153,6 @@ class PLReorder(Reorderer):
     def balanced(self) -> bool:  # type: ignore[override]
         """Whether the splits have the classes evenly mixed; the paper shuffles, no more."""
         return self.auto != "paper"
-
-    @property
-    def stoppers(self) -> list[Stopper]:  # type: ignore[override]
-        """What ends the search early."""
-        target = [] if self.stop_at_score is None else [TargetScore(self.stop_at_score)]
-        patience = [] if self.patience is None else [Patience(self.patience)]
-        return [*target, *patience]
 
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")

@@ -1,7 +1,5 @@
 """Makes the report of a compile from what it found, and logs it to MLflow."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

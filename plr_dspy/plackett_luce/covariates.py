@@ -6,8 +6,6 @@ features, it is `PlackettLuce` with the coefficients as logits. It is the rank-o
 Cardell and J. Hausman, "Assessing the potential demand for electric cars", Journal of Econometrics 17 (1981).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -6,8 +6,6 @@ Those that show only some of the items are filled up with -1, and the rules here
 The fits are written in numpy, with their gradient: for so few numbers torch takes several times as long.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import ClassVar, Protocol, runtime_checkable
 

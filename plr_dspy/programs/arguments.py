@@ -1,7 +1,5 @@
 """Arguments of optimizers: each is declared once, and pydantic checks it, when it is given and when it is set later."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Program calls: what each one does, and how those of orderings are made side by side, with their errors kept."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import threading

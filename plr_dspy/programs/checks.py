@@ -1,7 +1,5 @@
 """Checks of what a user passes, made before any program call is paid for, and of what a saved program holds."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -1,7 +1,5 @@
 """Copies of a program that differ in their demos, and share all that is not a module."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What decides what programs and metrics do, as facts by name: a compile goes on where these are what they were."""
 
-from __future__ import annotations
-
 import dis
 import hashlib
 import pickle

@@ -1,7 +1,5 @@
 """What can be ordered or chosen in a program: its demos or pools of demos, and the prompts that orderings render to."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Train and selection splits of a program's examples, without those that its demos show."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What is searched where demos are found for each input: rules beside arrangements, or their order by nearness."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, and what they hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

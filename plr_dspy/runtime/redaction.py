@@ -1,7 +1,5 @@
 """Takes keys out of texts that are logged or written to disk: providers repeat them in their errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping

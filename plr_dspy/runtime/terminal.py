@@ -1,7 +1,5 @@
 """What a compile does with the terminal: log lines, one progress bar below them, and signals."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """How many threads the search's own arithmetic takes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

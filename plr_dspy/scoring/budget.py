@@ -1,12 +1,11 @@
 """The budget of a compile: what it has spent of calls, dollars and seconds, and whether another call may begin."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -26,46 +25,33 @@ RECENT = 16
 """Calls to come may take as long as most of so many last ones did, where all took less: servers become slow."""
 
 
+@dataclass(kw_only=True)
 class Budget:
     """What a compile may spend. Threads may share it.
 
     No call begins past a limit, of which the money counts with what the calls under way and this one may cost: what the
     dearest one so far did, or before one was made, what is expected; as long as that is not known, calls begin. Each
     phase may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
-
-    Args:
-        ledger: Counts the calls, those of an earlier part included; None begins one.
-        max_calls, max_cost, max_seconds: Limits, in program calls, dollars and seconds; None for none.
-        started: When the time began, by `time.monotonic`; None for now.
-        planned: Program calls that the compile itself may ask for, whatever others paid for before.
-        price: Dollars for the tokens of a call; None where a model has no price.
-        expected: Dollars for a call, as long as none was made; None where nobody knows.
-
-    Attributes:
-        cost: Dollars spent, those of the earlier parts included.
-        refused: The limit that the phase under way has met (`CALL_LIMIT`, `TIME_LIMIT` or `COST_LIMIT`); empty if none.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger | None = None,
-        *,
-        max_calls: int | None = None,
-        planned: int = sys.maxsize,
-        max_cost: float | None = None,
-        max_seconds: float | None = None,
-        started: float | None = None,
-        price: Callable[[Tokens], float | None] = lambda _: 0.0,
-        expected: float | None = None,
-    ) -> None:
-        self.max_calls, self.max_cost, self.max_seconds = max_calls, max_cost, max_seconds
-        self.cost, self.refused, self.planned = 0.0, "", planned
-        self._ledger = ledger or Ledger()
+    ledger: Ledger | None = field(default=None, kw_only=False)  # counts the calls, those of an earlier part included
+    max_calls: int = sys.maxsize
+    max_cost: float | None = None  # in dollars
+    max_seconds: float | None = None
+    planned: int = sys.maxsize  # program calls that the compile itself may ask for, whatever others paid for before
+    started: float | None = None  # when the time began, by `time.monotonic`; None for now
+    price: Callable[[Tokens], float | None] = lambda _: 0.0  # dollars for tokens; None where a model has no price
+    expected: float | None = None  # dollars for a call, as long as none was made; None where nobody knows
+
+    def __post_init__(self) -> None:
+        self.cost = 0.0  # dollars spent, those of the earlier parts included
+        self.refused = ""  # the limit that the phase under way has met
+        self._ledger = self.ledger or Ledger()
+        self._started = time.monotonic() if self.started is None else self.started
         self._share, self._kept = 1.0, 0
-        self._started = time.monotonic() if started is None else started
-        self._price, self._unpriced = price, list[str]()
+        self._unpriced = list[str]()
         self._lock = threading.Lock()
-        self.expect(expected)
+        self.expect(self.expected)
         self._under_way, self._most_under_way = len(self._ledger.paid), 0
         for tokens in self._ledger.paid:
             self.end(tokens)
@@ -73,12 +59,7 @@ class Budget:
     @property
     def calls(self) -> int:
         """Program calls made, those of earlier parts included."""
-        return self._ledger.calls
-
-    @property
-    def limit(self) -> int:
-        """The most program calls that may be made."""
-        return sys.maxsize if self.max_calls is None else self.max_calls
+        return len(self._ledger.paid)
 
     def expect(self, dollars: float | None) -> None:
         """Take the calls to come for others than those made, such as a teacher's were, of which so much is expected."""
@@ -107,7 +88,7 @@ class Budget:
                 self.refused = COST_LIMIT
             elif self.max_seconds is not None and self._elapsed >= self._phase_ends(self.max_seconds):
                 self.refused = TIME_LIMIT
-            elif self.max_calls is not None and len(self._ledger.paid) + self._under_way >= self.max_calls:
+            elif len(self._ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
             else:
                 self._under_way += 1
@@ -121,9 +102,9 @@ class Budget:
             self._ended.append(self._elapsed)
             self._under_way -= 1
             self._told = self._told or bool(tokens)
-            cost = 0.0 if self.max_cost is None else self._price(tokens)
+            cost = 0.0 if self.max_cost is None else self.price(tokens)
             if cost is None:
-                self._unpriced += [model for model in tokens if self._price({model: tokens[model]}) is None]
+                self._unpriced += [model for model in tokens if self.price({model: tokens[model]}) is None]
             elif cost > 0:
                 self.cost += cost
                 self._paid += cost
@@ -138,7 +119,7 @@ class Budget:
     @property
     def calls_left(self) -> int:
         """Further calls that the scarcest of the limits pays for, at the price and the pace of those made."""
-        left: list[float] = [max(0, self.limit - self.calls)]
+        left: list[float] = [max(0, self.max_calls - self.calls)]
         mean = self._paid / self._num_paid if self._num_paid else self.expected
         if self.max_cost is not None and mean:
             left.append((self.max_cost - self.cost - (self.dearest or 0.0)) / (MARGIN * mean))

@@ -1,7 +1,5 @@
 """Scores by example that stand for a metric over a set: its value, and what one more answer does to it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -38,11 +36,6 @@ class Influence:
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
-    Attributes:
-        bounds, kind: Of the metric, the former as far as what it was referred to tells.
-        of_labels: The outputs of each label on each example, ``[E, L]``, as far as they are known.
-        table: What these score, ``[E, L]``, which is kept up to date.
-
     Args:
         metric: A `metrics.over_set.SetMetric`.
         facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
@@ -51,15 +44,15 @@ class Influence:
 
     def __init__(self, metric: Any, facts: Sequence[Any]) -> None:
         self._metric, self._facts = metric, list(facts)
-        self.bounds: tuple[float, float] = metric.limits([])
         self.kind = metric.kind
+        self.bounds: tuple[float, float] = metric.limits([])  # as far as what it was referred to tells
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
         self._of_fact = np.array([[fact == each for each in self._shares] for fact in self._facts], dtype=np.float64)
         self._fact_shares = self._of_fact.mean(axis=0)
-        self.table: NDArray[np.float64] = np.empty((0, 0))
-        self.of_labels: Sequence[Sequence[Any]] = []
+        self.of_labels: Sequence[Sequence[Any]] = []  # outputs of each label on each example, [E, L], if known
+        self.table: NDArray[np.float64] = np.empty((0, 0))  # what these score, which is kept up to date
         self._rows: list[tuple[Any, Any]] = []
         self._weights = np.zeros(0)
         self._value = self._base = 0.0

@@ -1,7 +1,5 @@
 """The ledger: what calls that were paid for came to, and rounds that were decided on, in one file that grows."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -38,27 +36,18 @@ LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The outcome of one program call.
+    """The outcome of one program call."""
 
-    Attributes:
-        score: As the metric gave it; None if the call was not made for one, or if there was an exception.
-        outcome, error, message: After an exception `WRONG` or `FAILED`, its class name, and the first line it says.
-        value: JSON data: what a metric over a set reads, or what the call was made for in place of a score.
-        label_logprobs: Of all labels that the program might have answered with, where the call told them.
-        unseen_labels: Numbers of those of them that are known to be small, and no more.
-        refused, lacking: Where it told none although they were asked for: why none can be had, and why this call told
-            none.
-    """
-
-    score: float | None
-    outcome: str = ""
+    score: float | None  # as the metric gave it; None if the call was not made for one, or if there was an exception
+    outcome: str = ""  # after an exception `WRONG` or `FAILED`; then its class name, and the first line it says
     error: str = ""
     message: str = ""
-    value: Any = None
+    value: Any = None  # JSON data: what a metric over a set reads, or what the call was made for in place of a score
+    # Of all labels that the program might have answered with, where the call told them.
     label_logprobs: Annotated[tuple[LogProbability, ...], Field(min_length=1)] | None = None
-    unseen_labels: tuple[int, ...] = ()
-    refused: str = ""
-    lacking: str = ""
+    unseen_labels: tuple[int, ...] = ()  # numbers of those of them that are known to be small, and no more
+    refused: str = ""  # where it told none although they were asked for: why none can be had
+    lacking: str = ""  # and why this call told none
 
 
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -86,33 +75,20 @@ class Ledger:
     is dropped when the file is read again; its call counts, as do failed ones. A new ledger forgets the failed cells on
     which nothing has been decided yet (`settle`), so that their calls are made again: those that failed by the
     provider, and all of them after a `retry`.
-
-    Args:
-        path: The file; it is read if it exists. None keeps everything in memory.
-
-    Attributes:
-        cells: What has been paid, by prompt and number of the example; see `number_examples`.
-        earlier: What has been paid before examples had these numbers, by prompt and content of the example.
-        identity: What decides scores, as the file has it; None where it is new.
-        unstable: Names of facts of the identity that changed while a compile ran, and so say nothing.
-        out_of_time: Where the time, or another limit, ended the making of demos: what was noted of it.
-        course: Of the compile that has begun, or of the last one that the file tells of.
-        paid: Tokens of each program call paid for; a failed call that was made again counts twice.
-        num_resumed: Program calls that the file held, the first of these.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.cells: dict[CellKey, Cell] = {}
-        self.earlier: dict[tuple[str, str], Cell] = {}
-        self.identity: Facts | None = None
-        self.unstable: list[str] = []
-        self.out_of_time: list[Any] = []
-        self.course = Course()
+    def __init__(self, path: Path | None = None) -> None:  # the file; None keeps everything in memory
+        self.cells: dict[CellKey, Cell] = {}  # what has been paid, by prompt and number of the example
+        self.earlier: dict[tuple[str, str], Cell] = {}  # before examples had these numbers, by prompt and content
+        self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
+        self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
+        self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
+        self.course = Course()  # of the compile that has begun, or of the last one that the file tells of
         self._courses: dict[bytes, Course] = {}  # by the arguments that decide them
         self._postponed: list[dict[str, Any]] = []
         self._settled = True
-        self.paid: list[Tokens] = []
-        self.num_resumed = 0
+        self.paid: list[Tokens] = []  # of each program call; a failed call that was made again counts twice
+        self.num_resumed = 0  # program calls that the file held, the first of these
         self._keys: list[str] | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -125,11 +101,6 @@ class Ledger:
     def is_file(self) -> bool:
         """Whether a file keeps what is added."""
         return self._file is not None
-
-    @property
-    def calls(self) -> int:
-        """Program calls paid for."""
-        return len(self.paid)
 
     @property
     def tokens(self) -> dict[str, Counter[str]]:
@@ -282,22 +253,17 @@ class Ledger:
                 self.course = self._course_of(arguments)
                 return
             case {"round": scored}:
-                self.course.rounds.append(_round_of(scored))
+                self.course.rounds.append(scored)
             case {"ended": ended}:
                 self.course.ended.append({"rounds": list(self.course.rounds), **ended})
             case {"replayed": rounds}:  # No decision: the others were of another budget.
-                self.course.rounds = list(map(_round_of, rounds))
+                self.course.rounds = rounds
                 return
             case {"settled": _}:
                 pass
             case _:
                 raise ValueError("it is none of the kinds of lines")
         unsettled.clear()
-
-
-def _round_of(scored: Any) -> list[tuple[Any, list[int]]]:
-    """A round as JSON has it."""
-    return [(ordering, list(map(int, numbers))) for ordering, numbers in scored]
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
@@ -45,31 +43,30 @@ class NothingRan(RuntimeError):
     """All calls failed."""
 
 
+@dataclass
 class CellScorer:
     """Scores orderings; no call that has ended with an answer is made twice for a cell (prompt and example).
 
     A cell counts for the phase that asks for it first, whether it is paid for then or was by an earlier part of the
     compile: so a compile that goes on from a ledger takes the course that it would have taken without a stop.
-
-    Args:
-        payer: Makes the calls.
-        earlier: Cells that were asked for before.
-        influence: Scores outputs, where the metric is one over a set; None where cells have scores of their own.
     """
 
-    def __init__(self, payer: Payer, *, earlier: Iterable[Any] = (), influence: Influence | None = None) -> None:
-        self.ledger, self.budget = payer.ledger, payer.budget
-        self.phase, self.influence = "search", influence
-        self._payer = payer
+    payer: Payer
+    earlier: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that were asked for before
+    influence: Influence | None = field(default=None, kw_only=True)
+    """Scores outputs, where the metric is one over a set; None where cells have scores of their own."""
+
+    def __post_init__(self) -> None:
+        self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
-        self._asked: dict[CellKey, str] = dict.fromkeys(earlier, "bootstrap")
+        self._asked: dict[CellKey, str] = dict.fromkeys(self.earlier, "bootstrap")
         self._asked_of_rules: set[tuple[Ordering, int]] = set()
 
     def key(self, ordering: Ordering, example: int) -> CellKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
         asked = ordering, example if is_rule(ordering) else None
         if asked not in self._fingerprints:
-            self._fingerprints[asked] = self._payer.fingerprint(*asked)
+            self._fingerprints[asked] = self.payer.fingerprint(*asked)
         return self._fingerprints[asked], example
 
     def calls(self, phase: str = "") -> int:
@@ -80,7 +77,7 @@ class CellScorer:
         """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
         keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
         new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
-        limit, planned = self.budget.limit, min(self.budget.limit, self.budget.planned)
+        limit, planned = self.budget.max_calls, min(self.budget.max_calls, self.budget.planned)
         within_plan = not new or self.calls() + new + kept <= planned
         return within_plan and (not unpaid or self.budget.calls + unpaid + kept <= limit)
 
@@ -103,7 +100,7 @@ class CellScorer:
                 if is_rule(ordering):  # Another one may have shown the same prompt.
                     self._asked_of_rules.add((ordering, example))
         unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
-        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.limit):
+        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.max_calls):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
                 f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} "
@@ -111,7 +108,7 @@ class CellScorer:
             )
         try:
             if unpaid:
-                self._payer.pay(unpaid)
+                self.payer.pay(unpaid)
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in asked if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
@@ -211,44 +208,32 @@ class CellScorer:
         )
 
 
+@dataclass(kw_only=True)
 class StagedScores:
     """Scores of orderings that begin at different examples, so that a search learns about the whole train split.
 
     An ordering is scored on a few examples at first, and on further ones each time that it is asked for again. An
     answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below). So does a call that
     failed, unless it failed for all orderings: then the example counts for none.
-
-    Args:
-        scorer: Of the train split followed by others.
-        num_train: Examples of the split.
-        num_first, num_more: Examples of an ordering's first score, and of each further one.
-        favoured: An ordering whose failed calls count for nothing.
-        shifted: Whether orderings begin an example later each time that the split has been gone through: then no
-            two groups of examples are met by two separate groups of orderings, whose effects nobody could tell apart.
-        strata: The examples in groups, from which orderings are scored by turns, however many there are of each.
     """
 
-    def __init__(
-        self,
-        scorer: CellScorer,
-        *,
-        num_train: int,
-        num_first: int,
-        num_more: int,
-        favoured: Ordering | None = None,
-        shifted: bool = False,
-        strata: Sequence[Sequence[int]] = (),
-    ) -> None:
-        self._strata = [list(group) for group in strata] or [list(range(num_train))]
-        self.num_first, self._num_more, self._num_train = num_first, num_more, num_train
-        self.scorer, self._favoured = scorer, favoured
+    scorer: CellScorer = field(kw_only=False)  # of the train split followed by others
+    num_train: int
+    num_first: int  # examples of an ordering's first score
+    num_more: int  # and of each further one
+    favoured: Ordering | None = None  # its failed calls count for nothing
+    shifted: bool = False
+    """Whether orderings begin an example later each time that the split has been gone through: then no two groups of
+    examples are met by two separate groups of orderings, whose effects nobody could tell apart."""
+    strata: Sequence[Sequence[int]] = ()  # from which orderings are scored by turns, however many there are of each
+
+    def __post_init__(self) -> None:
+        self._strata = [list(group) for group in self.strata] or [list(range(self.num_train))]
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
-        self._shifted = shifted and num_train % num_first == 0
+        self._shifted = self.shifted and self.num_train % self.num_first == 0
         self._asked: Wanted = {}
         self._under_way: Wanted = {}
-        self._given_up: set[int] = set()
         self._ran: set[int] = set()
-        self._worst = 0.0
 
     def asked(self) -> list[tuple[Ordering, list[int]]]:
         """All orderings, with the examples that each has been scored on."""
@@ -262,15 +247,17 @@ class StagedScores:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
         found, num_seen = {}, len(self._asked)
+        failed = Counter(e for asked in self._asked.values() for e in asked if e not in self._ran)
+        given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
             start = num_seen * self.num_first
-            start += self._shifted * (start // self._num_train)
+            start += self._shifted * (start // self.num_train)
             num_seen += not asked
             least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
-            more = self._num_more if asked else self.num_first
+            more = self.num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
-            taken = {*asked, *self._given_up}
+            taken = {*asked, *given_up}
             turn = self._turn(self._place(asked[0]) if asked else start)
             found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]
         return found
@@ -314,17 +301,24 @@ class StagedScores:
 
     def scores(self) -> dict[Ordering, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
-        rows = self.scorer.known_cells(self._asked)
-        return {ordering: found for ordering, cells in rows.items() if (found := self._row(ordering, cells))}
+        rows, found = self.scorer.known_cells(self._asked), {}
+        worst = min([0.0, *(c.score for cells in rows.values() for c in cells.values() if c.score is not None)])
+        for ordering, cells in rows.items():
+            # Those that ran for no ordering count for none, unless the ordering has no others.
+            counted = self._ran & cells.keys() or cells.keys()
+            if ordering == self.favoured:
+                counted = _ran(cells) or counted
+            if counted:
+                found[ordering] = {
+                    e: worst if (score := c.score) is None else score for e, c in cells.items() if e in counted
+                }
+        return found
 
     def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> list[Ordering]:
         """Note the cells of orderings, and return these."""
         for ordering, cells in rows.items():
             self._asked[ordering] = list(cells)
             self._ran |= _ran(cells)
-            self._worst = min([self._worst, *(c.score for c in cells.values() if c.score is not None)])
-        failed = Counter(e for asked in self._asked.values() for e in asked if e not in self._ran)
-        self._given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         return list(rows)
 
     def _check_first(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
@@ -340,13 +334,6 @@ class StagedScores:
             )
         if num_lost:
             logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
-
-    def _row(self, ordering: Ordering, cells: Mapping[int, Cell]) -> dict[int, float]:
-        """Scores by example; those that ran for no ordering count for none, unless the ordering has no others."""
-        counted = self._ran & cells.keys() or cells.keys()
-        if ordering == self._favoured:
-            counted = _ran(cells) or counted
-        return {e: self._worst if c.score is None else c.score for e, c in cells.items() if e in counted}
 
 
 def _ran(cells: Mapping[int, Cell]) -> set[int]:

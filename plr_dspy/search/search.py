@@ -1,13 +1,9 @@
 """What all searches over orderings have in common, the one that learns nothing, the paper's, and what ends them."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from numbers import Integral
-from typing import TypeAlias
 
 import torch
 
@@ -18,9 +14,6 @@ from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
-
-Stopper: TypeAlias = Callable[[Sequence[Iteration]], "str | None"]
-"""Ends a search early: reads its rounds and names a reason, or None to go on."""
 
 MAX_BATCHES, MAX_REDRAWS = 20, 50
 """Batches that draws take in the hope of enough orderings that are allowed, and in the hope of new ones."""
@@ -203,30 +196,14 @@ class CrossEntropySearch(Search):
         return elites
 
 
-@dataclass(frozen=True)
-class TargetScore:
-    """Stops when the search expects at least `score` of some ordering on the train examples."""
-
-    score: float
-
-    def __call__(self, history: Sequence[Iteration]) -> str | None:
-        if history and history[-1].best_score_so_far >= self.score:
-            return f"stop_at_score={self.score:g} reached"
-        return None
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Stops when the best ordering has stayed the same for `num_iterations` rounds."""
-
-    num_iterations: int
-
-    def __call__(self, history: Sequence[Iteration]) -> str | None:
-        if len(history) <= self.num_iterations:
-            return None
-        if len({iteration.best_ordering for iteration in history[-1 - self.num_iterations :]}) > 1:
-            return None
-        return f"patience={self.num_iterations}: no better order"
+def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> str:
+    """Why the user's arguments end a search after these rounds; empty where they do not."""
+    if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
+        return f"stop_at_score={stop_at_score:g} reached"
+    if patience is None or len(history) <= patience:
+        return ""
+    best = {iteration.best_ordering for iteration in history[-1 - patience :]}
+    return f"patience={patience}: no better order" if len(best) == 1 else ""
 
 
 def check_whole(name: str, value: object, least: int) -> None:

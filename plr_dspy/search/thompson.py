@@ -1,7 +1,5 @@
 """A search that learns from scores on few examples each, by a model of what makes an order good."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

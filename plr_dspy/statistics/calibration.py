@@ -3,8 +3,6 @@
 Calibrated log-probabilities are ``scales * log p + offsets``, normalised. Batch calibration needs no labelled example.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, logsumexp
@@ -23,18 +21,15 @@ LESS = 1e-6
 
 
 def batch_offsets(
-    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike = False, weights: ArrayLike = 1.0
+    log_probabilities: ArrayLike,  # of labels on a batch of inputs, normalised over the labels, [N, L]
+    *,
+    prior: ArrayLike | None = None,  # share of the inputs that each label is right for, [L]; None for the same each
+    unseen: ArrayLike = False,  # where a label was not among the likeliest tokens, [N, L]: it counts as none
+    weights: ArrayLike = 1.0,  # what each input counts, [N]
 ) -> Array:
     """The offsets ``[L]``, 0 on the mean, of batch calibration: those of the mean probabilities over a batch of inputs.
 
     Source: H. Zhou et al., "Batch calibration", arXiv:2309.17249, Eq. 3.
-
-    Args:
-        log_probabilities: Of labels on a batch of inputs, normalised over the labels, ``[N, L]``.
-        prior: Share of the inputs that each label is right for, ``[L]``; None for the same share each.
-        unseen: Where a label was not among the likeliest tokens, ``[N, L]``: its probability is only known to be
-            small, and counts as none.
-        weights: What each input counts, ``[N]``.
     """
     known = np.asarray(log_probabilities)
     hidden = np.broadcast_to(unseen, known.shape)

@@ -1,7 +1,5 @@
 """Intervals of paired differences and of means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ example for interchangeable (a permutation test within examples, Cochran's Q, th
 too much where each example prefers similar orders; `benchmarks/sensitivity.py` has the figures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,20 +48,18 @@ class _Contrasts(NamedTuple):
 
 
 def spread(
-    scores: Array, *, num_distinct: int, num_searched: int, bounds: tuple[float, float] | None = None, seed: int = 0
+    scores: Array,  # [R, E], of at least 3 orders (2 where there are no more) on at least 2 examples
+    *,
+    num_distinct: int,  # orders that there are
+    num_searched: int,  # those of which the gain takes the best
+    bounds: tuple[float, float] | None = None,  # of mean scores, where those of examples may lie beyond
+    seed: int = 0,
 ) -> Spread:
     """Take chance out of the spread of orders.
 
     Scores can lie between 0 and 1, or between the lowest and the highest seen where these lie beyond: no deviation and
     no gain is larger than that allows. The program's own order may have been chosen, so it is no part of the sample
-    that stands for all orders, unless all have been scored.
-
-    Args:
-        scores: ``[R, E]``, of at least 3 orders (2 where there are no more) on at least 2 examples; the program's own
-            order comes first, the others are a random sample of the rest, or all of it.
-        num_distinct, num_searched: Orders that there are, and those of which the gain takes the best.
-        bounds: Of mean scores, where those of examples may lie beyond.
-        seed: Of everything random.
+    that stands for all orders, unless all have been scored: it comes first, the others are a random sample of the rest.
     """
     num_orders = len(scores)
     scores = scores[:, np.lexsort(scores)]  # so that the order of the examples does not change what is drawn

@@ -63,9 +63,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    (tmp_path / "large.jsonl").write_text(
-        "\n".join(json.dumps({**row, "id": 2 ** (63 + i)}) for i, row in enumerate(rows))
-    )
+    large = [json.dumps({**row, "id": 2 ** (63 + i)}) for i, row in enumerate(rows)]
+    (tmp_path / "large.jsonl").write_text("\n".join(large))
     with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("review, sentiment\n")
         csv.DictWriter(file, rows[0].keys()).writerows(rows)
@@ -341,6 +340,15 @@ def offline(tmp_path_factory):
     return folder, run
 
 
+@pytest.fixture
+def inside(offline, monkeypatch):
+    folder, _ = offline
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield folder
+    sys.modules.pop("offline_app")
+
+
 def offline_compile(metric="accuracy", more="", program="Echo"):
     return (
         f"compile offline_app.py:{program} --metric offline_app.py:{metric} --train train.jsonl --inputs question "
@@ -371,37 +379,25 @@ def test_what_is_found_is_saved_though_nobody_reads_the_report(offline, monkeypa
         ("stopped", cli.INTERRUPTED, "plr-dspy: interrupted"),
     ],
 )
-def test_exit_codes(offline, monkeypatch, capsys, metric, code, words):
-    folder, _ = offline
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_exit_codes(inside, capsys, metric, code, words):
     assert cli.main(shlex.split(offline_compile(metric))) == code
-    sys.modules.pop("offline_app")
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
 
 
-def test_a_file_that_is_not_finished_does_not_take_another_s_place(offline, monkeypatch):
-    folder, _ = offline
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (folder / "accuracy.json").write_text("{}")
+def test_a_file_that_is_not_finished_does_not_take_another_s_place(inside):
+    (inside / "accuracy.json").write_text("{}")
     assert cli.main(shlex.split(offline_compile(program="Stopping"))) == cli.INTERRUPTED
-    sys.modules.pop("offline_app")
-    assert (folder / "accuracy.json").read_text() == "{}"
+    assert (inside / "accuracy.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize(("stops", "code"), [("", 0), ("1", cli.INTERRUPTED)])
-def test_predictions_that_were_made_are_written_whatever_happens_to_others(offline, monkeypatch, capsys, stops, code):
-    folder, _ = offline
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_predictions_that_were_made_are_written_whatever_happens_to_others(inside, monkeypatch, capsys, stops, code):
     monkeypatch.setenv("STOPS", stops)
     asked = "predict offline_app.py:Refusing --data train.jsonl --inputs question --lm openai/none --threads 1"
     assert cli.main(shlex.split(f"{asked} --out told.jsonl")) == code
-    sys.modules.pop("offline_app")
-    rows = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (inside / "told.jsonl").read_text().splitlines()]
     made = 30 if stops else 40
     null = [n for n in range(40) if n % 10 == 3 or n >= made]
     assert [n for n, row in enumerate(rows) if row["prediction"] is None] == null

@@ -9,7 +9,7 @@ import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
 from fakes import Program
-from label_engines import LABELS, REFUSAL, Classifier, around
+from label_engines import LABELS, REFUSAL, Classifier, around, ask
 from label_engines import classifier as student
 
 from plr_dspy import CalibratedProgram, Calibration, PlainTextAdapter
@@ -22,11 +22,6 @@ TURNED = Literal["positive", "negative"]
 
 def positive(text="good"):
     return Classifier(lambda text: {"negative": 0.2, "positive": 0.8})
-
-
-def ask(engine, program, adapter=None, *, lm=None, **inputs):
-    with dspy.context(lm=lm or engine.lm(), adapter=adapter or dspy.ChatAdapter()):
-        return program(**(inputs or {"text": "good"}))
 
 
 class TestAnswers:

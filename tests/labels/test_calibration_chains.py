@@ -55,9 +55,8 @@ def test_orders_are_searched_under_a_calibration(engine, optimizer, signal, tmp_
         assert reorder.report.signal.used == {"auto": "logprobs", "score": "score"}[signal]
     prediction = compiled(text="text 7")
     raw = dict(zip(LABELS, probabilities([f"demo {i}" for i in numbers(compiled)], "text 7"), strict=True))
-    weighed = {
-        label: raw[label] * math.exp(offset) for label, offset in zip(LABELS, program.calibration.offsets, strict=True)
-    }
+    offsets = dict(zip(LABELS, program.calibration.offsets, strict=True))
+    weighed = {label: raw[label] * math.exp(offset) for label, offset in offsets.items()}
     assert prediction.probabilities["positive"] == pytest.approx(weighed["positive"] / sum(weighed.values()))
     compiled.save(tmp_path / "program.json")
     loaded = CalibratedProgram(student())

@@ -76,9 +76,8 @@ class TestLabels:
         assert np.mean(scores) == pytest.approx(by_sklearn(right, answers, [1.0] * len(both)), abs=1e-9)
         step, weights = 1e-5, np.ones(len(both) + 1)
         weights[moved], weights[-1] = 1.0 - step, step
-        after, before = (
-            by_sklearn([*right, right[moved]], [*answers, to], each) for each in (weights, [1.0] * len(both) + [0.0])
-        )
+        ways, more = (weights, [1.0] * len(both) + [0.0]), ([*right, right[moved]], [*answers, to])
+        after, before = (by_sklearn(*more, each) for each in ways)
         derivative = (after - before) / step * len(both)
         assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
 

@@ -10,7 +10,7 @@ import pytest
 from brief import Sentiment, accuracy
 from notebook_runs import run_notebook
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PlainTextAdapter, PLReorder, completion_lm
+from plr_dspy import BatchCalibration, PlainTextAdapter, PLReorder, completion_lm
 from plr_dspy.data import load_reviews
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
@@ -124,15 +124,3 @@ def test_calibrated_programs_make_one_request_a_prediction(kind, vllm, request):
     for prediction in predictions:
         assert sum(prediction.probabilities.values()) == pytest.approx(1.0)
         assert prediction.sentiment == max(prediction.probabilities, key=prediction.probabilities.get)
-
-
-def test_an_order_under_calibration(vllm, completions):
-    program = dspy.Predict(Sentiment)
-    program.demos = REVIEWS[:4]
-    before = vllm.count("vllm:request_success_total")
-    reorder = PLReorder(accuracy, calibrate=True, max_metric_calls=60, num_threads=4, display_progress=False)
-    with dspy.context(lm=completions, adapter=PlainTextAdapter()):
-        found = reorder.compile(program, trainset=REVIEWS[4:44])
-    assert vllm.count("vllm:request_success_total") - before == reorder.report.program_calls["total"] <= 60
-    assert isinstance(found, CalibratedProgram)
-    assert reorder.report.calibration is not None

@@ -59,12 +59,6 @@ class TestChoice:
         assert others
         assert all(len(other.ordering["self"]) != 3 or "max_demo_tokens" in limits for other in others)
 
-    def test_stays_where_nothing_does_better(self, engine):
-        engine.answers = {}
-        program, chooser = chosen(candidates="labeled")
-        assert program.demos == []
-        assert "every score was 0" in chooser.report.stopped
-
     def test_numbers_of_demos(self, engine):
         program, chooser = chosen(candidates="labeled", min_demos=2, max_demos=3)
         best = {found.num_demos: found for found in chooser.report.best_by_number}

@@ -128,10 +128,9 @@ MAY_PAY = {"gain_interval": (0.0, 0.5)}
 MAY_BE_GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}
 UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
 ORDERS = "To be surer, run this again with more orders: num_orders=40, max_metric_calls=1200."
-EXAMPLES = (
-    "To be surer, run this again with more examples: 120 of them (max_metric_calls=1200) about halve these limits."
-)
-FEWER = "To be surer, run this again with more examples: 120 about halve these limits; the dataset has"
+MORE = "To be surer, run this again with more examples: 120"
+EXAMPLES = f"{MORE} of them (max_metric_calls=1200) about halve these limits."
+FEWER = f"{MORE} about halve these limits; the dataset has"
 MEND = "see what the model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
 
 

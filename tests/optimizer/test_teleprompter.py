@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes import Program, digest, exact_match, questions, student
 
-from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, PLReorder, Report
+from plr_dspy import MaximumLikelihood, PlackettLuce, PLReorder, Report
 
 EXAMPLES = questions(120)
 
@@ -43,15 +43,6 @@ class TestCompile:
         settings = Report.load(tmp_path / "report.json").settings["update"]
         assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
         assert settings == {"name": "prior", "weighted": True}
-
-    def test_the_papers_search_has_the_papers_shape_with_any_update(self, engine):
-        reorder = PLReorder(exact_match, auto="paper", update=MixtureEM(num_components=2), num_iterations=4)
-        reorder.compile(student(), trainset=EXAMPLES[:20])
-        settings = reorder.report.settings
-        assert settings["update"]["name"] == "mixture"
-        assert settings["update"]["smoothing"] == 0.7
-        assert [iteration.num_samples for iteration in reorder.report.history] == [15] * 4
-        assert engine.num_calls == reorder.report.program_calls["total"]
 
     def test_same_report_at_any_number_of_threads_where_calls_fail(self, engine):
         """Token counts and messages included."""

@@ -32,9 +32,8 @@ class TestGolden:
 
     @pytest.mark.parametrize("case", GOLDEN["mle_adam"])
     def test_maximum_likelihood(self, case):
-        rule = MaximumLikelihood(
-            num_steps=case["steps"], learning_rate=case["learning_rate"], l2=case["l2"], clip=case["clip"]
-        )
+        given = {name: case[name] for name in ("learning_rate", "l2", "clip")}
+        rule = MaximumLikelihood(num_steps=case["steps"], **given)
         elites, weights = torch.tensor(case["elites"]), float64(case["weights"])
         fitted = rule.fit(float64(case["initial_logits"]), elites, weights)
         torch.testing.assert_close(fitted, float64(case["fitted_logits"]), atol=1e-6, rtol=0)

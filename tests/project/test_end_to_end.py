@@ -1,11 +1,18 @@
 """The main job on the real local model: a program, its demos, a better order, a saved file."""
 
+import math
+
 import dspy
 import litellm
+import numpy as np
 import pytest
 from brief import Sentiment, accuracy, brief_reviews
+from dspy import lm15
 
 from plr_dspy import PlainTextAdapter, PLReorder
+from plr_dspy.data import load_reviews
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.reader import LogprobRequests, labels_read
 
 
 @pytest.mark.parametrize(("route", "options"), [("completion", {}), ("chat", {"engine": "litellm"})])
@@ -34,3 +41,23 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
         assert not report.errors, "the model answers plain few-shot prompts with labels only"
         assert report.comparison.expected_chosen[0] > 0.3
         assert report.signal.used == "logprobs"
+
+
+def test_label_probabilities_are_those_of_the_next_token(server):
+    """Greedy answers are the likeliest label."""
+    *shown, asked = load_reviews("train")[:5]
+    lm, student = server.lm(cache=False), dspy.Predict(Sentiment)
+    student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in shown]
+    with (
+        dspy.context(lm=lm, adapter=PlainTextAdapter()),
+        labels_read(student, label_output(student), LogprobRequests()) as reader,
+    ):
+        answer = student(review=asked.review)
+    (found,) = reader.readings
+    (message,) = PlainTextAdapter().format(Sentiment, student.demos, {"review": asked.review})
+    config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=20)
+    request = lm15.Request(model=lm.model, messages=(lm15.Message.user(message["content"]),), config=config)
+    top = {token.token: math.exp(token.logprob) for token in lm(request).logprobs[0].top}
+    p = np.array([top[" negative"], top[" positive"]])
+    np.testing.assert_allclose(np.exp(found.log_probabilities), p / p.sum(), atol=0.02)
+    assert answer.sentiment == found.label == ["negative", "positive"][int(p.argmax())]

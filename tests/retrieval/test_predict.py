@@ -1,7 +1,6 @@
 """Demos found for each input: which a rule shows, in what order; calls, threads, saving, and no leaks."""
 
 import asyncio
-import copy
 import threading
 
 import dspy
@@ -130,14 +129,6 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
     if how == "embeddings":
         with pytest.raises(ValueError, match="embedder"):
             load_program(two_steps(), tmp_path / "p.json")
-
-
-@pytest.mark.parametrize("make", [copy.deepcopy, lambda program: program.deepcopy()])
-def test_copies_find_demos_as_well_and_share_the_pool(lm, make):
-    program = compiled(dspy.ChainOfThought("text -> label"))
-    copied = make(program)
-    copied(text="the cat")
-    assert asked(lm)[-2:] == ["the cat", "the cat"]
 
 
 @pytest.mark.parametrize("kind", [dspy.Predict, type("Own", (dspy.Predict,), {})])

@@ -31,7 +31,7 @@ def begun(budget):
 
 def made(ledger, *dollars):
     for number, each in enumerate(dollars):
-        ledger.add((f"order {ledger.calls}", number), Cell(1.0), tokens(each))
+        ledger.add((f"order {len(ledger.paid)}", number), Cell(1.0), tokens(each))
 
 
 @pytest.fixture
@@ -178,4 +178,4 @@ class TestTimeAndCalls:
         budget = Budget(max_calls=7)
         assert (begun(budget), budget.refused) == (7, CALL_LIMIT)
         assert begun(Budget()) == 30
-        assert Budget().calls_left == Budget().limit > 10**9
+        assert Budget().calls_left == Budget().max_calls > 10**9

@@ -190,10 +190,8 @@ class TestOrderingModel:
             logs = dict(zip(world.orderings, world.log_probabilities, strict=True))
             told = lambda o, e, logs=logs: None if np.isnan(logs[o][e]).any() else (logs[o][e], ())  # noqa: E731
             fitted = OrderingModel(SPACE, responses=LabelResponses(world.scores, told)).fit(self.scores_of(world))
-            truth, (first, other, *_) = (
-                dict(zip(world.orderings, world.truth * (1 - share), strict=True)),
-                world.orderings,
-            )
+            first, other, *_ = world.orderings
+            truth = dict(zip(world.orderings, world.truth * (1 - share), strict=True))
             estimates = dict(fitted.estimates())
             errors += [abs(estimates[ordering] - true) for ordering, true in truth.items()]
             of_first.append(estimates[first])

@@ -10,7 +10,7 @@ from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
 from plr_dspy.report.data import Iteration
-from plr_dspy.search.search import Patience, RandomSearch, TargetScore, num_elites
+from plr_dspy.search.search import RandomSearch, num_elites, reason_to_stop
 from plr_dspy.search.space import ScoreEstimate
 
 UPDATES = ["ema", "mle", "mixture"]
@@ -118,18 +118,20 @@ def history(*best_so_far):
 
 
 @pytest.mark.parametrize(
-    ("stopper", "going", "ended"),
+    ("score", "patience", "going", "ended"),
     [
-        (TargetScore(0.8), history(0.5, 0.79), history(0.5, 0.8)),
-        (Patience(2), history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
-        (Patience(2), history(0.6, 0.5, 0.6), history(0.6, 0.5, 0.5, 0.5)),
-        (Patience(1), history(0.5), history(0.5, 0.5)),
+        (0.8, None, history(0.5, 0.79), history(0.5, 0.8)),
+        (0.8, 9, history(0.5, 0.79), history(0.5, 0.8)),
+        (None, 2, history(0.5, 0.6, 0.6), history(0.5, 0.6, 0.6, 0.6)),
+        (0.9, 2, history(0.6, 0.5, 0.6), history(0.6, 0.5, 0.5, 0.5)),
+        (None, 1, history(0.5), history(0.5, 0.5)),
     ],
 )
-def test_stopping_reads_the_rounds(stopper, going, ended):
-    assert stopper([]) is None
-    assert stopper(going) is None
-    assert isinstance(stopper(ended), str)
+def test_stopping_reads_the_rounds(score, patience, going, ended):
+    assert not reason_to_stop([], stop_at_score=score, patience=patience)
+    assert not reason_to_stop(going, stop_at_score=score, patience=patience)
+    assert not reason_to_stop(ended, stop_at_score=None, patience=None)
+    assert reason_to_stop(ended, stop_at_score=score, patience=patience)
 
 
 @example(100, 0.07)

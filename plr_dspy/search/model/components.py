@@ -1,7 +1,5 @@
 """A Gaussian process that is a sum of independent ones, and how much each of them varies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,12 +26,6 @@ def inverted(matrix: Array) -> tuple[Array, float]:
     return inverse, -2.0 * float(np.log(factor.diagonal()).sum())
 
 
-def generalised_mean(values: Array, inverse: Array) -> float:
-    """Generalised least-squares mean of values with this inverse covariance."""
-    weights = inverse.sum(axis=0)
-    return float(weights @ values / weights.sum())
-
-
 class Components(NamedTuple):
     """A sum of independent Gaussian processes, fitted to what was measured of m orderings; the noise's variance is the
     unit."""
@@ -56,28 +48,22 @@ def linear(features: Sequence[Array], weights: Sequence[Array]) -> Array:
 
 
 def fit_components(
-    kernels: Sequence[Array],
-    errors: Array,
+    kernels: Sequence[Array],  # covariances of the components at variance 1, [m, m] each
+    errors: Array,  # covariance of what was measured beside the values, [m, m]
     measure: Callable[[Array, Array], tuple[Array, float]],
     *,
-    earlier: Array | Sequence[float] | None = None,
-    total: float = PRIOR_VARIANCE,
+    earlier: Array | Sequence[float] | None = None,  # variances of the fit before, if of the same components
+    total: float = PRIOR_VARIANCE,  # sum of the variances that the first fit begins with
     noise: float = 1.0,
-    fixed: Array | float = 0.0,
-    extra_variances: Array | float = 0.0,
+    fixed: Array | float = 0.0,  # further prior covariance, [m, m]
+    extra_variances: Array | float = 0.0,  # further prior variances in the values' own unit, [m]
 ) -> Components:
     """Maximise the restricted likelihood under a Gamma prior, by fixed-point steps.
 
     Source: D. A. Harville, "Maximum likelihood approaches to variance component estimation", JASA 72, 1977.
 
-    Args:
-        kernels: Covariances of the components at variance 1, ``[m, m]`` each.
-        errors: Covariance of what was measured beside the values, ``[m, m]``.
-        measure: From the prior covariance and the inverse covariance of what was measured to that itself, less its
-            mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
-        earlier: Variances of the fit before; without any, or of other components, they begin with `total`, their sum.
-        fixed: Further prior covariance, ``[m, m]``.
-        extra_variances: Further prior variances, ``[m]``, in the values' own unit.
+    `measure` goes from the prior covariance, and the inverse covariance of what was measured, to that itself, less its
+    mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
     """
     stacked, number, size = np.stack(kernels), len(kernels), len(errors)
     variances, num_steps = np.full(number, total / number), NUM_FIRST_STEPS

@@ -10,8 +10,6 @@ All effects are normal, with variances that are estimated with them by expectati
 J. H. Ware, "Random-effects models for longitudinal data", Biometrics 38, 1982).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The families are those that explain how a real model's accuracy varies over orde
 which item stands where, which follows which, and where the classes of items stand (demos that give the same answer).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -85,17 +83,18 @@ def _families(space: OrderingSpace, block: int, classes: Sequence[int] | None) -
     size, (_, most) = space.sizes[block], space.limits[block]
     codes = np.unique(np.zeros(size) if classes is None else np.asarray(classes), return_inverse=True)[1]
     number = int(codes.max(initial=0)) + 1
-    classed = np.eye(size + 1, size) @ np.eye(number)[codes]  # the last row stands for no item
+    items = np.eye(size + 1, size)  # the last row stands for no item
+    classed = items @ np.eye(number)[codes]
     near = _smooth(np.log1p(np.arange(most)), REGION)
     numbers = _smooth(np.arange(most + 1) / max(most, 1), NUM_REGION)
     families: dict[str, Family] = {
         "number": lambda places: numbers[(places < size).sum(axis=1)],
-        "presence": lambda places: _by_item(places, np.ones((most, 1)), size),
-        "region": lambda places: _by_item(places, near, size),
-        "last": lambda places: _by_item(places[:, :1], np.ones((min(most, 1), 1)), size),
+        "presence": lambda places: items[places].sum(axis=1),
+        "region": lambda places: items[places].transpose(0, 2, 1) @ near,
+        "last": lambda places: items[places[:, :1]].sum(axis=1),
     }
     if size**2 <= MAX_PAIRS // len(space.sizes):
-        families["adjacency"] = lambda places: _pairs(places, size)
+        families["adjacency"] = lambda places: items[places[:, 1:]].transpose(0, 2, 1) @ items[places[:, :-1]]
     if 1 < number <= 2 * size / 3:
         families["class region"] = lambda places: classed[places].transpose(0, 2, 1) @ near
         families["class adjacency"] = lambda places: classed[places[:, 1:]].transpose(0, 2, 1) @ classed[places[:, :-1]]
@@ -109,17 +108,3 @@ def _smooth(points: Array, scale: float) -> Array:
     kept = values > 1e-6 * values.max(initial=0.0)
     basis: Array = vectors[:, kept] * np.sqrt(values[kept])
     return basis
-
-
-def _by_item(places: NDArray[np.int64], values: Array, size: int) -> Array:
-    """The values ``[places, r]`` of each item's place, ``[m, size, r]``; 0 of items not shown."""
-    table = np.zeros((len(places), size + 1, values.shape[1]))
-    table[np.arange(len(places))[:, None], places] = values
-    return table[:, :size]
-
-
-def _pairs(places: NDArray[np.int64], size: int) -> Array:
-    """Whether each item stands right before each, ``[m, size, size]``."""
-    table = np.zeros((len(places), size + 1, size + 1))
-    table[np.arange(len(places))[:, None], places[:, 1:], places[:, :-1]] = 1.0
-    return table[:, :size, :size]

@@ -1,7 +1,5 @@
 """Batch calibration of orderings that are known on some examples only: what a model expects fills the gaps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,15 +27,6 @@ class LabelOffsets:
 
     What is expected of orderings that are `alone`, ``[m]``, is of others, so that their own cells calibrate them.
 
-    Args:
-        log_probabilities, unseen: Of labels, ``[m, E, L]``, NaN where there are none; which of these were not among the
-            likeliest tokens.
-        logits, variances: What is expected: logits up to a constant, ``[m, E, L]``, and variances of their contrasts.
-        guesses: Of how many examples each label is right for, ``[S, L]``, of which one is taken; one of NaN stands for
-            answers that are not calibrated.
-        scores: Of the labels, ``[E, L]``.
-        weigh: Says what each known cell of a row counts, ``[m, E]``.
-
     Attributes:
         shares, offsets: The guess that was taken, ``[L]``, and the offsets, 0 on the mean, ``[m, L]``.
         calibrates: Whether that guess calibrates answers.
@@ -46,15 +35,15 @@ class LabelOffsets:
 
     def __init__(
         self,
-        log_probabilities: Array,
-        unseen: Mask,
-        logits: Array,
-        variances: Array,
+        log_probabilities: Array,  # of labels, [m, E, L], NaN where there are none
+        unseen: Mask,  # which of these were not among the likeliest tokens
+        logits: Array,  # what is expected, up to a constant, [m, E, L]
+        variances: Array,  # of contrasts of these
         *,
-        guesses: Array,
-        scores: Array,
+        guesses: Array,  # of how many examples each label is right for, [S, L]; one of NaN: answers stay as they are
+        scores: Array,  # of the labels, [E, L]
         alone: Mask,
-        weigh: Callable[[Mask], Array],
+        weigh: Callable[[Mask], Array],  # what each known cell of a row counts, [m, E]
     ) -> None:
         self.known = known = ~np.isnan(log_probabilities[..., 0])
         logs, counts = np.where(known[..., None], log_probabilities, 0.0), known.sum(axis=1)[:, None]
@@ -74,8 +63,12 @@ class LabelOffsets:
             seen, right = np.asarray(known.any(axis=0)), np.arange(len(scores))
             tables = np.array([np.where(known, scores[right, answers], 0.0) for *_, answers in options])
             means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, seen]
+            weights = weigh(seen[None])[0, seen]
+            gains, weights = means - means[0], weights / weights.sum()
+            mean_gains = gains @ weights
             # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
-            best = _best(means, weigh(seen[None])[0, seen], least_errors=0.0 if np.isnan(guesses[0]).any() else 1.0)
+            errors = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2) * (not np.isnan(guesses[0]).any())
+            best = int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())
         self.shares, self.offsets, self.answers = options[best]
         self.calibrates = not np.isnan(self.shares).any()
 
@@ -88,14 +81,6 @@ class LabelOffsets:
         if np.isnan(shares).any():
             return np.zeros_like(log_means)
         return label_offsets(log_means, shares, held=self._never_seen)
-
-
-def _best(means: Array, counts: Array, *, least_errors: float) -> int:
-    """Which row of mean scores on examples, ``[S, E]``, is best: the first unless one is so many errors above it."""
-    gains, shares = means - means[0], counts / counts.sum()
-    mean_gains = gains @ shares
-    errors = least_errors * np.sqrt((gains - mean_gains[:, None]) ** 2 @ shares**2)
-    return int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())
 
 
 def softmax(logits: Array) -> Array:

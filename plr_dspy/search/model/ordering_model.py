@@ -40,29 +40,21 @@ estimators, part II", JASA 67, 1972)."""
 class OrderingModel:
     """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
 
-    Args:
-        space: Of the orderings. What it does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of
-            its own.
-        classes, example_classes, responses: As in `ThompsonSearch`.
-        with_features: Whether orderings that look alike tell of each other; else they have effects of their own only.
-
-    Attributes:
-        calibrating: Whether orderings are scored by calibrated answers.
+    What the space does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of its own.
     """
 
     def __init__(
         self,
         space: OrderingSpace,
         *,
-        classes: Sequence[Sequence[int]] | None = None,
+        classes: Sequence[Sequence[int]] | None = None,  # this and the two that follow are as in `ThompsonSearch`
         example_classes: Sequence[int] | None = None,
         responses: LabelResponses | None = None,
-        with_features: bool = True,
+        with_features: bool = True,  # whether orderings that look alike tell of each other
     ) -> None:
         self._space, self._responses = space, responses
         self._features = Features(space, classes=classes) if with_features else None
-        known = with_features and example_classes is not None
-        self._example_classes = np.array(example_classes) if known else None
+        self._example_classes = None if example_classes is None else np.array(example_classes)
         self.calibrating = responses is not None and responses.calibrating
 
     def fit(
@@ -168,12 +160,6 @@ class FittedModel:
     """A model of scores as it was fitted: estimates, gains, posterior draws, and what calibration does.
 
     Most methods are about the orderings fitted, others being ruled out; `predict` and `sample` take any.
-
-    Attributes:
-        table: Their scores as they count, ``[m, E]``: where answers are calibrated, those of these.
-        num_examples: Examples that scores expected from log-probabilities are means of.
-        shares: Shares of the labels that answers are calibrated to; empty where they are not.
-        always: The mean score of answering each label to all examples; empty without log-probabilities.
     """
 
     def __init__(
@@ -184,7 +170,7 @@ class FittedModel:
         responses: ResponseModel | None,
         *,
         told: ScoreTable,
-        table: Array,
+        table: Array,  # their scores as they count, [m, E]: where answers are calibrated, those of these
     ) -> None:
         self.orderings, self.table, self._told = list(orderings), table, told
         self._model, self._process, self._responses = model, process, responses
@@ -197,6 +183,7 @@ class FittedModel:
 
     @property
     def shares(self) -> list[float]:
+        """Shares of the labels that answers are calibrated to; empty where they are not."""
         if self._responses is None or not self._responses.labels.calibrates:
             return []
         return [round(share, 6) for share in self._responses.labels.shares.tolist()]

@@ -7,8 +7,6 @@ smooth function of the leaning, and of an effect of every ordering's own. g_e is
 alone says what orderings score on examples not seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from plr_dspy.search.model.components import fit_components, generalised_mean, linear
+from plr_dspy.search.model.components import fit_components, linear
 from plr_dspy.search.model.gains import Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
@@ -157,15 +155,6 @@ def _sharpened(kernel: Array) -> Array:
 class AdditiveProcess:
     """The process f over orderings, fitted to their scores on examples.
 
-    Args:
-        features: Of the orderings, ``[m, d]`` for each family.
-        table: Their scores; each has one at least.
-        classes: Of the examples, numbers from 0 without gaps, ``[E]``; None for none.
-        references: Features of random orderings; they scale the leaning, which without them is not modelled.
-        kinds: Of the rows, ``[m]``: `ORDERING`, `APART` or `RULE`; None for orderings alone.
-        extra_variances: Prior variances of the rows' effects beside those that are estimated, ``[m]``.
-        earlier: `state` of the process that this one goes on from.
-
     Attributes:
         mean: Posterior mean scores of the orderings on a mean example, ``[m]``.
         state: The variances of f and of the leaning, as JSON data.
@@ -173,14 +162,14 @@ class AdditiveProcess:
 
     def __init__(
         self,
-        features: Sequence[Array],
-        table: ScoreTable,
+        features: Sequence[Array],  # of the orderings, [m, d] for each family
+        table: ScoreTable,  # of one score at least of each
         *,
-        classes: NDArray[np.int64] | None = None,
-        references: Sequence[Array] | None = None,
-        kinds: NDArray[np.int64] | None = None,
-        extra_variances: Array | float = 0.0,
-        earlier: Mapping[str, Any] | None = None,
+        classes: NDArray[np.int64] | None = None,  # of the examples, numbers from 0 without gaps, [E]
+        references: Sequence[Array] | None = None,  # of random orderings; without them no leaning is modelled
+        kinds: NDArray[np.int64] | None = None,  # `ORDERING`, `APART` or `RULE`, [m]; None for orderings alone
+        extra_variances: Array | float = 0.0,  # prior variances beside those that are estimated, [m]
+        earlier: Mapping[str, Any] | None = None,  # `state` of the process that this one goes on from
     ) -> None:
         earlier = earlier or {}
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
@@ -208,7 +197,7 @@ class AdditiveProcess:
         def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
             nonlocal means, centre, effects
             means = table.ordering_effects(effects)
-            centre = generalised_mean(means, inverse)
+            centre = float(inverse.sum(axis=0) @ means / inverse.sum())  # generalised least squares
             effects = covariance @ (inverse @ (means - centre)) + centre
             rest, total = table.residuals(effects), table.counts.sum()
             used = float(np.vdot(covariance, inverse)) + table.num_example_parameters
@@ -249,16 +238,14 @@ class AdditiveProcess:
     def gains(self, reference: int) -> Gains:
         """What the orderings fitted score on new examples above one of them, given by its number."""
         means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
-        gains = expected_gains(
+        return expected_gains(
             means,
             covariance=covariance,
             apart=self._apart,
             noise=self._errors,
             reference=reference,
             num_examples=self._num_examples,
-        )
-        unit = self._unit * self._deviation
-        return gains.times(unit)
+        ).times(self._unit * self._deviation)
 
     def sample(
         self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0

@@ -6,11 +6,10 @@ The prompts of rules that find demos for each input differ by example, so that n
 them, what a mean ordering scores is expected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectPr
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, probable, softmax
 from plr_dspy.search.model.process import RULE, AdditiveProcess, covariance_of_means
-from plr_dspy.search.model.table import Array, Mask, ScoreTable, Weighing
+from plr_dspy.search.model.table import Array, Mask, ScoreTable
 from plr_dspy.search.space import Ordering
 
 MOST_EXAMPLES = 128
@@ -48,23 +47,15 @@ APART_SCORE = np.float64(0.25)
 
 @dataclass(frozen=True)
 class LabelResponses:
-    """Where the log-probabilities of labels are found, and what the labels score.
+    """Where the log-probabilities of labels are found, and what the labels score."""
 
-    Attributes:
-        scores: What the metric gives for each label on each example, ``[E, L]``.
-        told: By ordering and example, log-probabilities of the labels, and the numbers of those that were not among the
-            likeliest tokens; None where they are not known.
-        shares: Share of the examples that each label is right for, ``[L]``, or some guesses, ``[S, L]``; None for the
-            same share each.
-        calibrating: Whether answers are calibrated to it, or taken as they are.
-        influence: Where the metric is one over a set: what each example counts.
-    """
-
-    scores: Array
+    scores: Array  # what the metric gives for each label on each example, [E, L]
     told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
-    shares: Array | None = None
-    calibrating: bool = False
-    influence: Weighing | None = None
+    """By ordering and example, log-probabilities of the labels, and the numbers of those that were not among the
+    likeliest tokens; None where they are not known."""
+    shares: Array | None = None  # of examples that labels are right for, [L], or guesses, [S, L]; None for even ones
+    calibrating: bool = False  # whether answers are calibrated to it, or taken as they are
+    influence: Any = None  # the `scoring.influence.Influence` of a metric over a set: what each example counts
 
     def weights(self, known: Mask, examples: NDArray[np.int64]) -> Array:
         """What scores on examples count, ``[m, E]``; see `Influence.weights`."""
@@ -78,19 +69,13 @@ class LabelResponses:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
         columns = {example: column for column, example in enumerate(examples.tolist())}
-        places, logs, unseen = list[tuple[int, int]](), list[Sequence[float]](), list[tuple[int, int, int]]()
+        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
+        hidden = np.zeros(table.shape, dtype=bool)
         for row, (ordering, asked) in enumerate(rows.items()):
             for example in asked:
                 if (told := self.told(ordering, example)) is not None:
-                    places.append((row, columns[example]))
-                    logs.append(told[0])
-                    unseen += [(*places[-1], label) for label in told[1]]
-        table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
-        hidden = np.zeros(table.shape, dtype=bool)
-        if places:
-            table[tuple(zip(*places, strict=True))] = logs
-        if unseen:
-            hidden[tuple(zip(*unseen, strict=True))] = True
+                    table[row, columns[example]] = told[0]
+                    hidden[row, columns[example], list(told[1])] = True
         return table, hidden
 
 
@@ -98,16 +83,8 @@ class Silence:
     """What replies without a label do to expected scores: how many of an ordering's are such is a process of its own.
 
     They may be none of one ordering, and all of another, by far more than orderings differ in the labels that they say.
-    They score what such replies did on the mean.
-
-    Args:
-        told, heard: The scores of calls, ``[m, E]``, NaN where there was none; which of them told of labels.
-        features, kinds, earlier: As of `ResponseModel`; `earlier` is the `state` of the fit before.
-
-    Attributes:
-        score: Of silent replies.
-        shares, variances: The expected share of replies that say a label, and its variance, ``[m]`` each.
-        state: What a later fit may go on from, as JSON data.
+    They have the `score` of such replies on the mean. Of replies that say a label there is an expected share, with a
+    variance, ``[m]`` each. Of the scores told, ``[m, E]``, some were heard with labels.
     """
 
     def __init__(
@@ -149,15 +126,6 @@ class ResponseModel:
 
     The effects of an ordering are one row: its leanings, ``[d]``, and its slope.
 
-    Args:
-        responses, examples: What labels score, and whether answers are calibrated; the columns, ``[E]``.
-        logs: Log-probabilities of labels, and where these were unseen, as of `LabelResponses.table`.
-        features: Of the orderings, ``[m, d]`` for each family; None takes their effects as they were measured, which is
-            quick, and says nothing of other orderings.
-        kinds: Of the rows, ``[m]``, as in `AdditiveProcess`. Log-probabilities of rules calibrate these, and no more.
-        told: What the calls scored, ``[m, E]``: they say whether answers are drawn by their probabilities.
-        earlier: `components` of the fit before; None for none.
-
     Attributes:
         means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
         components: Variances of the processes of orderings' effects, and of silent replies, as JSON data.
@@ -168,13 +136,13 @@ class ResponseModel:
     def __init__(
         self,
         responses: LabelResponses,
-        examples: NDArray[np.int64],
-        logs: tuple[Array, Mask],
-        features: Sequence[Array] | None,
+        examples: NDArray[np.int64],  # the columns, [E]
+        logs: tuple[Array, Mask],  # as of `LabelResponses.table`
+        features: Sequence[Array] | None,  # None takes effects as they were measured: quick, and says nothing of others
         *,
-        kinds: NDArray[np.int64],
-        told: Array,
-        earlier: Sequence[Sequence[float]] | None = None,
+        kinds: NDArray[np.int64],  # log-probabilities of rules calibrate these, and no more
+        told: Array,  # what calls scored, [m, E], which says whether answers are drawn by their probabilities
+        earlier: Sequence[Sequence[float]] | None = None,  # the `state` of the fit before
     ) -> None:
         self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
         self._responses, self._examples, self.calibrating = responses, examples, responses.calibrating

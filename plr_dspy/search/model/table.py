@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,6 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
 """Scores by example of each ordering."""
-
-
-class Weighing(Protocol):
-    """Says what each score counts, as `scoring.influence.Influence` does."""
-
-    def weights(self, known: Mask, examples: NDArray[np.int64]) -> Array: ...
-
-    def stratified(self, table: Array, examples: NDArray[np.int64]) -> Array: ...
 
 
 PRIOR_VARIANCE = 0.02
