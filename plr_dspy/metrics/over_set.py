@@ -189,7 +189,13 @@ class LabelMetric(SetMetric):
         return float(self.fact(example) == LabelMetric.outputs(self, example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        return _label_name(example[_label_field(example, self.field)])
+        label = example[name := _label_field(example, self.field)]
+        if isinstance(label, (list, tuple, set, frozenset, Mapping)):
+            raise ValueError(
+                f"metric: {type(self).__name__} is about one label for each example, and {name!r} holds a "
+                f"{type(label).__name__}: pass DatasetMetric(function) for several"
+            )
+        return _label_name(label)
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return _answered_label(self, prediction, _label_field(example, self.field))

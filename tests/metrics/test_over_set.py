@@ -192,6 +192,7 @@ class TestBadInput:
             (lambda: F1("A").evaluate(dspy.Predict("text -> label"), [example("a")]), "no example has 'A'"),
             (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
             (lambda: F1("a").fact(example("a").copy(other="b")), "name the one that does, such as F1"),
+            (lambda: F1().fact(example(["a", "b"])), r"one label .*'label' holds a list: pass DatasetMetric"),
             (lambda: F1("a").outputs(example("a"), dspy.Prediction(answer="a")), "give both the same name"),
         ],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ PRIOR_SPREAD = 0.005
 
 PRIOR_NOTHING = 0.5
 """Prior probability of the first: that all orderings score the same on new examples."""
+
+KINDS = (0.0, 1.0)
+"""Whether what is apart is as the others, or of another kind."""
 
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
 """Quantiles of the variance of errors over its estimate that stand for all that it may be, each as likely."""
@@ -81,7 +84,14 @@ def gain_of_calibration(expected: float, differences: Array) -> Gains:
 
 
 def expected_gains(
-    means: Array, *, covariance: Array, apart: Array, noise: Array, reference: int, num_examples: int
+    means: Array,
+    *,
+    covariance: Array,
+    apart: Array,
+    noise: Array,
+    reference: int,
+    num_examples: int,
+    kinds: Sequence[float] = KINDS,
 ) -> Gains:
     """What orderings score above one of them.
 
@@ -96,6 +106,7 @@ def expected_gains(
         apart: Further covariance of those that may be of another kind than the others, whatever these are, ``[m, m]``.
         reference: The number of the ordering that the others are held against.
         num_examples: Examples that the scores are of.
+        kinds: Whether they may be as the others, 0, or of another kind, 1.
     """
 
     def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
@@ -111,7 +122,7 @@ def expected_gains(
         after = np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0)
         return log, weights @ rest, after, before > 1e-12
 
-    return _over_scales(at, apart, num_examples)
+    return _over_scales(at, kinds if apart.any() else (0.0,), num_examples)
 
 
 def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int) -> Gains:
@@ -140,14 +151,13 @@ def independent_gains(means: Array, noise: Array, *, apart: Array, reference: in
         log = -half * (np.log(total) + spread / total) - 0.5 * strange.sum()
         return log, share * (means - means[reference]), share * size * of_errors, before > 0.0
 
-    return _over_scales(at, apart, num_examples)
+    return _over_scales(at, KINDS if apart.any() else (0.0,), num_examples)
 
 
 def _over_scales(
-    at: Callable[[float, float, float], tuple[float, Array, Array, Mask]], apart: Array, num_examples: int
+    at: Callable[[float, float, float], tuple[float, Array, Array, Mask]], kinds: Sequence[float], num_examples: int
 ) -> Gains:
     """Gains at all scales, with and without further variances, from what is found `at` one, log-likelihood first."""
-    kinds = (0.0, 1.0) if apart.any() else (0.0,)
     known = max(1, num_examples - 1)
     sizes = np.maximum(1.0, known / special.chdtri(known, ERROR_QUANTILES))
     logs, *gains = map(np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import gain_of_calibration
+from plr_dspy.search.model.gains import KINDS, gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
 from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
@@ -243,18 +243,22 @@ class FittedModel:
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering beside one of them as it is."""
-        number = self.orderings.index(reference)
+        number, alone, found = self.orderings.index(reference), np.ones(len(self.orderings)), []
+        foreseen = None if self._responses is None else self._responses.gains(number)
         with one_thread():
-            gains = self._process.gains(number)
-            if self._responses is not None and (foreseen := self._responses.gains(number)) is not None:
-                gains = gains.plus(foreseen)
-            alone = np.ones(len(self.orderings))
-            if self.calibrating:
-                alone = gains.summary()[1].round(6)
-                alone[number] = 1.0
-                gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
+            # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
+            # come, a gain is no surer than if it were of another kind for certain.
+            for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
+                gains = self._process.gains(number, kinds=kinds)
+                gains = gains if foreseen is None else gains.plus(foreseen)
+                if self.calibrating:
+                    alone = np.minimum(alone, gains.summary()[1].round(6))
+                    gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
+                found.append(gains.summary())
+            alone[number] = 1.0
+            expected, chances, deviations = map(np.array, zip(*found, strict=True))
             # Rounded to what arithmetic gives again on another day.
-            columns = (np.round(c, d) for c, d in zip(gains.summary(), (9, 6, 9), strict=True))
+            columns = expected[-1].round(9), chances.min(axis=0).round(6), deviations.max(axis=0).round(9)
         rows = np.column_stack([*columns, alone]).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from plr_dspy.search.model.components import fit_components, linear
-from plr_dspy.search.model.gains import Gains, expected_gains
+from plr_dspy.search.model.gains import KINDS, Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
 APART_VARIANCE, RULE_VARIANCE = 1.0, 0.02
@@ -235,8 +235,9 @@ class AdditiveProcess:
         """What an ordering fitted scores on a mean example by its own scores alone."""
         return float(self._unit * (self._means[number] + self._examples))
 
-    def gains(self, reference: int) -> Gains:
-        """What the orderings fitted score on new examples above one of them, given by its number."""
+    def gains(self, reference: int, *, kinds: Sequence[float] = KINDS) -> Gains:
+        """What the orderings fitted score on new examples above one of them, given by its number; `kinds` as of
+        `expected_gains`."""
         means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
         return expected_gains(
             means,
@@ -245,6 +246,7 @@ class AdditiveProcess:
             noise=self._errors,
             reference=reference,
             num_examples=self._num_examples,
+            kinds=kinds,
         ).times(self._unit * self._deviation)
 
     def sample(
