@@ -281,9 +281,8 @@ class TestRequests:
             return {other: 0.9, gold(LABELS, text): 0.1}  # always wrong
 
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
-        program = calibrate(
-            Classifier(probabilities), adapter=adapter, method="linear", trainset=trainset, num_inputs=100
-        )
+        given = {"method": "linear", "trainset": trainset, "num_inputs": 100}
+        program = calibrate(Classifier(probabilities), adapter=adapter, **given)
         assert program.calibration.num_inputs == 50
         assert all(scale < 0.5 for scale in program.calibration.scales)
 

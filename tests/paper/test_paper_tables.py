@@ -196,9 +196,8 @@ def test_costs_are_means_over_runs_that_know_them():
 
 def test_ours_theirs_and_the_difference():
     table = tables.published_table(frame_of(runs("Static", [10, 12], model="local")))
-    assert list(names(table)) == [
-        f"8 demos: ours SmolLM2-135M (local); paper {model}, 5 seeds" for model in (QWEN, LLAMA)
-    ]
+    told = "8 demos: ours SmolLM2-135M (local); paper {}, 5 seeds"
+    assert list(names(table)) == [told.format(model) for model in (QWEN, LLAMA)]
     assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
     line = row(table, published_model=QWEN)
     assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")

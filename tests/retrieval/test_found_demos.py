@@ -449,9 +449,8 @@ class TestBadInput:
     def test_the_time_that_an_embedder_takes_counts(self):
         """And when it is up, none is asked any more."""
         asked = []
-        slow = dspy.Embedder(
-            lambda texts: asked.extend(texts) or time.sleep(0.2) or [[1.0]] * len(texts), caching=False
-        )
+        embed = lambda texts: asked.extend(texts) or time.sleep(0.2) or [[1.0]] * len(texts)  # noqa: E731
+        slow = dspy.Embedder(embed, caching=False)
         with using(by_colour()) as engine:
             optimizer = chooser(embedder=slow, max_seconds=0.1)
             optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))

@@ -1,10 +1,14 @@
-"""The mathematics of calibration: batch offsets, calibrated probabilities, and how well probabilities hold."""
+"""The mathematics of calibration, and intervals of paired differences and of means."""
+
+import math
+import statistics
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 from scipy.special import log_softmax
 
 from plr_dspy.statistics.calibration import (
@@ -15,6 +19,7 @@ from plr_dspy.statistics.calibration import (
     likely_shares,
     shares_to_try,
 )
+from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 SHAPES = st.tuples(st.integers(1, 12), st.integers(2, 6))
 SCORES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(-20, 20)))
@@ -95,3 +100,25 @@ def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
     assert np.allclose(by_metric[1], by_accuracy[0])
     assert by_accuracy[0, 0] == pytest.approx(91 / 102)
     assert not np.isnan([*by_metric[1:], *by_accuracy[:-1]]).any()
+
+
+class TestIntervals:
+    def test_is_the_adjusted_wald_interval_of_paired_proportions(self):
+        """Agresti and Min 2005: half an observation more in each cell of the 2 x 2 table."""
+        better, worse, same = 12, 4, 24
+        differences = [1.0] * better + [-1.0] * worse + [0.0] * same
+        n, b, c = better + worse + same + 2, better + 0.5, worse + 0.5
+        error = math.sqrt((b + c - (b - c) ** 2 / n) / n**2)
+        quantile = stats.t.ppf(0.975, n - 1)
+        expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
+        assert paired_interval(differences) == pytest.approx(expected)
+
+    def test_interval_of_a_mean_is_students_and_none_of_no_differences(self):
+        values = [0.17, 0.215, 0.07, 0.175, 0.145]
+        expected = stats.t.interval(0.95, 4, loc=statistics.mean(values), scale=stats.sem(values))
+        assert mean_interval(values) == pytest.approx(expected)
+        with pytest.raises(ValueError, match="at least two"):
+            mean_interval([0.1])
+        assert paired_interval([0.0, 0.0]) == (0.0, 0.0)
+        with pytest.raises(ValueError, match="at least one"):
+            paired_interval([])
