@@ -287,7 +287,7 @@ def _advice(report: Report) -> list[str]:
     if not evidence.num_differing:
         if not met:  # The search ended before two of them met.
             return []
-        seen = f"no score differed between {what}s on {met} of {usable} examples"
+        seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
             return [f"{seen}: the demos may not reach the model, or their {what} decides nothing"]
     if not racing or evidence.num_compared >= enough or _has_all_useful(report):
@@ -295,7 +295,10 @@ def _advice(report: Report) -> list[str]:
     if report.stopped != BUDGET:
         return [f"{seen}: the search was ended early ({report.stopped})"]
     examples = " and more examples" * (usable < FEW_EXAMPLES)
-    return [f"{seen}: a larger budget (max_metric_calls){examples} would tell more"]
+    first = "see whether answers can be read, and score at all (dspy.inspect_history()); if so, "
+    return [
+        f"{seen}: {first * (not evidence.num_differing)}a larger budget (max_metric_calls){examples} would tell more"
+    ]
 
 
 def _learnt(report: Report) -> list[str]:

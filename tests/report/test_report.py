@@ -274,8 +274,8 @@ class TestText:
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (100, (19, 0, 19), {}, "no score differed between orders on 19 of 100 examples: a larger budget"),
-            (100, (20, 0, 20), {}, "no score differed between orders on 20 of 100 examples: the demos may"),
+            (100, (19, 0, 19), {}, "19 of 100 examples were scored in two orders, and none differently: see whether"),
+            (100, (20, 0, 20), {}, "20 of 100 examples were scored in two orders, and none differently: the demos may"),
             (40, (40, 1, 31), {}, "scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
             (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
