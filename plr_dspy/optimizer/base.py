@@ -317,7 +317,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                     "score": each.score,
                     "program": program_in(each.ordering, each.offsets),
                     "origin": each.origin,
-                    "ordering": job.slots.permutations(each.ordering),
+                    "ordering": job.slots.shown(each.ordering),
                 }
                 for each in best_first
             ]

@@ -62,7 +62,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
         candidates=[
             Candidate(
                 origin=result.origin,
-                ordering=job.slots.permutations(result.ordering),
+                ordering=job.slots.shown(result.ordering),
                 score=result.score,
                 expected_gain=result.gain.expected,
                 probability=min(result.gain.probability, result.gain.probability_calibrated),
@@ -111,7 +111,7 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
 
 def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotReport]:
     """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
-    ordering, original = job.slots.permutations(outcome.ordering), job.slots.permutations(shown)
+    ordering, original = job.slots.shown(outcome.ordering), job.slots.shown(shown)
     distributions, predictors = iter(outcome.distributions), dict(job.program.named_predictors())
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
 
@@ -201,7 +201,7 @@ def choice_of_demos(
     assert isinstance(slots, PoolSlots)
     return {
         "best_by_number": [
-            _alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.permutations(each.ordering))
+            _alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering))
             for n, each in best.items()
         ],
         "retrieval": _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None,

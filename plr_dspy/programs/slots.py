@@ -89,6 +89,15 @@ class PromptSlots(ABC):
         permutations = self.permutations(ordering)
         return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
 
+    def shown(self, ordering: Ordering) -> dict[str, list[int]]:
+        """Demo indices as prompts show them, for each slot: most adapters show incomplete demos first, and leave some
+        out."""
+        demos = {slot.predictor: slot.demos for slot in self.slots}
+        return {
+            name: _as_shown(self._predictors[name], {item: demos[name][item] for item in items})
+            for name, items in self.permutations(ordering).items()
+        }
+
     def num_demos(self, ordering: Ordering) -> int:
         """Demos that all predictors together show."""
         return sum(map(len, self.permutations(ordering).values()))
@@ -135,6 +144,9 @@ class ProgramSlots(PromptSlots):
                     permutation[place] = block[item]
             result[slot.predictor] = permutation
         return result
+
+    def num_demos(self, ordering: Ordering) -> int:
+        return sum(map(len, self.shown(ordering).values()))
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
@@ -303,6 +315,18 @@ def demo_messages(predictor: dspy.Predict, demos: Sequence[Any]) -> Messages:
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature = _shown_signature(adapter, predictor, predictor.signature)
     return list(adapter.format_demos(signature, list(demos)))
+
+
+def _as_shown(predictor: dspy.Predict, demos: Mapping[int, Any]) -> list[int]:
+    """The numbers of demos in the order of the prompt, as far as its messages are those of single demos."""
+    alone = {item: demo_messages(predictor, [demo]) for item, demo in demos.items()}
+    nothing, left = demo_messages(predictor, []), demo_messages(predictor, list(demos.values()))
+    waiting, found = [item for item in demos if alone[item] != nothing], list[int]()
+    while (item := next((each for each in waiting if left[: len(alone[each])] == alone[each]), None)) is not None:
+        left = left[len(alone[item]) :]
+        waiting.remove(item)
+        found.append(item)
+    return found + waiting
 
 
 def as_text(messages: Messages) -> str:

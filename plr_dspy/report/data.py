@@ -73,7 +73,8 @@ class SlotReport(Part):
 
     Attributes:
         num_demos: Of the predictor, those that no prompt shows included.
-        ordering: Demo indices by position; ``ordering[0]`` is shown first. Of a pool of demos, those chosen.
+        ordering: Demo indices by position in the prompt, in which ``ordering[0]`` comes first, without demos that no
+            prompt shows. Of a pool of demos, those chosen.
         blocks: Demo indices that can trade places; one block unless the adapter regroups demos.
         distributions: The final distribution of each block: logits ``[n]``, or of a mixture weights ``[k]`` and logits
             ``[k, n]``, over its demos. Of a pool the first demo is shown last, and there are "length_probabilities",

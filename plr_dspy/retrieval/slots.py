@@ -242,17 +242,20 @@ class FoundSlots(ProgramSlots):
             for (slot, block), items in zip(blocks, self.space.identity, strict=True)
         )
 
+    def shown(self, ordering: Ordering) -> dict[str, list[int]]:
+        return self.permutations(ordering)
+
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        demos, retrievals = self._shown(ordering)
+        demos, retrievals = self._demos_and_rules(ordering)
         program = self._factory.build(demos)
         return retrieve_in(program, {name: replace(each, guarded=guarded) for name, each in retrievals.items()})
 
     def fingerprint(self, ordering: Ordering, inputs: Any = None) -> str:
         """Digest of the demos that all inputs have, and of rules and pools that decide the others."""
-        demos, retrievals = self._shown(ordering)
+        demos, retrievals = self._demos_and_rules(ordering)
         return digest([self._digest(demos), {n: asdict(each.rule) for n, each in retrievals.items()}, self._content])
 
-    def _shown(self, ordering: Ordering) -> tuple[dict[str, list[Any]], dict[str, Retrieval]]:
+    def _demos_and_rules(self, ordering: Ordering) -> tuple[dict[str, list[Any]], dict[str, Retrieval]]:
         """By predictor, the demos that all inputs have, and where and in what order others are found."""
         demos, retrievals, permutations = {}, {}, self.permutations(ordering)
         for slot in self.slots:

@@ -193,8 +193,10 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
     assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
-    optimizer(max_metric_calls=60).compile(student(demos), trainset=EXAMPLES)
+    reorder = optimizer(max_metric_calls=60)
+    reorder.compile(student(demos), trainset=EXAMPLES)
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
+    assert (reorder.report.returned.num_demos, sorted(reorder.report.slots[0].ordering)) == (3, [0, 1, 2])
 
 
 @pytest.mark.parametrize(("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")])

@@ -71,8 +71,12 @@ class TestBlocks:
         assert {str(adapter.format_demos(signature, each)) for each in listed} == shown
         assert slots.space.num_distinct == len(shown)
         assert len({slots.fingerprint(ordering) for ordering in slots.space.enumerate()}) == len(shown)
-        for each in listed:
+        for ordering, each in zip(slots.space.enumerate(), listed, strict=True):
             assert sorted(map(id, each)) == sorted(map(id, demos))
+            items = slots.shown(ordering)["predict"]  # what a report says
+            told = [message for item in items for message in adapter.format_demos(signature, [demos[item]])]
+            assert told == adapter.format_demos(signature, each)
+            assert slots.num_demos(ordering) == sum(shape != "dropped" for shape in shapes)
 
 
 class TestLabelledDemos:
