@@ -14,6 +14,10 @@ WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
 """Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"."""
 
 
+UNCOUNTED = "replies_without_usage"
+"""Kind, beside those of tokens, of replies that did not say how many tokens they took."""
+
+
 class Price(NamedTuple):
     """Dollars for a token: of the prompt, of the answer with its hidden reasoning, and of those of the prompt that the
     provider's cache held, or has taken in."""
@@ -43,10 +47,10 @@ def price_of(model: str) -> Price | None:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Dollars for tokens by model and kind, as usage records have them; None where a model's price is not known."""
+    """Dollars for tokens by model and kind, as usage records have them; None where price or tokens are not known."""
     cost = 0.0
     for model, counts in tokens.items():
-        if (price := price_of(model)) is None:
+        if (price := price_of(model)) is None or (counts.get(UNCOUNTED) and any(price)):
             return None
         cached = counts.get("cached_tokens") or counts.get("cache_read_input_tokens") or 0
         written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0

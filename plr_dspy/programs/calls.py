@@ -13,8 +13,10 @@ from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
+from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
+from plr_dspy.lm.prices import UNCOUNTED
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.copies import language_models
@@ -217,7 +219,8 @@ class ProgramEvaluator:
                 key, ordering = pending.popleft()
             example = key[1]
             failure: BaseException | None = None
-            with dspy.context(trace=[]), dspy.track_usage() as usage:
+            usage = Usage()
+            with dspy.context(trace=[], usage_tracker=usage):
                 try:
                     cell = self._work(programs.get(ordering), example)
                 except KeyboardInterrupt:
@@ -231,7 +234,7 @@ class ProgramEvaluator:
                     cell, failure = Cell(None, FAILED, type(error).__name__, message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
-            tokens = token_counts(usage.get_total_tokens())
+            tokens = usage.counts()
             self.budget.end(tokens)
             if not self.ledger.add(key, cell, tokens):
                 return  # the compile has ended without this call
@@ -282,6 +285,24 @@ class ProgramEvaluator:
         return self._redact(text)[:200]
 
 
+class Usage(UsageTracker):
+    """Tracks the usage of one program call as `dspy.track_usage` does, and the replies that come without any."""
+
+    def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
+        counted = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
+        super().add_usage(lm, usage_entry if counted else {UNCOUNTED: 1})
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Tokens by model and kind; cached ones are among the prompt's."""
+        counts = {}
+        for model, usage in self.get_total_tokens().items():
+            details = usage.get("prompt_tokens_details") or {}
+            found = {**usage, **{kind: details[kind] for kind in CACHED if details.get(kind)}}
+            kept = {k: n for k, n in found.items() if k.endswith("_tokens") or k == UNCOUNTED}
+            counts[model] = {k: n for k, n in kept.items() if isinstance(n, int)}
+        return counts
+
+
 def calls_on(
     program: dspy.Module, work: MetricWork, number: int, *, called: str, first_alone: bool = False, **options: Any
 ) -> tuple[list[Cell], CellScorer]:
@@ -292,13 +313,3 @@ def calls_on(
         for count in [1, number] if first_alone else [number]:
             (row,) = scorer.cells({slots.space.identity: range(count)}).values()
     return list(row.values()), scorer
-
-
-def token_counts(tokens: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The token counts of a usage record, which has costs and more beside them; cached ones are among the prompt's."""
-    counts = {}
-    for model, usage in tokens.items():
-        details = usage.get("prompt_tokens_details") or {}
-        found = {**usage, **{kind: details[kind] for kind in CACHED if details.get(kind)}}
-        counts[model] = {k: n for k, n in found.items() if k.endswith("_tokens") and isinstance(n, int)}
-    return counts

@@ -266,7 +266,7 @@ class Report(Part):
             orders, "final" comparison, "unused" (of a `log_dir`: failed, lost, or made for another course), in "total",
             and "resumed": before, from `log_dir`.
         tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
-            prices; None where no price is known for a model.
+            prices; None where no price is known for a model, or replies did not say how many tokens they took.
         seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
         stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
         settings: Everything that decides the run, the seed included.

@@ -112,9 +112,11 @@ class Budget:
                 self._largest = max(self._largest, cost)
 
     def check(self) -> None:
-        """Raise a ValueError with the name of a model without a price, if a call has used one."""
+        """Raise a ValueError with the name of a model whose price, or whose tokens, a call did not tell."""
         if self._unpriced:
-            raise ValueError(f"max_cost needs a price for {self._unpriced[0]}: pass max_metric_calls instead")
+            raise ValueError(
+                f"max_cost needs a price for {self._unpriced[0]}, and replies with usage: pass max_metric_calls instead"
+            )
 
     @property
     def calls_left(self) -> int:

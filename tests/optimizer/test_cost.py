@@ -320,6 +320,24 @@ class TestMaxCost:
         assert limited.report.comparison is not None
         assert 0 < engine.cost <= least
 
+    @pytest.mark.parametrize("usage", [{}, {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}])
+    def test_a_server_that_reports_no_tokens_ends_it_unless_they_are_free(self, engine, usage, monkeypatch):
+        def complete(request, whole=engine.complete):
+            response = whole(request)
+            object.__setattr__(response, "usage", type(response.usage)(**usage))
+            return response
+
+        monkeypatch.setattr(engine, "complete", complete)
+        with pytest.raises(ValueError, match=rf"max_cost needs .* {MODEL}, and replies with usage"):
+            PLReorder(exact_match, max_cost=10.0, num_threads=4).compile(student(), trainset=EXAMPLES)
+        assert engine.num_calls == 1
+        report = compiled(max_metric_calls=60)
+        assert report.cost is None
+        assert report.tokens[MODEL] == {"replies_without_usage": engine.num_calls - 1}
+        for kind in ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost"):
+            monkeypatch.setitem(litellm.model_cost[MODEL], kind, 0.0)
+        assert compiled(max_metric_calls=60, max_cost=1.0).cost == 0.0
+
     def test_a_hidden_model_without_a_price_ends_the_compile(self, engine):
         judge = lm_of(engine, "fake/hidden")
 
