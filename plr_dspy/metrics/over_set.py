@@ -88,12 +88,12 @@ class SetMetric(ABC):
             raise ValueError(f"metric: no example has {self.label!r}, which {self!r} is about; they have {others}")
         few = min(watched, key=lambda fact: min(count[fact] for count in counts), default=None)
         if few is not None and (least := min(count[few] for count in counts)) < MIN_OF_EACH:
-            numbers = " and ".join(f"{count[few]} of {count.total()}" for count in counts)
-            parts_named = ", of those to search and those to compare by" * (len(parts) > 1)
+            kinds = (" to search", " to compare by") if len(parts) > 1 else ("",)
+            told = [f"{c[few]} of the {c.total()} examples{kind}" for c, kind in zip(counts, kinds, strict=True)]
             needed = math.ceil(facts.total() * MIN_OF_EACH / max(least, facts[few] * MIN_SHARE))
             logger.warning(
-                f"only {numbers} examples have {few!r}{parts_named}, so that {self!r} is known to within large errors "
-                f"only: {needed} examples with the same share would have {MIN_OF_EACH}{' in each' * bool(parts_named)}"
+                f"only {' and '.join(told)} have {few!r}, so that {self!r} is known to within large errors only. Of "
+                f"{needed} examples, with the same share, {MIN_OF_EACH} would{' in either part' * bool(kinds[0])}"
             )
 
     def evaluate(self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any) -> float:

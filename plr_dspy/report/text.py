@@ -71,7 +71,8 @@ def details(report: Report) -> str:
         lines.append(f"{slot.predictor}: {order if slot.ordering else f'none of {slot.num_demos} demos'}")
         for number in slot.ordering:
             origin = f" ({slot.origins[number]})" if slot.origins else ""
-            lines.append(f"  demo {number}{origin}: {' → '.join(shorten(t, 40) for t in slot.demos[number].values())}")
+            fields = " | ".join(f"{name}: {shorten(value, 40)}" for name, value in slot.demos[number].items())
+            lines.append(f"  demo {number}{origin}: {fields}")
     for best in report.best_by_number:
         told = f"best of {count(best.num_demos, 'demo')}: score {best.score:.3f}"
         if best.interval is not None:
@@ -191,7 +192,7 @@ def _claims(report: Report) -> list[str]:
                 lines.append(f"by its few calls, your program scores {found}: BatchCalibration{by} asks for 64 more")
         elif alone > effect.original and alone >= effect.chosen:
             lines.append(
-                "calibration alone, which needs no search, is expected to give at least as much: use "
+                f"calibration alone, which needs no search, is expected to score {alone:.2f}, at least as much: use "
                 f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
             )
         elif unread and effect.original_calibrated >= max(effect.original, effect.chosen):
@@ -229,8 +230,9 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     parts.append(f"{count(state.num_demos, 'demo')}{tokens}")
     if state.num_calls:
         calibrated = returned and report.calibration is not None and report.calibration.applied
-        unscored = f", {state.num_failed} of them without an answer to score" * (state.num_failed > 0)
-        parts.append(f"{count(state.num_calls, 'call')}{' before calibration' * calibrated}{unscored}")
+        before = " before calibration" * calibrated
+        unscored = f", {state.num_failed} of them without an answer to score{before}" * (state.num_failed > 0)
+        parts.append(f"{count(state.num_calls, 'call')}{unscored}")
     return f"{name}: {', '.join(parts)}"
 
 
@@ -269,7 +271,8 @@ def _verdict(report: Report) -> list[str]:
         gain, given = score(other.expected_gain, c, sign=True), report.settings.get("min_probability")
         claim = (
             f"the best other {what} is expected to gain {gain} on new examples, better with probability "
-            f"{other.probability:.2f} (min_probability={MIN_PROBABILITY if given is None else given:g})"
+            f"{math.floor(100 * other.probability) / 100:.2f}, less than "
+            f"min_probability={MIN_PROBABILITY if given is None else given:g}"
         )
     return [f"the {name} stays: {claim}", *_advice(report)]
 
@@ -283,13 +286,16 @@ def _advice(report: Report) -> list[str]:
     # A method without a race compares on the selection split alone.
     usable = settings.get("num_selection", 0) + racing * settings.get("num_train", 0)
     enough = ENOUGH_COMPARED * usable
-    seen = f"both {what}s were scored on {evidence.num_compared} of {usable} examples"
+    seen = (
+        f"the original and the most promising other {what} were both scored on {evidence.num_compared} of {usable} "
+        "examples"
+    )
     if not evidence.num_differing:
         if not met:  # The search ended before two of them met.
             return []
         seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
-            return [f"{seen}: the demos may not reach the model, or their {what} decides nothing"]
+            return [f"{seen}: see whether answers score at all, and whether the demos reach the model"]
     if not racing or evidence.num_compared >= enough or _has_all_useful(report):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped != BUDGET:
@@ -381,7 +387,8 @@ def _retrieval(report: Report) -> list[str]:
         if found.rule is not None:
             lines.append(f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool")
         for each in found.alternatives:
-            moving = f", {each.found_tokens:,} of them in no prefix cache" if each.found_tokens else ""
+            some = "all" if each.found_tokens == each.tokens else f"{each.found_tokens:,}"
+            moving = f", {some} of which differ by input" if each.found_tokens else ""
             cost = "" if each.cost is None else f", {dollars(each.cost)} for 1,000 predictions"
             alternatives.append(f"{each.name} {each.score:.3f} ({each.tokens:,} tokens{moving}{cost})")
     if alternatives:

@@ -203,11 +203,11 @@ class TestBadInput:
     def test_few_of_a_label_are_warned_of(self, caplog):
         parts = [example("a")] * 8 + [example("b")] * 72, [example("a")] * 2 + [example("b")] * 18
         F1("a").check(*parts)
-        assert "only 8 of 80 and 2 of 20 examples have 'a', of those to search and" in caplog.text
-        assert "500 examples with the same share would have 10 in each" in caplog.text
+        assert "only 8 of the 80 examples to search and 2 of the 20 examples to compare by have 'a', so" in caplog.text
+        assert "Of 500 examples, with the same share, 10 would in either part" in caplog.text
         F1("a").check(parts[0])
-        assert "only 8 of 80 examples have 'a', so that" in caplog.text
-        assert "100 examples with the same share would have 10" in caplog.text
+        assert "only 8 of the 80 examples have 'a', so that" in caplog.text
+        assert "Of 100 examples, with the same share, 10 would" in caplog.text
 
 
 def test_evaluate_scores_a_program():

@@ -204,7 +204,7 @@ class TestText:
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
-        assert text.count("calls before calibration") == 1
+        assert text.count("without an answer to score before calibration\n") == 1
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
         unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the calls failed.
         assert "assumed" not in str(unassumed)
@@ -260,7 +260,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
         [
-            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60 (min_probability=0.9)"),
+            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, less than min_probability=0.9"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )
@@ -274,9 +274,9 @@ class TestText:
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (100, (19, 0, 19), {}, "19 of 100 examples were scored in two orders, and none differently: see whether"),
-            (100, (20, 0, 20), {}, "20 of 100 examples were scored in two orders, and none differently: the demos may"),
-            (40, (40, 1, 31), {}, "scored on 31 of 40 examples: a larger budget"),
+            (100, (19, 0, 19), {}, "scored in two orders, and none differently: see whether answers can be read, and"),
+            (100, (20, 0, 20), {}, "scored in two orders, and none differently: see whether answers score at all"),
+            (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
             (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
             (40, (40, 9, 4), {"stopped": "patience=1"}, "the search was ended early (patience=1)"),
@@ -341,7 +341,9 @@ class TestOdd:
         odd = {"demos": [{"q": f'{i} $x$\n id="a" 中文 <!-- --> \\1 {"x" * 99}', "a": "b"} for i in range(2)]}
         found = by_hand()
         found = found.model_copy(update={"slots": [found.slots[0].model_copy(update=odd)]})
-        assert '  demo 1: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in found.details() and "…  → b" not in found.details()
+        assert (
+            '  demo 1: q: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in found.details() and "…  | a" not in found.details()
+        )
         found.plot()
 
     def test_pictures_alone_need_matplotlib(self, report, monkeypatch):

@@ -291,8 +291,10 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            told = re.search(r"best rule for each input \S+ \((\d+) tokens, (\d+) of them in no prefix", str(report))
-            assert told is None if not limit else told[1] == told[2] != "0"
+            told = re.search(
+                r"best rule for each input \S+ \((\d+) tokens, (\w+) of which differ by input", str(report)
+            )
+            assert told is None if not limit else told[1] != "0" and told[2] == "all"
             assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
