@@ -9,34 +9,19 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from plr_dspy.report.data import Comparison, Report
 
-MIN_PROBABILITY = 0.5
-"""Of being better on new examples, that it takes to replace the original where users do not say otherwise."""
-
-MIN_WIN_PROBABILITY = 0.9
-"""From this probability of being better on new examples on, an order is called better."""
-
-ENOUGH_TO_GIVE_UP = 20
-"""If no score differed between orders on so many examples, there is nothing to find."""
-
-ENOUGH_COMPARED = 0.8
-"""If both orders were scored on this share of all examples, more calls would tell little."""
-
-FEW_EXAMPLES = 30
-"""With fewer, chance decides which order looks best."""
-
-BUDGET = "budget used up"
-"""The reason for its end that a search gives when it used all of its calls."""
-
-WRONG, FAILED = "counted as wrong", "not scored"
-"""Outcomes of calls without a score."""
-
+MIN_PROBABILITY = 0.5  # of being better on new examples, which it takes to replace the original if users do not say
+MIN_WIN_PROBABILITY = 0.9  # from this probability of being better on new examples on, an order is called better
+ENOUGH_TO_GIVE_UP = 20  # if no score differed between orders on so many examples, there is nothing to find
+ENOUGH_COMPARED = 0.8  # if both orders were scored on this share of all examples, more calls would tell little
+FEW_EXAMPLES = 30  # with fewer, chance decides which order looks best
+BUDGET = "budget used up"  # the reason for its end that a search gives when it used all of its calls
+WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a score
 EXPECTED = "expected on new examples"
 
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
 """What to do with a program that differs from the user's."""
 
-Interval: TypeAlias = tuple[float, float, float]
-"""A score, and the ends of its interval."""
+Interval: TypeAlias = tuple[float, float, float]  # a score, and the ends of its interval
 
 
 def summary(report: Report) -> str:
