@@ -20,8 +20,7 @@ from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 CONFIDENCE = 0.95
 
-ENOUGH_DIFFERING = 20
-"""Examples that two orderings score differently on, from which on the normal model says how sure a gain is."""
+ENOUGH_DIFFERING = 20  # examples that two orderings score differently on, from which on the normal model says how sure
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,10 @@ from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20
-"""Answers from which on most of them say something."""
-
-UNPARSED, MOSTLY_UNPARSED = 0.9, 0.5
-"""Shares of answers that could not be parsed: to stop at, and to warn of."""
-
-ENOUGH_SCORES = 60
-"""Scores, all of them the same, that say there is nothing to find."""
-
-ENOUGH_PAIRS = 250
-"""Pairs of scores of two orders on one example, each pair alike, that say so too."""
+ENOUGH_ANSWERS = 20  # answers from which on most of them say something
+UNPARSED, MOSTLY_UNPARSED = 0.9, 0.5  # shares of answers that could not be parsed: to stop at, and to warn of
+ENOUGH_SCORES = 60  # scores, all of them the same, that say there is nothing to find
+ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair alike, that say so too
 
 
 @dataclass

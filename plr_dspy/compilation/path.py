@@ -25,14 +25,9 @@ logger = logging.getLogger(__name__)
 
 NOTHING_LEFT, ALL_ROUNDS, INTERRUPTED = "no new ordering left", "all iterations done", "interrupted"
 
-MIN_SHARE = 0.5
-"""Share of a round, but the first, that must be scored for a refit: fewer orderings would have too few elites."""
-
-MIN_COMPARED = 8
-"""Examples of the final comparison, at least, where there are so many."""
-
-KEPT_SHARE = 0.4
-"""Share of the orderings that go on to the next heat of a race."""
+MIN_SHARE = 0.5  # of a round, but the first, must be scored for a refit: fewer orderings would have too few elites
+MIN_COMPARED = 8  # examples of the final comparison, at least, where there are so many
+KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
 
 
 @dataclass(kw_only=True)

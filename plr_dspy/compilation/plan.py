@@ -5,17 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}
-"""Program calls of each `auto` setting."""
-
-MIN_EXAMPLES, MIN_ORDERS = 2, 4
-"""Fewest examples a finalist is compared on, and fewest orders that the first round scores."""
-
-MIN_FIRST = {"score": 4, "logprobs": 2}
-"""Fewest examples that an order is scored on at first, by what a call tells."""
-
-SIGNALS = ("auto", *MIN_FIRST)
-"""What a search can be asked to learn from a call."""
+BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
+MIN_EXAMPLES, MIN_ORDERS = 2, 4  # examples a finalist is compared on, and orders that the first round scores, at least
+MIN_FIRST = {"score": 4, "logprobs": 2}  # fewest examples that an order is scored on at first, by what a call tells
+SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a call
 
 NUM_LOOKS, ROUNDS = 360, 30
 """First looks, and rounds of them, that the search's calls would pay for; larger budgets look more closely, not at more
@@ -25,11 +18,8 @@ FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 """Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
 demos, of which there are so many that a model needs more of them before its proposals are worth their calls."""
 
-MORE_THAN_FIRST = 2
-"""Examples each time that the search comes back to an order, over those of its first look."""
-
-FINAL_SHARE, RACE_SHARE = 0.15, 0.15
-"""Of the budget for the final comparison, at most, and of the rest for the race."""
+MORE_THAN_FIRST = 2  # examples each time that the search comes back to an order, over those of its first look
+FINAL_SHARE, RACE_SHARE = 0.15, 0.15  # of the budget for the final comparison, at most, and of the rest for the race
 
 RACED, LARGEST_RACE, ORIGINAL_SHARE = 3, 0.25, 0.5
 """Where orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest.
@@ -39,11 +29,8 @@ So a good order that nothing else tells of is replaced by mistake a third as oft
 original"). Where demos are chosen, the original is seldom a rival, and a search finds less by fewer calls.
 """
 
-CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20
-"""Program calls over the square of the number of examples, at most, and the least such limit."""
-
-MAX_ROUNDS = 1_000
-"""A search ends with its calls, not its rounds, unless the user says so."""
+CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20  # calls over the square of the number of examples, at most; least such limit
+MAX_ROUNDS = 1_000  # a search ends with its calls, not its rounds, unless the user says so
 
 
 @dataclass(frozen=True)
@@ -99,8 +86,7 @@ class Plan:
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
-NOTHING_TO_DO = Plan(max_metric_calls=0)
-"""The plan where all choices give the same prompt."""
+NOTHING_TO_DO = Plan(max_metric_calls=0)  # the plan where all choices give the same prompt
 
 
 def most_calls(num_usable: int) -> int:

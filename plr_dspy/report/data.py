@@ -16,8 +16,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[16] = 16
-"""The version of the JSON format."""
+SCHEMA_VERSION: Literal[16] = 16  # the version of the JSON format
 
 
 class Part(BaseModel):

@@ -18,11 +18,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from plr_dspy.report.data import Report
 
-WIDTH, HEIGHT = 7.0, 3.0
-"""Of a panel, in inches."""
-
-BLUE, PALE, ORANGE, GREY = "#2b7fc4", "#6aa9dd", "#e07b00", "#80868f"
-"""Colours that can be told apart by eyes that see no red or green."""
+WIDTH, HEIGHT = 7.0, 3.0  # of a panel, in inches
+BLUE, PALE, ORANGE, GREY = "#2b7fc4", "#6aa9dd", "#e07b00", "#80868f"  # can be told apart without seeing red or green
 
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),

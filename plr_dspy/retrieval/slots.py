@@ -21,14 +21,9 @@ from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace
 from plr_dspy.statistics.calibration import Array
 
-LABEL_SHARE, UNLIKENESS = 0.5, -0.5
-"""Coefficients beside that of similarity: of the labels that many neighbours have, and of likeness to demos shown."""
-
-MIN_ELITES, PENALTY = 8, 1.0
-"""Fewest choices that coefficients are learnt from, and what holds these down."""
-
-LARGE_POOL = 320
-"""Demos from which on labels count where nothing is searched: with 1,000, but not with 100, they did good."""
+LABEL_SHARE, UNLIKENESS = 0.5, -0.5  # coefficients of labels that many neighbours have, and of likeness to demos shown
+MIN_ELITES, PENALTY = 8, 1.0  # fewest choices that coefficients are learnt from, and what holds these down
+LARGE_POOL = 320  # demos from which on labels count if nothing is searched: with 1,000, but not with 100, they did good
 
 
 def default_rule(max_demos: int, max_tokens: int | None, *, labels_count: bool = False) -> Rule:

@@ -12,17 +12,10 @@ from statistics import median
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.ledger import Ledger, Tokens
 
-CALL_LIMIT, TIME_LIMIT, COST_LIMIT = BUDGET, "time limit", "cost limit"
-"""The reasons for its end that a phase gives when calls, time or money are up, or kept for what follows it."""
-
-MARGIN = 1.15
-"""Calls to come are taken for so much dearer and slower than those made: they are of other examples."""
-
-MAX_KEPT = 0.6
-"""Share of money and time, at most, that a phase leaves to those after it."""
-
-RECENT = 16
-"""Calls to come may take as long as most of so many last ones did, where all took less: servers become slow."""
+CALL_LIMIT, TIME_LIMIT, COST_LIMIT = BUDGET, "time limit", "cost limit"  # why a phase ended: used up, or kept
+MARGIN = 1.15  # calls to come are taken for so much dearer and slower than those made: they are of other examples
+MAX_KEPT = 0.6  # share of money and time, at most, that a phase leaves to those after it
+RECENT = 16  # calls to come may take as long as most of so many last ones did, where all took less: servers become slow
 
 
 @dataclass(kw_only=True)

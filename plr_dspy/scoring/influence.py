@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-STEP = 1e-6
-"""Share of all weight that an answer more has, where the metric is smooth; elsewhere it is a whole example."""
+STEP = 1e-6  # share of all weight that an answer more has, where the metric is smooth; elsewhere it is a whole example
 
 ENOUGH = 10
 """Answers to examples of each fact, at least, that a reference is made of where there are so many: rates of rare labels
@@ -21,8 +20,7 @@ PSEUDO = 0.5
 """Examples of each fact, spread over all answers, beside those of the reference where derivatives are taken: so that no
 share is 0, where metrics may have none."""
 
-MOST_PSEUDO = 400
-"""Such examples, at most, where labels are many: every answer stands for as many facts as another."""
+MOST_PSEUDO = 400  # such examples, at most, where labels are many: every answer stands for as many facts as another
 
 
 class Influence:

@@ -25,11 +25,8 @@ FILE = "cells.jsonl"
 
 SCHEMA_VERSION = 9
 
-TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}
-"""Exceptions of a provider that may be gone the next time."""
-
-CellKey: TypeAlias = tuple[str, int]
-"""Fingerprint of a prompt, and index of an example."""
+TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}  # may be gone the next time
+CellKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and index of an example
 
 LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -50,11 +47,8 @@ class Cell:
     lacking: str = ""  # and why this call told none
 
 
-Tokens: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Counts by model and kind, such as "prompt_tokens"."""
-
-_CELL, _TOKENS = TypeAdapter(Cell), TypeAdapter(dict[str, dict[str, int]])
-"""Read what lines hold."""
+Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # counts by model and kind, such as "prompt_tokens"
+_CELL, _TOKENS = TypeAdapter(Cell), TypeAdapter(dict[str, dict[str, int]])  # read what lines hold
 
 Facts: TypeAlias = Mapping[str, Any]
 """What decides a compile, by the names that messages give it: values that people may read, or digests (`#...`)."""

@@ -18,12 +18,8 @@ logger = logging.getLogger(__name__)
 MIN_FAILURES, MIN_TRIES = 8, 3
 """So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
 other, after which an example is given up."""
-
-FIRST_OF_RULE = 4
-"""Fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all of it."""
-
-Wanted = dict[Ordering, list[int]]
-"""Orderings with the examples that each is to have been scored on."""
+FIRST_OF_RULE = 4  # fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all
+Wanted = dict[Ordering, list[int]]  # orderings with the examples that each is to have been scored on
 
 
 class Payer(Protocol):
