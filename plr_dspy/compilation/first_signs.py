@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
@@ -25,6 +25,7 @@ class FirstSigns:
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     by_scores: bool = True  # whether scores that are all the same say that there is nothing to find
     warned: bool = False  # that many answers could not be parsed
+    found: str = ""  # why more scores would be for nothing, as `check` said it last
 
     def check(self) -> str:
         """Say why more scores would be for nothing, or nothing; RuntimeError: hardly any answer could be parsed."""
@@ -34,43 +35,34 @@ class FirstSigns:
             if example < self.num_train and cell.outcome != FAILED:
                 by_prompt[prompt].append(cell)
                 by_example[example].append(cell)
-        self._check_answers(by_prompt.values())
-        return self._equal_scores(by_example.values()) if self.by_scores else ""
-
-    def _check_answers(self, by_prompt: Collection[Sequence[Cell]]) -> None:
-        """Raise where hardly any answer could be parsed, and warn where half of them could not."""
-        cells = [cell for row in by_prompt for cell in row]
+        cells = [cell for row in by_prompt.values() for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
-        if len(cells) < ENOUGH_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(cells):
-            return
-        said = (
-            f"{len(unparsed)} of {len(cells)} answers could not be parsed; one says: {unparsed[0].message}. Try "
-            "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger max_tokens, "
-            "or a larger model"
-        )
-        readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt)
-        if len(unparsed) >= UNPARSED * len(cells) and not readable:
-            raise RuntimeError(said)
-        if not self.warned:
-            logger.warning("%s", said)
-        self.warned = True
-
-    def _equal_scores(self, by_example: Collection[Sequence[Cell]]) -> str:
-        """Say why scores, and what a metric over a set reads beside them, show no difference; empty where they do."""
-        rows = [[(cell.score or 0.0, repr(cell.value)) for cell in cells] for cells in by_example]
+        if len(cells) >= ENOUGH_ANSWERS and len(unparsed) >= MOSTLY_UNPARSED * len(cells):
+            said = (
+                f"{len(unparsed)} of {len(cells)} answers could not be parsed; one says: {unparsed[0].message}. Try "
+                "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger "
+                "max_tokens, or a larger model"
+            )
+            readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
+            if len(unparsed) >= UNPARSED * len(cells) and not readable:
+                raise RuntimeError(said)
+            if not self.warned:
+                logger.warning("%s", said)
+            self.warned = True
+        # What a metric over a set reads beside scores tells answers apart, too.
+        rows = [[(cell.score or 0.0, repr(cell.value)) for cell in row] for row in by_example.values()]
         # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
         scores = [score for row in rows for score, value in row if not value.startswith("{")]
         pairs = sum(len(row) - 1 for row in rows)
-        if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
-            what = f"every score was {scores[0]:g} in {len(scores)} calls"
-        elif pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
-            what = f"no score differed between two prompts in {pairs} comparisons"
-        else:
-            return ""
-        logger.warning(
-            "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
-            "fields, and that the demos reach the model. One answer: %s",
-            what,
-            self.sample() or "not known",
-        )
-        return what
+        if self.by_scores and len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+            self.found = f"every score was {scores[0]:g} in {len(scores)} calls"
+        elif self.by_scores and pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
+            self.found = f"no score differed between two prompts in {pairs} comparisons"
+        if self.found:
+            logger.warning(
+                "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
+                "fields, and that the demos reach the model. One answer: %s",
+                self.found,
+                self.sample() or "not known",
+            )
+        return self.found

@@ -67,7 +67,7 @@ class Compilation:
             strata=influence.strata(self.num_train) if influence and plan.racing else (),
         )
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
-        self.stopped, self._nothing_found = INTERRUPTED, ""
+        self.stopped = INTERRUPTED
         if self.min_probability is None:
             self.min_probability = MIN_PROBABILITY if plan.racing else 0.0
         by_scores = not self.search.model.calibrating  # calibrated answers may differ where scores do not
@@ -90,7 +90,7 @@ class Compilation:
         if ended is None:
             self.stopped = self._ask_score_tell()
             ended = self._note_end()
-        if self._nothing_found and search.space.holds(self.original):
+        if ended["nothing_found"] and search.space.holds(self.original):
             met = Counter(example for row in self.staged.scores().values() for example in row)
             num_met = sum(count > 1 for count in met.values())
             evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
@@ -103,17 +103,8 @@ class Compilation:
                 self.staged.score(_wanted_of(done["asked"]))
                 winners = list(map(as_ordering, done["winners"]))
             else:
-                winners = race(
-                    self.staged,
-                    [ordering for _, ordering in entries[1:]],
-                    num_examples=plan.num_train_examples,
-                    num_calls=ended["race_calls"],
-                    kept=ended["kept"],
-                    num_winners=plan.num_best_seen,
-                    original=self.original,
-                    original_share=plan.original_share,
-                    estimate=lambda scores: dict(search.model.fit(self._weighted(scores)).estimates()),
-                )
+                entrants = [ordering for _, ordering in entries[1:]]
+                winners = self._race(entrants, ended["race_calls"], kept=ended["kept"])
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
         orderings = [ordering for _, ordering in entries]
@@ -131,27 +122,17 @@ class Compilation:
         alike = (each for each in reversed(course.ended) if each["limits"] == self._limits_of(each["stopped"]))
         ended: dict[str, Any] | None = next(alike, None)
         rounds = course.rounds if ended is None else ended["rounds"]
-        for number, scored in enumerate(rounds):
-            wanted = _wanted_of(scored)
-            known = scorer.known_cells(wanted)
-            # What somebody took out of the file is paid for again.
-            lost = any(len(known[ordering]) < len(examples) for ordering, examples in wanted.items())
-            kept = 0 if lost or ended else self.plan.race_calls + self.plan.final_calls
+        cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
+        for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
+            wanted, kept = _wanted_of(scored), 0 if ended else self.plan.race_calls + self.plan.final_calls
             if not scorer.fits(wanted, kept=kept):  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
                 return None
             self.search.ask()  # which draws what it drew before
             self.staged.score(wanted)
-            self._tell([as_ordering(ordering) for ordering, _ in scored])
-        if ended is None:
-            return None
-        self.stopped, self._nothing_found = ended["stopped"], ended["nothing_found"]
-        if ended.get("cut") is not None:
-            rows, told = ended["cut"]
-            self.search.ask()
-            self.staged.score(_wanted_of(rows))
             if told:
-                self._tell([as_ordering(ordering) for ordering, _ in rows])
+                self._tell([as_ordering(ordering) for ordering, _ in scored])
+        self.stopped = self.stopped if ended is None else ended["stopped"]
         return ended
 
     def _note_end(self) -> dict[str, Any]:
@@ -169,7 +150,7 @@ class Compilation:
             race_calls = min(race_calls, round(share * plan.race_calls), affordable - kept)
         ended = {
             "stopped": self.stopped,
-            "nothing_found": self._nothing_found,
+            "nothing_found": self.stopped == self._signs.found,
             "share": share,
             "race_calls": max(0, race_calls),
             "kept": max(0, kept - len(scorer.known_cells({self.original: self.selection})[self.original])),
@@ -194,9 +175,8 @@ class Compilation:
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
         while True:
-            if self._history and (nothing_found := self._signs.check()):
-                self._nothing_found = nothing_found
-                return nothing_found
+            if self._history and self._signs.check():
+                return self._signs.found
             ending = {name: self.limits.get(name) for name in ("stop_at_score", "patience")}
             if reason := reason_to_stop(self._history, **ending):
                 return reason
@@ -273,20 +253,59 @@ class Compilation:
     def _finalists(self) -> list[tuple[str, Ordering]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
         plan, search = self.plan, self.search
-        best = self._best()
+        best = self._best()[: plan.num_best_seen]
         if plan.racing:
-            best = _first([each for each in best if each != self.original], plan.num_entrants)
-        kinds: dict[str, Sequence[Ordering]] = {"best seen": best[: plan.num_entrants or plan.num_best_seen]}
+            best = _first([each for each in self._best() if each != self.original], plan.num_entrants)
+        found = [("original", self.original), *(("best seen", each) for each in best)]
         if best or not plan.racing:
-            kinds["mode"] = [search.mode()] if plan.with_mode else []
-            kinds["draw"] = search.draw(plan.num_final_draws)
+            found += [("mode", search.mode())] if plan.with_mode else []
+            found += [("draw", each) for each in search.draw(plan.num_final_draws)]
         if best and plan.racing:
-            kinds["further"] = self.further(best, self.scores())
-        origins = {self.original: "original"}
-        for origin, orderings in kinds.items():
-            for ordering in orderings:
-                origins.setdefault(ordering, origin)
+            found += [("further", each) for each in self.further(best, self.scores())]
+        origins: dict[Ordering, str] = {}
+        for origin, ordering in found:
+            origins.setdefault(ordering, origin)
         return [(origin, ordering) for ordering, origin in origins.items()]
+
+    def _race(self, entrants: Sequence[Ordering], num_calls: int, *, kept: int = 0) -> list[Ordering]:
+        """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
+
+        Each heat has an equal share of the calls; others are kept for what follows. Entrants that are new are scored as
+        often as the least scored one, where half of the calls pay for that, and stay out otherwise. The original is
+        scored first, by its share, and in the last heat as often as the others there; it cannot win. Nor can what the
+        model says nothing of. Returns the winners, best first, the best rule and the best ordering before the others;
+        when time or money is up by what is known; none without entrants.
+        """
+        staged, plan, original = self.staged, self.plan, self.original
+        level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
+        new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
+        while (spent := sum(map(len, new.values()))) > num_calls // 2:
+            new.popitem()
+        staged.score(new, kept=kept)
+        alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
+        if not alive:
+            return []
+        asked = staged.num_asked(original)
+        most = min(plan.num_train_examples, asked + int(plan.original_share * num_calls))
+        spent += most - asked
+        staged.score(staged.wanted([original], most), kept=kept)
+        num_winners = plan.num_best_seen
+        num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
+        for heat in range(num_heats):
+            scored = [*alive, original] if heat == num_heats - 1 else alive
+            counts = [staged.num_asked(ordering) for ordering in scored]
+            share = (num_calls - spent) / (num_heats - heat)
+            while level < plan.num_train_examples and sum(max(0, level + 1 - count) for count in counts) <= share:
+                level += 1
+            spent += sum(max(0, level - count) for count in counts)
+            num_scored = len(staged.score(staged.wanted(scored, level), kept=kept))
+            means = dict(self.search.model.fit(self.scores()).estimates())
+            alive = sorted((each for each in alive if each in means), key=lambda each: -means[each])
+            if num_scored < len(scored):
+                break
+            self.scorer.ledger.settle()
+            alive = _first(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
+        return _first(alive, num_winners)
 
     def scores(self) -> Scores:
         """The scores of the train split as they count."""
@@ -422,64 +441,6 @@ class Compilation:
 def _wanted_of(scored: Sequence[tuple[Any, list[int]]]) -> Wanted:
     """Orderings with their examples, of which JSON has made lists."""
     return {as_ordering(ordering): examples for ordering, examples in scored}
-
-
-def race(
-    staged: StagedScores,
-    entrants: Sequence[Ordering],
-    *,
-    num_examples: int,
-    num_calls: int,
-    num_winners: int,
-    kept: int = 0,
-    original: Ordering | None = None,
-    original_share: float = 0.0,
-    estimate: Callable[[Scores], Mapping[Ordering, float]],
-) -> list[Ordering]:
-    """Sequential halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013): ever fewer orderings on ever more examples.
-
-    Args:
-        staged: Has scored entrants in the search.
-        entrants: Distinct orderings. Those that are new are scored as often as the least scored one, where half of the
-            calls pay for that, and stay out otherwise.
-        num_calls, kept: Program calls, at most, of which each heat has an equal share; and those kept for what follows.
-        original, original_share: What the winners are compared with afterwards, and which cannot win. It is scored
-            first, by a share of the calls, and in the last heat as often as the others there.
-        estimate: What ranks them, from all scores that are known; an ordering that it says nothing of has lost.
-
-    Returns:
-        The winners, best first, the best rule and the best ordering before the others; when time or money is up by what
-        is known; none without entrants.
-    """
-    level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
-    new = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
-    while (spent := sum(map(len, new.values()))) > num_calls // 2:
-        new.popitem()
-    staged.score(new, kept=kept)
-    alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
-    if not alive:
-        return []
-    if original is not None:
-        asked = staged.num_asked(original)
-        most = min(num_examples, asked + int(original_share * num_calls))
-        spent += most - asked
-        staged.score(staged.wanted([original], most), kept=kept)
-    num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
-    for heat in range(num_heats):
-        scored = [*alive, original] if original is not None and heat == num_heats - 1 else alive
-        counts = [staged.num_asked(ordering) for ordering in scored]
-        share = (num_calls - spent) / (num_heats - heat)
-        while level < num_examples and sum(max(0, level + 1 - count) for count in counts) <= share:
-            level += 1
-        spent += sum(max(0, level - count) for count in counts)
-        num_scored = len(staged.score(staged.wanted(scored, level), kept=kept))
-        means = estimate(staged.scores())
-        alive = sorted((each for each in alive if each in means), key=lambda each: -means[each])
-        if num_scored < len(scored):
-            break
-        staged.scorer.ledger.settle()
-        alive = _first(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
-    return _first(alive, num_winners)
 
 
 def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:
