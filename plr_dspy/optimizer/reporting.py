@@ -231,7 +231,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
             kinds["the nearest demos, nearest last"] = each
     models = {str(lm.model) for lm in job.models}
     price = price_of(*models) if len(models) == 1 else None
-    rule, number = slots.rule_of(outcome.ordering), sum(map(len, slots.found.values()))
+    rule, number = slots.rule_of(outcome.ordering), sum(len(pool.demos) for pool in slots.found.values())
     fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
     return RetrievalReport(
         rule=None if rule is None else {**asdict(rule), "order": list(rule.order)},

@@ -122,19 +122,12 @@ class Alternative(Part):
 
 
 class RetrievalReport(Part):
-    """What was chosen where demos may be found for each input.
+    """What was chosen where demos may be found for each input."""
 
-    Attributes:
-        rule: Of the returned program, as it is saved; None where that shows the same demos to every input.
-        text: The rule in words.
-        num_pooled: Demos that it finds some of, which lie in the program's file.
-        alternatives: Ways to show demos, the returned one included.
-    """
-
-    rule: dict[str, Any] | None
-    text: str
-    num_pooled: int
-    alternatives: list[Alternative]
+    rule: dict[str, Any] | None  # of the returned program, as it is saved; None if all inputs are shown the same demos
+    text: str  # the rule in words
+    num_pooled: int  # demos that it finds some of, which lie in the program's file
+    alternatives: list[Alternative]  # ways to show demos, the returned one included
 
 
 class Comparison(Part):

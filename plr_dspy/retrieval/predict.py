@@ -20,13 +20,9 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Where a predictor finds its demos, and how.
+    """Where a predictor finds its demos, and by which rule.
 
-    Attributes:
-        pool: The demos.
-        rule: Which of them are shown.
-        guarded: Whether a call must say which example it scores: then one from a thread that does not know it is an
-            error, and no leak.
+    Guarded, a call must say which example it scores: then one from a thread that does not know it is an error, no leak.
     """
 
     pool: Pool
@@ -60,22 +56,14 @@ class RetrievingPredict(dspy.Predict):
     """A predictor that shows, after the demos that it has, others that it finds for the inputs of the call.
 
     `retrieve_in` makes a predictor one. It makes the one LM call that it made before.
-
-    Attributes:
-        retrieval: Where it finds them.
     """
 
     retrieval: Retrieval
 
-    def forward(self, **inputs: Any) -> Any:
-        """What the predictor answers with these demos, unless the caller brings some."""
+    def _forward_preprocess(self, **inputs: Any) -> Any:
+        """What DSPy makes of the arguments of a call, sync or async, with these demos unless the caller brings some."""
         demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
-        return super().forward(**demos, **inputs)
-
-    async def aforward(self, **inputs: Any) -> Any:
-        """What `forward` does, with an async call."""
-        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
-        return await super().aforward(**demos, **inputs)
+        return super()._forward_preprocess(**demos, **inputs)
 
     def shown(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, none of them twice."""

@@ -34,29 +34,20 @@ NEAREST = {"similarity": 1.0}  # the coefficients of a rule that shows what is m
 
 @dataclass(frozen=True)
 class Rule:
-    """Shows the demos of the largest logits, which their features give.
+    """Shows the demos of the largest logits, which their features give; of equals the first of the pool has the larger.
 
     The default shows the demos whose inputs are most like the input, the nearest last. Source: J. Liu et al., "What
     makes good in-context examples for GPT-3?", DeeLIO 2022.
-
-    Attributes:
-        num_demos: How many are shown, where the pool has so many.
-        coefficients: Of the features, by their names; others are 0. Among equals the demo that comes first in the pool
-            has the larger logit.
-        nearest_last: Whether the demo of the largest logit stands last, next to the question, or first.
-        order: The demos in the order of the prompt instead, each by its place among them, the largest logit's 0.
-        num_candidates: The features are those among so many demos that are most like the input.
-        max_tokens: Of the demos shown together; those of the smallest logits are left out until they have no more.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # Of files from later versions.
 
-    num_demos: int = 8
-    coefficients: Mapping[str, float] = field(default_factory=lambda: dict(NEAREST))
-    nearest_last: bool = True
-    num_candidates: int = 32
-    max_tokens: int | None = None
-    order: tuple[int, ...] = ()
+    num_demos: int = 8  # that are shown, where the pool has so many
+    coefficients: Mapping[str, float] = field(default_factory=lambda: dict(NEAREST))  # of features; others are 0
+    nearest_last: bool = True  # whether the demo of the largest logit stands last, next to the question, or first
+    num_candidates: int = 32  # the features are those among so many demos that are most like the input
+    max_tokens: int | None = None  # of the demos shown together; those of the smallest logits are left out
+    order: tuple[int, ...] = ()  # of the prompt instead: each demo by its place among them, the largest logit's 0
 
     def __post_init__(self) -> None:
         if self.order and sorted(self.order) != list(range(len(self.order))):
@@ -84,18 +75,14 @@ class Rule:
 
 
 class SharedWords:
-    """Compares texts with those of a pool by their words and pairs of words, the rare ones most (TF-IDF).
-
-    Attributes:
-        vectors: Of the texts of the pool, of length 1, ``[n, d]``.
-    """
+    """Compares texts with those of a pool by their words and pairs of words, the rare ones most (TF-IDF)."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer  # which takes a second, and loads pandas
 
         self._vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
         try:
-            self.vectors = self._vectorizer.fit_transform(texts)
+            self.vectors = self._vectorizer.fit_transform(texts)  # of length 1, [n, d]
         except ValueError:  # There is no word in any of the texts.
             self._vectorizer.fit(["none"])
             self.vectors = self._vectorizer.transform([""] * len(texts))
@@ -108,13 +95,10 @@ class SharedWords:
 
 
 class Embeddings:
-    """Compares texts with those of a pool by the vectors of a `dspy.Embedder`.
+    """Compares texts with those of a pool by the vectors of a `dspy.Embedder`, of length 1, kept in `known` by text.
 
-    Args:
-        texts: Of the pool.
-        embedder: Called with those at once whose vectors are not known, and then once with each other text, as long as
-            its vector is among the last `MOST_KEPT`.
-        known: Vectors by their texts, of length 1, to which these are added.
+    It is called at once with those of the pool that are not known, and once with each other text, as long as its vector
+    is among the last `MOST_KEPT`.
     """
 
     def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
@@ -159,28 +143,18 @@ class Embeddings:
 
 
 class Pool:
-    """The demos that a predictor may show, and how like their inputs are to those of a call.
-
-    Args:
-        predictor: Demos and calls are compared by its input fields; demos of one class have the same output fields.
-        demos: Examples or dicts.
-        sources: What identifies the inputs of the program that each demo is made of ``[n]``.
-        embedder: Says how like inputs are; None compares the words that they share.
-        vectors: Of the inputs of the demos, ``[n, d]``, where they are known.
-        known: As of `Embeddings`.
-        tokens: Of each demo in a prompt, ``[n]``; empty where that is not known.
-    """
+    """The demos that a predictor may show, and how like their inputs are to those of a call."""
 
     def __init__(
         self,
-        predictor: dspy.Predict,
-        demos: Sequence[Any],
-        sources: Sequence[str],
+        predictor: dspy.Predict,  # by whose input fields demos and calls are compared, and by its output fields classes
+        demos: Sequence[Any],  # examples or dicts
+        sources: Sequence[str],  # what identifies the inputs of the program that each demo is made of, [n]
         *,
-        embedder: dspy.Embedder | None = None,
-        vectors: Any = None,
-        known: dict[str, Array] | None = None,
-        tokens: Sequence[int] = (),
+        embedder: dspy.Embedder | None = None,  # says how like inputs are; None compares the words that they share
+        vectors: Any = None,  # of the inputs of the demos, [n, d], where they are known
+        known: dict[str, Array] | None = None,  # as of `Embeddings`
+        tokens: Sequence[int] = (),  # of each demo in a prompt, [n]; empty where that is not known
     ) -> None:
         self.demos, self.sources, self.embedder = list(demos), list(sources), embedder
         self.names = list(predictor.signature.input_fields)
@@ -197,9 +171,6 @@ class Pool:
         sizes = np.log1p([len(_text_of(row, [*self.names, *self.outputs])) for row in rows])
         self._lengths: Array = sizes - sizes.mean() if len(sizes) else sizes
 
-    def __len__(self) -> int:
-        return len(self.demos)
-
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
         """The most frequent answer of so many nearest demos, of equals the nearest one's; `without` as in `shown`."""
         near, _ = self._nearest(inputs, number, without)
@@ -212,13 +183,10 @@ class Pool:
         return not isinstance(self.similarity, Embeddings) or _text_of(inputs, self.names) in self.similarity.known
 
     def shown(self, inputs: Fields, rule: Rule, *, without: Fields | None = None) -> list[int]:
-        """The demos that a rule shows, in the order of the prompt.
+        """The demos that a rule shows for the inputs of a call, in the order of the prompt.
 
-        Args:
-            inputs: Of a call.
-            rule: Chooses among the demos whose inputs are most like those.
-            without: The program's inputs of the example that is scored: demos of this source are left out, and those
-                of the same inputs.
+        Left out are those of the same inputs, and of the same source as the example that is scored: `without` has the
+        program's inputs of it.
         """
         candidates, features = self.features(inputs, rule.num_candidates, without=without)
         chosen = [candidates[i] for i in rule.chosen(features, min(rule.num_demos, len(candidates)))]

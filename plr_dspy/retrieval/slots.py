@@ -48,14 +48,6 @@ class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and rules that find demos for each input, which may come after an arrangement.
 
     A rule is written as a negative item that ends the ordering of every slot: -1 is the first rule.
-
-    Args:
-        program, pools, limits: As in `PoolSlots`.
-        retrieved: Of each predictor, the demos that may be found for an input.
-        examples: What they are made of, by numbers in the trainset; demos of a list are made of none.
-        rules: Those that the search begins with; variations of the best enter its race.
-        embedder, known: As of `Pool`.
-        min_found: Demos that a rule shows at least.
     """
 
     def __init__(
@@ -63,13 +55,13 @@ class RetrievalSlots(PoolSlots):
         program: dspy.Module,
         pools: Mapping[str, Sequence[PooledDemo]],
         *,
-        retrieved: Mapping[str, Sequence[PooledDemo]],
-        examples: Mapping[int, dspy.Example],
-        rules: Sequence[Rule],
-        embedder: dspy.Embedder | None,
+        retrieved: Mapping[str, Sequence[PooledDemo]],  # of each predictor, the demos that may be found for an input
+        examples: Mapping[int, dspy.Example],  # what these are made of, by numbers in the trainset; of a list, of none
+        rules: Sequence[Rule],  # that the search begins with; variations of the best enter its race
+        embedder: dspy.Embedder | None,  # this and `known` as of `Pool`
         known: dict[str, Array] | None = None,
-        min_found: int,
-        **limits: Any,
+        min_found: int,  # demos that a rule shows at least
+        **limits: Any,  # as of `PoolSlots`
     ) -> None:
         self.rules = list(rules)
         self._min_found, self.embedder = min_found, embedder
@@ -121,12 +113,12 @@ class RetrievalSlots(PoolSlots):
         if (rule := self.rule_of(ordering)) is None:
             return 0
         most = math.inf if rule.max_tokens is None else rule.max_tokens
-        means = [float(np.mean(pool.tokens)) * min(rule.num_demos, len(pool)) for pool in self.found.values()]
+        means = [float(np.mean(pool.tokens)) * min(rule.num_demos, len(pool.demos)) for pool in self.found.values()]
         return sum(round(min(mean, most)) for mean in means)
 
     def num_demos(self, ordering: Ordering) -> int:
         rule = self.rule_of(ordering)
-        found = [min(rule.num_demos, len(pool)) for pool in self.found.values()] if rule else []
+        found = [min(rule.num_demos, len(pool.demos)) for pool in self.found.values()] if rule else []
         return super().num_demos(ordering) + sum(found)
 
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
@@ -297,7 +289,7 @@ class FoundSlots(ProgramSlots):
 def _nearness(retrieval: Retrieval) -> tuple[int, ...]:
     """How near the demo at each place is, the nearest 0, as they are shown now: of as many as there may be."""
     rule, pool = retrieval.rule, retrieval.pool
-    number = min(rule.num_demos, len(pool))
+    number = min(rule.num_demos, len(pool.demos))
     if rule.max_tokens is not None:  # The shortest ones, which need not be found.
         number = min(number, int((np.cumsum(sorted(pool.tokens)) <= rule.max_tokens).sum()))
     return rule.arranged(range(number))
