@@ -79,7 +79,9 @@ class Budget:
                 or self.cost + (self._under_way + 1) * (self.dearest or 0.0) > self._share * self.max_cost
             ):
                 self.refused = COST_LIMIT
-            elif self.max_seconds is not None and self._elapsed >= self._phase_ends(self.max_seconds):
+            elif (seconds := self.max_seconds) is not None and self._elapsed >= min(
+                self._share * seconds, seconds - min(self._kept * MARGIN * self._recent, MAX_KEPT * seconds)
+            ):
                 self.refused = TIME_LIMIT
             elif len(self._ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
@@ -129,10 +131,6 @@ class Budget:
     def dearest(self) -> float | None:
         """Dollars that a call may cost; None where nobody knows."""
         return self._largest if self._num_paid else self.expected
-
-    def _phase_ends(self, seconds: float) -> float:
-        """When the time of the phase is up, where all may take so many seconds."""
-        return min(self._share * seconds, seconds - min(self._kept * MARGIN * self._recent, MAX_KEPT * seconds))
 
     @property
     def _recent(self) -> float:

@@ -28,19 +28,14 @@ class Influence:
 
     The reference is a set of answers, such as those of the best program so far. The influence of an answer is the
     derivative of the metric by its weight there: the metric of another set is, to first order, that of the reference
-    and the mean influence over the set. So the score of an answer is the sum of both. Where the metric is weighted, the
-    shares of facts (such as right labels) are given, and influences are centred for each fact by itself: which examples
-    a few scores happen to be of says nothing of answers.
+    and the mean influence over the set. So the score of an answer is the sum of both. Where the metric is weighted,
+    facts (such as right labels) count in the shares that they have, whichever examples were answered, and influences
+    are centred for each fact by itself: which examples a few scores happen to be of says nothing of answers.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
-
-    Args:
-        metric: A `metrics.over_set.SetMetric`.
-        facts: What it reads of each example, by the number of the example. Examples of one fact count in the shares
-            that these have, whichever were answered.
     """
 
-    def __init__(self, metric: Any, facts: Sequence[Any]) -> None:
+    def __init__(self, metric: Any, facts: Sequence[Any]) -> None:  # a `SetMetric`, and what it reads of each example
         self._metric, self._facts = metric, list(facts)
         self.kind = metric.kind
         self.bounds: tuple[float, float] = metric.limits([])  # as far as what it was referred to tells

@@ -56,7 +56,7 @@ class CellScorer:
         self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(self.earlier, "bootstrap")
-        self._asked_of_rules: set[tuple[Ordering, int]] = set()
+        self._asked_of: dict[Ordering, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
 
     def key(self, ordering: Ordering, example: int) -> CellKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
@@ -91,10 +91,9 @@ class CellScorer:
         """
         asked: dict[CellKey, Ordering] = {}
         for ordering, examples in wanted.items():
+            self._asked_of.setdefault(ordering, {}).update(dict.fromkeys(examples))
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
-                if is_rule(ordering):  # Another one may have shown the same prompt.
-                    self._asked_of_rules.add((ordering, example))
         unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
         if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.max_calls):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
@@ -162,9 +161,8 @@ class CellScorer:
         return list(self.known_cells({ordering: self._examples_of(ordering)})[ordering].values())
 
     def _examples_of(self, ordering: Ordering) -> list[int]:
-        """The examples that an ordering was asked about; of a rule, as far as it was it that was asked."""
-        asked = (e for _, e in self._asked if not is_rule(ordering) or (ordering, e) in self._asked_of_rules)
-        return list(dict.fromkeys(e for e in asked if self.key(ordering, e) in self._asked))
+        """The paid examples that an ordering was asked about."""
+        return [e for e in self._asked_of.get(ordering, ()) if self.key(ordering, e) in self._asked]
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
@@ -247,29 +245,23 @@ class StagedScores:
         given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         for ordering in dict.fromkeys(orderings):
             asked = self._asked.get(ordering, [])
-            start = num_seen * self.num_first
-            start += self._shifted * (start // self.num_train)
+            place = num_seen * self.num_first
+            place += self._shifted * (place // self.num_train)
             num_seen += not asked
+            if asked:  # The turn begins with the example that it began with.
+                group = next(number for number, group in enumerate(self._strata) if asked[0] in group)
+                place = group + len(self._strata) * self._strata[group].index(asked[0])
             least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
             more = self.num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
             taken = {*asked, *given_up}
-            turn = self._turn(self._place(asked[0]) if asked else start)
-            found[ordering] = [*asked, *[example for example in turn if example not in taken][:count]]
+            number = len(self._strata)
+            groups = self._strata[place % number :] + self._strata[: place % number]
+            starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
+            rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
+            turn = (e for column in itertools.zip_longest(*rotated) for e in column if e is not None and e not in taken)
+            found[ordering] = [*asked, *itertools.islice(turn, max(0, count))]
         return found
-
-    def _turn(self, place: int) -> list[int]:
-        """All examples in the order in which an ordering that begins at this place is scored on them."""
-        number = len(self._strata)
-        groups = self._strata[place % number :] + self._strata[: place % number]
-        starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
-        rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
-        return [e for column in itertools.zip_longest(*rotated) for e in column if e is not None]
-
-    def _place(self, example: int) -> int:
-        """The place at which the turn begins with this example."""
-        group = next(number for number, group in enumerate(self._strata) if example in group)
-        return group + len(self._strata) * self._strata[group].index(example)
 
     def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:
         """Score orderings on their examples, and return those that were: the first only when time or money is up, or
@@ -286,8 +278,17 @@ class StagedScores:
         # Then something is down, and it is not the order.
         if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
             raise self.scorer.nothing_ran(new)
-        if rows and not self._asked:
-            self._check_first(rows)
+        tried = {example for cells in rows.values() for example in cells}
+        num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
+        if not self._asked and 2 * num_lost > len(tried):
+            self.scorer.ledger.retry()
+            raise RuntimeError(
+                f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
+                "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
+                "the program or the metric is another, with a new log_dir)"
+            )
+        if not self._asked and num_lost:
+            logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
         return self._take(rows)
 
     def salvage(self) -> list[Ordering]:
@@ -316,20 +317,6 @@ class StagedScores:
             self._asked[ordering] = list(cells)
             self._ran |= _ran(cells)
         return list(rows)
-
-    def _check_first(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> None:
-        """Refuse first examples of which more than half ran for no ordering; warn of fewer."""
-        tried = {example for cells in rows.values() for example in cells}
-        num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
-        if 2 * num_lost > len(tried):
-            self.scorer.ledger.retry()
-            raise RuntimeError(
-                f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
-                "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
-                "the program or the metric is another, with a new log_dir)"
-            )
-        if num_lost:
-            logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
 
 
 def _ran(cells: Mapping[int, Cell]) -> set[int]:
