@@ -112,7 +112,7 @@ class Compilation:
         rows, examples = self._compare(orderings, compared)
         limited = self.stopped in (TIME_LIMIT, COST_LIMIT) or self.scorer.budget.max_seconds is not None
         if done is None and not limited:
-            done = {"winners": winners, "asked": self.staged.asked(), "compared": compared}
+            done = {"winners": winners, "asked": list(self.staged.asked.items()), "compared": compared}
             self.scorer.ledger.note({"ended": {**ended, "done": done}})
         return self._with_calibration(self._choose(entries, rows, examples))
 

@@ -177,12 +177,9 @@ def _racing_plan(
         original_share=original_share,
     )
     plan = replace(plan, **fixed)
-    num_initial, affordable = fixed.get("num_samples"), plan.search_calls // (2 * num_first)
-    if num_initial is None:
-        random = num_distinct
-        if num_distinct > affordable:
-            random = round(FIRST_ROUND[searched] * plan.num_samples)
-        num_initial = max(MIN_ORDERS, min(random, affordable))
+    affordable = plan.search_calls // (2 * num_first)
+    random = num_distinct if num_distinct <= affordable else round(FIRST_ROUND[searched] * plan.num_samples)
+    num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(random, affordable)))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
 

@@ -100,7 +100,7 @@ def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
-    cells = scorer.cells_of(ordering)
+    cells = scorer.cells_of(ordering).values()
     return ProgramState(
         num_demos=job.slots.num_demos(ordering),
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,

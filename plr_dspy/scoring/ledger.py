@@ -73,7 +73,7 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:  # the file; None keeps everything in memory
         self.cells: dict[CellKey, Cell] = {}  # what has been paid, by prompt and number of the example
-        self.earlier: dict[tuple[str, str], Cell] = {}  # before examples had these numbers, by prompt and content
+        self.earlier: dict[tuple[str, str], Cell] = {}  # the same by prompt and content, whatever numbers there are
         self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
@@ -106,8 +106,6 @@ class Ledger:
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
-        if self._keys is not None:
-            self.earlier |= {(prompt, self._keys[number]): cell for (prompt, number), cell in self.cells.items()}
         alike: Counter[str] = Counter()
         self._keys = []
         for key in keys:
@@ -124,10 +122,10 @@ class Ledger:
         with self._lock:
             if self._closed:
                 return False
-            self.cells[key] = cell
+            name = str(example) if self._keys is None else self._keys[example]
+            self.cells[key] = self.earlier[fingerprint, name] = cell
             self.paid.append(tokens)
             self._settled = False
-            name = str(example) if self._keys is None else self._keys[example]
             self.note({"cell": (fingerprint, name), "score": cell.score, **told})
             return True
 

@@ -134,8 +134,7 @@ class CellScorer:
 
     def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
-        cells = {e: self.ledger.cells[self.key(ordering, e)] for e in self._examples_of(ordering)}
-        found = {e: cell.value for e, cell in cells.items() if cell.outcome != FAILED}
+        found = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
         if self.influence is not None and labels is not None:
             found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
         return found
@@ -156,13 +155,9 @@ class CellScorer:
         """The outcome of a cell that has been paid; None of others."""
         return self.ledger.cells.get(self.key(ordering, example))
 
-    def cells_of(self, ordering: Ordering) -> list[Cell]:
-        """The paid cells of an ordering that were asked for."""
-        return list(self.known_cells({ordering: self._examples_of(ordering)})[ordering].values())
-
-    def _examples_of(self, ordering: Ordering) -> list[int]:
-        """The paid examples that an ordering was asked about."""
-        return [e for e in self._asked_of.get(ordering, ()) if self.key(ordering, e) in self._asked]
+    def cells_of(self, ordering: Ordering) -> dict[int, Cell]:
+        """The paid cells of an ordering that were asked for, by example, as the ledger has them."""
+        return {e: cell for e in self._asked_of.get(ordering, ()) if (cell := self.cell(ordering, e)) is not None}
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
@@ -225,26 +220,22 @@ class StagedScores:
         self._strata = [list(group) for group in self.strata] or [list(range(self.num_train))]
         # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
         self._shifted = self.shifted and self.num_train % self.num_first == 0
-        self._asked: Wanted = {}
+        self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
         self._under_way: Wanted = {}
         self._ran: set[int] = set()
 
-    def asked(self) -> list[tuple[Ordering, list[int]]]:
-        """All orderings, with the examples that each has been scored on."""
-        return list(self._asked.items())
-
     def num_asked(self, ordering: Ordering) -> int:
         """Examples that the ordering has been scored on."""
-        return len(self._asked.get(ordering, []))
+        return len(self.asked.get(ordering, []))
 
     def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
-        found, num_seen = {}, len(self._asked)
-        failed = Counter(e for asked in self._asked.values() for e in asked if e not in self._ran)
+        found, num_seen = {}, len(self.asked)
+        failed = Counter(e for asked in self.asked.values() for e in asked if e not in self._ran)
         given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         for ordering in dict.fromkeys(orderings):
-            asked = self._asked.get(ordering, [])
+            asked = self.asked.get(ordering, [])
             place = num_seen * self.num_first
             place += self._shifted * (place // self.num_train)
             num_seen += not asked
@@ -260,7 +251,7 @@ class StagedScores:
             starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
             rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
             turn = (e for column in itertools.zip_longest(*rotated) for e in column if e is not None and e not in taken)
-            found[ordering] = [*asked, *itertools.islice(turn, max(0, count))]
+            found[ordering] = [*asked, *itertools.islice(turn, count)]
         return found
 
     def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:
@@ -272,7 +263,7 @@ class StagedScores:
         """
         self._under_way = wanted = wanted if kept is None else self.scorer.affordable(wanted, kept=kept)
         rows = self.scorer.cells(wanted)
-        asked = {ordering: set(self._asked.get(ordering, ())) for ordering in rows}
+        asked = {ordering: set(self.asked.get(ordering, ())) for ordering in rows}
         new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
         several = len(rows) > 1 or not self._ran
         # Then something is down, and it is not the order.
@@ -280,14 +271,14 @@ class StagedScores:
             raise self.scorer.nothing_ran(new)
         tried = {example for cells in rows.values() for example in cells}
         num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
-        if not self._asked and 2 * num_lost > len(tried):
+        if not self.asked and 2 * num_lost > len(tried):
             self.scorer.ledger.retry()
             raise RuntimeError(
                 f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
                 "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
                 "the program or the metric is another, with a new log_dir)"
             )
-        if not self._asked and num_lost:
+        if not self.asked and num_lost:
             logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
         return self._take(rows)
 
@@ -298,7 +289,7 @@ class StagedScores:
 
     def scores(self) -> dict[Ordering, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
-        rows, found = self.scorer.known_cells(self._asked), {}
+        rows, found = self.scorer.known_cells(self.asked), {}
         worst = min([0.0, *(c.score for cells in rows.values() for c in cells.values() if c.score is not None)])
         for ordering, cells in rows.items():
             # Those that ran for no ordering count for none, unless the ordering has no others.
@@ -314,7 +305,7 @@ class StagedScores:
     def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> list[Ordering]:
         """Note the cells of orderings, and return these."""
         for ordering, cells in rows.items():
-            self._asked[ordering] = list(cells)
+            self.asked[ordering] = list(cells)
             self._ran |= _ran(cells)
         return list(rows)
 
