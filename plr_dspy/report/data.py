@@ -347,9 +347,8 @@ class Report(Part):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page of the details and the figure, in one file without scripts; it needs matplotlib, as `plot`."""
-        from plr_dspy.report.figure import figure
-
-        picture = b64encode(figure(self)._repr_png_()).decode()
+        drawn: Any = self.plot()
+        picture = b64encode(drawn._repr_png_()).decode()
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
             f'<pre style="white-space: pre-wrap">{escape(self.details())}</pre>\n'

@@ -82,10 +82,10 @@ class SharedWords:
 
         self._vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
         try:
-            self.vectors = self._vectorizer.fit_transform(texts)  # of length 1, [n, d]
+            self._vectorizer.fit(texts)
         except ValueError:  # There is no word in any of the texts.
             self._vectorizer.fit(["none"])
-            self.vectors = self._vectorizer.transform([""] * len(texts))
+        self.vectors = self._vectorizer.transform(texts)  # of length 1, [n, d]
         self._by_word = self.vectors.T.tocsr()
 
     def to(self, text: str) -> Array:

@@ -290,13 +290,8 @@ def open_ledger(
             raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
         ledger = Ledger(folder / FILE)
         stack.callback(lambda: ledger.close())
-        if ledger.num_resumed and ledger.identity is None:
-            raise ValueError(
-                f"{folder / FILE} was not written by this version of plr_dspy: go on with the version that wrote it, "
-                "or pass another log_dir"
-            )
         identity = orjson.loads(orjson.dumps(describe()))
-        if said := _changes(ledger.identity or identity, identity, ignored=ledger.unstable):
+        if ledger.num_resumed and (said := _changes(ledger.identity or {}, identity, ignored=ledger.unstable)):
             if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()

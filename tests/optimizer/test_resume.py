@@ -239,7 +239,7 @@ class TestFolders:
         [
             (b"\0\0", "line 1 of .*cells.jsonl"),
             (b'{"cell": ["x", "y"], "score": "high"}', "line 1 of .*cells.jsonl"),
-            (b'{"cell": ["x", "y"], "score": 1}', "not written by this version"),
+            (b'{"cell": ["x", "y"], "score": 1}', "belongs to another compile: models was None, is "),
             (b'{"schema_version": 99, "identity": {}}', "schema version 99"),
             (b'{"something": 1}', "none of the kinds of lines"),
             *((TOLD % values, "line 1 of") for values in (b"[]", b"1", b"[null]", b"[true]", b"[1e999]", b"{}")),
