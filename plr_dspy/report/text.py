@@ -40,8 +40,8 @@ def details(report: Report) -> str:
         f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
     ]
     if calls:
-        of_both = settings.get("num_train"), settings.get("num_selection")
-        lines.append("examples: {} to search, {} to compare at the end".format(*of_both))
+        train, selection = settings.get("num_train"), settings.get("num_selection")
+        lines.append(f"examples: {train} to search, {selection} to compare at the end")
         lines.append("calls: " + ", ".join(f"{phase} {number:,}" for phase, number in calls.items()))
     if c is not None and c.gain:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
@@ -49,7 +49,17 @@ def details(report: Report) -> str:
             f"final comparison alone: {score(c.original, c)} -> {score(c.chosen, c)} on {c.num_examples} examples, "
             f"gain {gain} [{low}, {high}] for the best of {c.num_candidates} {noun(report)}s"
         )
-    lines += [*_learnt(report), *_calibration(report), *_confusion(report)]
+    if report.signal is not None and report.history:  # What an endpoint gives is known after the first call.
+        if report.signal.used != "score":
+            lines.append("learnt from the probabilities of labels that came with the calls")
+        elif report.signal.reason:
+            lines.append(f"learnt from scores alone: {report.signal.reason}")
+    lines += _calibration(report)
+    if (found := report.confusion) is not None:
+        tables = [found.original, *([] if original_stays(report) else [found.returned])]
+        for number, label in enumerate(found.labels):
+            rates = [f"{each[number][number]} found, by {sum(row[number] for row in each)} answers" for each in tables]
+            lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(rates)}")
     for slot in report.slots if not report.retrieves or any(slot.ordering for slot in report.slots) else ():
         some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
@@ -292,16 +302,6 @@ def _advice(report: Report) -> list[str]:
     ]
 
 
-def _learnt(report: Report) -> list[str]:
-    """Say what the search learnt from."""
-    signal = report.signal
-    if signal is None or not report.history:  # What an endpoint gives is known after the first call.
-        return []
-    if signal.used == "score":
-        return [f"learnt from scores alone: {signal.reason}"] if signal.reason else []
-    return ["learnt from the probabilities of labels that came with the calls"]
-
-
 def _calibration(report: Report) -> list[str]:
     """Say what calibration does to both programs."""
     if (effect := report.calibration) is None:
@@ -326,18 +326,6 @@ def _always(report: Report) -> tuple[float, str] | None:
 
 def _labels(report: Report) -> list[str]:
     return [] if report.signal is None else report.signal.labels
-
-
-def _confusion(report: Report) -> list[str]:
-    """Say how many examples of each label were found, and how many of its answers are right, before and after."""
-    if (found := report.confusion) is None:
-        return []
-    tables = [found.original, *([] if original_stays(report) else [found.returned])]
-    lines = []
-    for number, label in enumerate(found.labels):
-        told = [f"{table[number][number]} found, by {sum(row[number] for row in table)} answers" for table in tables]
-        lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(told)}")
-    return lines
 
 
 def _numbers_of_demos(report: Report) -> list[str]:
