@@ -123,20 +123,17 @@ class Embeddings:
 
     def _of(self, texts: Sequence[str]) -> Array:
         """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
-        size = self._size
         try:
-            returned = self._embedder(list(texts))
-            found = np.asarray(returned, dtype=float)
+            found = np.asarray(self._embedder(list(texts)), dtype=float)
+            expected = (len(texts), self._size or found.size // len(texts))
+            wrong = f"it returned an array of shape {found.shape}" * (found.shape != expected or not found.size)
+            wrong = wrong or "not all that it returned are finite" * (not np.isfinite(found).all())
         except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
-            returned, found = error, np.empty(0)
-        expected = (len(texts), size or found.shape[-1])
-        if found.shape != expected or not found.size or not np.isfinite(found).all():
-            got = f"it returned {f'an array of shape {found.shape}' if found.size else repr(returned)[:80]}"
-            if isinstance(returned, Exception):
-                got = f"it raised {returned!r}"
+            wrong = f"it raised {error!r}"
+        if wrong:
             raise ValueError(
-                f"embedder must return a vector of {size or 'some'} finite numbers for each of {len(texts)} texts; "
-                f"{got}{', not all finite' * bool(found.size and found.shape == expected)}: mend it, or pass another"
+                f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
+                f"texts; {wrong}: mend it, or pass another"
             )
         vectors: Array = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return vectors

@@ -407,6 +407,7 @@ class TestBadInput:
         "embedder",
         [
             lambda texts: np.ones(len(texts)),
+            lambda texts: 1.0,
             lambda texts: np.ones((1, 3)),
             lambda texts: np.full((len(texts), 3), np.nan),
             lambda texts: np.ones((len(texts), 0)),
