@@ -271,7 +271,7 @@ class ProgramEvaluator:
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
         where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
-        note = f"({where}: {reason}{GOING_ON * self.ledger.is_file})"
+        note = f"({where}: {reason}{GOING_ON * (self.ledger.path is not None)})"
         # As add_note does, which Python 3.10 lacks.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), note]
 

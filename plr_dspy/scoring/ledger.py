@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -79,22 +79,17 @@ class Ledger:
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
         self.course = Course()  # of the compile that has begun, or of the last one that the file tells of
         self._courses: dict[bytes, Course] = {}  # by the arguments that decide them
-        self._postponed: list[dict[str, Any]] = []
+        self.postponed: list[dict[str, Any]] = []  # notes before the next one: without that they are not worth a line
         self._settled = True
         self.paid: list[Tokens] = []  # of each program call; a failed call that was made again counts twice
         self.num_resumed = 0  # program calls that the file held, the first of these
         self._keys: list[str] | None = None
         self._lock = threading.RLock()
         self._closed = False
-        self._path = path
+        self.path = path
         self._file: int | None = None
         if path is not None:
             self._read(path)
-
-    @property
-    def is_file(self) -> bool:
-        """Whether a file keeps what is added."""
-        return self._file is not None
 
     @property
     def tokens(self) -> dict[str, Counter[str]]:
@@ -117,8 +112,7 @@ class Ledger:
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
         """Note a cell that was paid; after `stop` it is too late, and the answer False."""
         fingerprint, example = key
-        told = {each.name: getattr(cell, each.name) for each in fields(cell)} | {"tokens": tokens or None}
-        told = {name: value for name, value in told.items() if value not in (None, "", ())}
+        told = _CELL.dump_python(cell, exclude_defaults=True) | ({"tokens": tokens} if tokens else {})
         with self._lock:
             if self._closed:
                 return False
@@ -126,22 +120,18 @@ class Ledger:
             self.cells[key] = self.earlier[fingerprint, name] = cell
             self.paid.append(tokens)
             self._settled = False
-            self.note({"cell": (fingerprint, name), "score": cell.score, **told})
+            self.note({"cell": (fingerprint, name), **told})
             return True
 
     def begin(self, arguments: Facts) -> None:
         """Note the arguments of the compile that begins: with others than any before, it has no rounds yet."""
         before, self.course = self.course, self._course_of(arguments)
         if self.course is not before:
-            self.postpone({"arguments": arguments})
+            self.postponed.append({"arguments": arguments})
 
     def _course_of(self, arguments: Facts) -> Course:
         """The course of a compile with these arguments."""
         return self._courses.setdefault(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS), Course())
-
-    def postpone(self, record: dict[str, Any]) -> None:
-        """Note a record before the next one: as long as nothing is paid or decided, it is not worth its line."""
-        self._postponed.append(record)
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a record as a line. What is paid for must not be lost to a disk that cannot take one; that is an
@@ -149,8 +139,8 @@ class Ledger:
         with self._lock:
             if self._file is None:
                 return
-            line = b"".join(as_json(each) + b"\n" for each in (*self._postponed, record))
-            self._postponed.clear()
+            line = b"".join(as_json(each) + b"\n" for each in (*self.postponed, record))
+            self.postponed.clear()
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError("no space left on the device")
@@ -158,7 +148,7 @@ class Ledger:
                 if must:
                     raise
                 logger.warning(
-                    "%s could not be written (%s): from here on a kill loses what was paid for", self._path, error
+                    "%s could not be written (%s): from here on a kill loses what was paid for", self.path, error
                 )
                 os.close(self._file)
                 self._file = None
@@ -309,7 +299,7 @@ def open_ledger(
         if ledger.identity is None:
             ledger.note(record, must=True)
         elif ledger.identity != identity:
-            ledger.postpone(record)
+            ledger.postponed.append(record)
         if ledger.num_resumed:
             logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
         try:
