@@ -185,19 +185,10 @@ def _racing_plan(
 
 
 def _paper_plan(budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int) -> Plan:
-    """The paper's values."""
-    plan = Plan(
-        num_iterations=15,
-        num_samples=15,
-        elite_fraction=0.2,
-        num_final_draws=10,
-        num_best_seen=1,
-        num_train_examples=num_train,
-        num_selection_examples=num_selection,
-        num_first_examples=num_train,
-        max_metric_calls=budget,
-    )
-    plan = replace(plan, **fixed)
+    """The paper's values: 15 rounds of 15, elites of a fifth, and 10 draws."""
+    plan = random_plan(15 * 15, batch=15, num_examples=num_train, num_best=1, num_compared=num_selection, budget=budget)
+    own = {"num_initial": 0, "elite_fraction": 0.2, "num_final_draws": 10, "with_mode": True}
+    plan = replace(plan, **{**own, **fixed})
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if budget is not None and budget < least:
         raise ValueError(

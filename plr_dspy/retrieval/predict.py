@@ -127,11 +127,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """The retrieval of a saved predictor.
-
-    Raises:
-        ValueError: when it was saved with embeddings and there is no embedder, or the rule is of a later version.
-    """
+    """The retrieval of a saved predictor; a ValueError for want of its embedder, and for rules of a later version."""
     if state["vectors"] is not None and embedder is None:
         raise ValueError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
     examples = [dspy.Example(**demo) for demo in state["demos"]]

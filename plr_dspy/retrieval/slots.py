@@ -122,10 +122,9 @@ class RetrievalSlots(PoolSlots):
         return super().num_demos(ordering) + sum(found)
 
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        program, rule = super().build(ordering), self.rule_of(ordering)
-        if rule is None:
-            return program
-        return retrieve_in(program, {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()})
+        rule = self.rule_of(ordering)
+        found = {} if rule is None else {name: Retrieval(pool, rule, guarded) for name, pool in self.found.items()}
+        return retrieve_in(super().build(ordering), found)
 
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest of the prompts, or of the rule and the pools that decide them where inputs do not tell."""

@@ -59,13 +59,9 @@ class Budget:
         self.expected, self._before = dollars, (self.calls, self._elapsed)
         self._ended = deque([self._elapsed], RECENT + 1)  # when the last calls did
         self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
-        self._paid = self._largest = 0.0
-        self._told = False
-
-    @property
-    def needs_one(self) -> bool:
-        """Whether a call is to be made alone, to tell what those beside it may cost."""
-        return self.max_cost is not None and not self._told
+        self._paid = 0.0
+        self.dearest = dollars  # that a call may cost; None where nobody knows
+        self.needs_one = self.max_cost is not None  # a call is made alone, to tell what those beside it may cost
 
     def allow(self, share: float, *, kept: int = 0) -> None:
         """Begin a phase, which may use money and time up to this share of all, and leaves time to so many calls."""
@@ -96,15 +92,15 @@ class Budget:
         with self._lock:
             self._ended.append(self._elapsed)
             self._under_way -= 1
-            self._told = self._told or bool(tokens)
+            self.needs_one = self.needs_one and not tokens
             cost = 0.0 if self.max_cost is None else self.price(tokens)
             if cost is None:
                 self._unpriced += [model for model in tokens if self.price({model: tokens[model]}) is None]
             elif cost > 0:
+                self.dearest = max(cost, self.dearest or 0.0) if self._num_paid else cost
                 self.cost += cost
                 self._paid += cost
                 self._num_paid += 1
-                self._largest = max(self._largest, cost)
 
     def check(self) -> None:
         """Raise a ValueError with the name of a model whose price, or whose tokens, a call did not tell."""
@@ -126,11 +122,6 @@ class Budget:
             # Of calls under way together all but one may end later.
             left.append((self.max_seconds - self._elapsed) / pace + max(0, self._most_under_way - 1))
         return max(0, int(min(left)))
-
-    @property
-    def dearest(self) -> float | None:
-        """Dollars that a call may cost; None where nobody knows."""
-        return self._largest if self._num_paid else self.expected
 
     @property
     def _recent(self) -> float:

@@ -78,7 +78,7 @@ class Ledger:
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
         self.course = Course()  # of the compile that has begun, or of the last one that the file tells of
-        self._courses: dict[bytes, Course] = {}  # by the arguments that decide them
+        self._courses = defaultdict[bytes, Course](Course)  # by the arguments that decide them
         self.postponed: list[dict[str, Any]] = []  # notes before the next one: without that they are not worth a line
         self._settled = True
         self.paid: list[Tokens] = []  # of each program call; a failed call that was made again counts twice
@@ -125,13 +125,9 @@ class Ledger:
 
     def begin(self, arguments: Facts) -> None:
         """Note the arguments of the compile that begins: with others than any before, it has no rounds yet."""
-        before, self.course = self.course, self._course_of(arguments)
+        before, self.course = self.course, self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
         if self.course is not before:
             self.postponed.append({"arguments": arguments})
-
-    def _course_of(self, arguments: Facts) -> Course:
-        """The course of a compile with these arguments."""
-        return self._courses.setdefault(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS), Course())
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a record as a line. What is paid for must not be lost to a disk that cannot take one; that is an
@@ -232,7 +228,7 @@ class Ledger:
                 self.out_of_time.append(ended)
                 return
             case {"arguments": arguments}:
-                self.course = self._course_of(arguments)
+                self.course = self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
                 return
             case {"round": scored}:
                 self.course.rounds.append(scored)
@@ -256,12 +252,8 @@ def open_ledger(
 
     The folder is made if it does not exist. That of another compile is begun anew if no call there ended with an
     answer, and else gone on from if that is accepted. `describe` says what decides scores. It is asked again at the
-    end: what has changed by itself meanwhile, such as a counter, is not compared from then on.
-
-    Raises:
-        ValueError: when it is no folder that can be written to, belongs to another compile, or cannot be read.
-        RuntimeError: when another process, or another compile of this one, is using it.
-        OSError: when the disk is full.
+    end: what has changed by itself meanwhile, such as a counter, is not compared from then on. A folder that cannot be
+    used is a ValueError, one that another compile is using a RuntimeError, and a full disk an OSError.
     """
     if folder is None:
         yield Ledger()

@@ -142,8 +142,7 @@ class CellScorer:
     def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
         """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
         makes of its answers: so many first ones at least, and as many as a reference takes."""
-        if self.influence is None:  # A metric by example needs no such thing.
-            return
+        assert self.influence is not None
         answered: list[tuple[int, Any]] = []
         for number, (ordering, labels) in enumerate(orderings):
             if number >= least and self.influence.is_enough(answered):
