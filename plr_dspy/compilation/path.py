@@ -16,7 +16,7 @@ from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Evidence, Iteration
 from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
-from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
+from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, as_ordering, mean_score, reason_to_stop
 from plr_dspy.search.space import Ordering, is_rule
@@ -100,7 +100,7 @@ class Compilation:
         if plan.racing:
             self._begin("race", calls_to_come=plan.final_calls)
             if done is not None:
-                self.staged.score(_wanted_of(done["asked"]))
+                self.staged.score({as_ordering(ordering): examples for ordering, examples in done["asked"]})
                 winners = list(map(as_ordering, done["winners"]))
             else:
                 entrants = [ordering for _, ordering in entries[1:]]
@@ -124,7 +124,8 @@ class Compilation:
         rounds = course.rounds if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
-            wanted, kept = _wanted_of(scored), 0 if ended else self.plan.race_calls + self.plan.final_calls
+            wanted = {as_ordering(ordering): examples for ordering, examples in scored}
+            kept = 0 if ended else self.plan.race_calls + self.plan.final_calls
             if not scorer.fits(wanted, kept=kept):  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
                 return None
@@ -436,11 +437,6 @@ class Compilation:
         counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
         return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
-
-
-def _wanted_of(scored: Sequence[tuple[Any, list[int]]]) -> Wanted:
-    """Orderings with their examples, of which JSON has made lists."""
-    return {as_ordering(ordering): examples for ordering, examples in scored}
 
 
 def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:

@@ -10,10 +10,7 @@ MIN_EXAMPLES, MIN_ORDERS = 2, 4  # examples a finalist is compared on, and order
 MIN_FIRST = {"score": 4, "logprobs": 2}  # fewest examples that an order is scored on at first, by what a call tells
 SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a call
 
-NUM_LOOKS, ROUNDS = 360, 30
-"""First looks, and rounds of them, that the search's calls would pay for; larger budgets look more closely, not at more
-orders."""
-
+NUM_LOOKS, ROUNDS = 360, 30  # first looks and rounds that a search's calls pay for; larger budgets look more closely
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
 """Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
 demos, of which there are so many that a model needs more of them before its proposals are worth their calls."""
@@ -124,13 +121,21 @@ def make_plan(
     def plan_for(calls: int, **changed: Any) -> Plan | None:
         return _racing_plan(calls, {**fixed, **changed}, searched=searched, min_first=MIN_FIRST[signal], **sizes)
 
-    if auto == "paper":
-        return _paper_plan(max_metric_calls, fixed, num_train, num_selection)
+    if auto == "paper":  # with its values: 15 rounds of 15, elites of a fifth, and 10 draws
+        own = {"num_initial": 0, "elite_fraction": 0.2, "num_final_draws": 10, "with_mode": True}
+        whole: dict[str, Any] = {"num_examples": num_train, "num_compared": num_selection, "budget": max_metric_calls}
+        plan = replace(random_plan(15 * 15, batch=15, num_best=1, **whole), **{**own, **fixed})
+        least = plan.final_calls + plan.num_samples * plan.num_train_examples
+        if max_metric_calls is not None and max_metric_calls < least:
+            raise ValueError(
+                f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
+                f"the finalists; got {max_metric_calls}: raise it, or use auto='light'"
+            )
+        return plan
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - spent
-    plan = plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget)
-    if plan is not None:
-        return plan
+    if found := plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget):
+        return found
     enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
     purpose, lower = "a search and a final comparison", ""
     if "num_samples" in fixed:
@@ -182,20 +187,6 @@ def _racing_plan(
     num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(random, affordable)))
     plan = replace(plan, num_initial=min(num_initial, num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
-
-
-def _paper_plan(budget: int | None, fixed: Mapping[str, Any], num_train: int, num_selection: int) -> Plan:
-    """The paper's values: 15 rounds of 15, elites of a fifth, and 10 draws."""
-    plan = random_plan(15 * 15, batch=15, num_examples=num_train, num_best=1, num_compared=num_selection, budget=budget)
-    own = {"num_initial": 0, "elite_fraction": 0.2, "num_final_draws": 10, "with_mode": True}
-    plan = replace(plan, **{**own, **fixed})
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples
-    if budget is not None and budget < least:
-        raise ValueError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and the "
-            f"finalists; got {budget}: raise it, or use auto='light'"
-        )
-    return plan
 
 
 def random_plan(

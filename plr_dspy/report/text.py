@@ -19,7 +19,6 @@ WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a 
 EXPECTED = "expected on new examples"
 
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
-"""What to do with a program that differs from the user's."""
 
 Interval: TypeAlias = tuple[float, float, float]  # a score, and the ends of its interval
 

@@ -78,10 +78,9 @@ class RetrievingPredict(dspy.Predict):
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """That of the predictor, the pool with all its examples, and the rule."""
         pool = self.retrieval.pool
-        rows = [dict(demo.items()) for demo in pool.demos]
         found = {
             "rule": asdict(self.retrieval.rule),
-            "demos": [{name: serialize_object(value) for name, value in row.items()} for row in rows],
+            "demos": [{name: serialize_object(value) for name, value in demo.items()} for demo in pool.demos],
             "sources": pool.sources,
             "tokens": pool.tokens,
             "vectors": None if pool.embedder is None else pool.similarity.vectors.tolist(),

@@ -23,10 +23,7 @@ Fields: TypeAlias = Mapping[str, Any]
 
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 """Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
-
-TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"
-"""A word, or a character of such a script; pairs of these tell words apart in every script."""
-
+TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of such a script; pairs tell words apart
 FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "likeness")  # what a logit is made of
 MOST_KEPT = 4_096  # texts beside the pool's whose vectors are kept: a search asks for its examples again and again
 NEAREST = {"similarity": 1.0}  # the coefficients of a rule that shows what is most like the input

@@ -224,7 +224,7 @@ class FoundSlots(ProgramSlots):
         """The program's own order, but for found demos, which are the other way round."""
         blocks = [(slot, block) for slot in self.slots for block in slot.blocks]
         return tuple(
-            items[::-1] if block[0] >= self._num_fixed(slot) else items
+            items[::-1] if block[0] >= len(self._predictors[slot.predictor].demos) else items
             for (slot, block), items in zip(blocks, self.space.identity, strict=True)
         )
 
@@ -245,8 +245,8 @@ class FoundSlots(ProgramSlots):
         """By predictor, the demos that all inputs have, and where and in what order others are found."""
         demos, retrievals, permutations = {}, {}, self.permutations(ordering)
         for slot in self.slots:
-            predictor, number = self._predictors[slot.predictor], self._num_fixed(slot)
-            shown = permutations[slot.predictor]
+            predictor, shown = self._predictors[slot.predictor], permutations[slot.predictor]
+            number = len(predictor.demos)  # that all inputs have
             demos[slot.predictor] = [slot.demos[i] for i in shown if i < number]
             if isinstance(predictor, RetrievingPredict):
                 own = _nearness(predictor.retrieval)
@@ -265,10 +265,6 @@ class FoundSlots(ProgramSlots):
     def _content(self) -> str:
         """Digest of what decides which demos are found."""
         return digest([each.retrieval.facts for each in self._retrieving])
-
-    def _num_fixed(self, slot: Slot) -> int:
-        """Demos of a slot that all inputs have."""
-        return len(self._predictors[slot.predictor].demos)
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         slot = super()._slot(name, predictor)

@@ -11,15 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEP = 1e-6  # share of all weight that an answer more has, where the metric is smooth; elsewhere it is a whole example
-
-ENOUGH = 10
-"""Answers to examples of each fact, at least, that a reference is made of where there are so many: rates of rare labels
-are not known from fewer."""
-
-PSEUDO = 0.5
-"""Examples of each fact, spread over all answers, beside those of the reference where derivatives are taken: so that no
-share is 0, where metrics may have none."""
-
+ENOUGH = 10  # answers to examples of each fact in a reference, where there are so many: fewer tell no rare label's rate
+PSEUDO = 0.5  # examples of each fact, spread over all answers, beside a reference: so that no share is 0 in derivatives
 MOST_PSEUDO = 400  # such examples, at most, where labels are many: every answer stands for as many facts as another
 
 
@@ -46,9 +39,7 @@ class Influence:
         self._fact_shares = self._of_fact.mean(axis=0)
         self.of_labels: Sequence[Sequence[Any]] = []  # outputs of each label on each example, [E, L], if known
         self.table: NDArray[np.float64] = np.empty((0, 0))  # what these score, which is kept up to date
-        self._rows: list[tuple[Any, Any]] = []
-        self._weights = np.zeros(0)
-        self._value = self._base = 0.0
+        self._value = 0.0
         self._shifts: dict[Any, float] = {}
         self._influences: dict[tuple[Any, str], float] = {}
 
@@ -124,7 +115,12 @@ class Influence:
         deviations = defaultdict[Any, list[float]](list)
         for score, group in zip(scores, self._groups, strict=True):
             deviations[group].append(score - value)
-        extremes = {group: self._extremes(group, seen) for group, seen in deviations.items()}
+        answers, extremes = self._answers, dict[Any, tuple[float, float]]()
+        for group, seen in deviations.items():  # least and largest score of an answer, less the mean of those seen
+            named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
+            named = named if self._metric.weighted else []
+            told = [*seen, *(self._influence(group, each) - self._shifts.get(group, 0.0) for each in named)]
+            extremes[group] = min(told), max(told)
         more, shift, variance = 2.0 / max(1, sum(map(any, extremes.values()))), 0.0, 0.0
         for group, seen in deviations.items():
             if len(seen) == 1:
@@ -137,13 +133,6 @@ class Influence:
             shift += share * mean
             variance += share**2 * max(0.0, squares / count - mean**2) / count
         return value + shift, math.sqrt(variance)
-
-    def _extremes(self, group: Any, seen: Sequence[float]) -> tuple[float, float]:
-        """The least and the largest score of an answer to an example of a group, less the mean of those seen there."""
-        answers = self._answers
-        named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
-        told = [self._influence(group, each) - self._shifts.get(group, 0.0) for each in named if self._metric.weighted]
-        return min([*told, *seen]), max([*told, *seen])
 
     @property
     def centring(self) -> float:

@@ -49,9 +49,7 @@ class Cell:
 
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # counts by model and kind, such as "prompt_tokens"
 _CELL, _TOKENS = TypeAdapter(Cell), TypeAdapter(dict[str, dict[str, int]])  # read what lines hold
-
-Facts: TypeAlias = Mapping[str, Any]
-"""What decides a compile, by the names that messages give it: values that people may read, or digests (`#...`)."""
+Facts: TypeAlias = Mapping[str, Any]  # what decides a compile, by names for messages: values, or digests (`#...`)
 
 
 @dataclass

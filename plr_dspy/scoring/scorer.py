@@ -15,9 +15,8 @@ from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
 
-MIN_FAILURES, MIN_TRIES = 8, 3
-"""So many calls in one round of several orderings, all of them failed, say that something is down; failed calls, and no
-other, after which an example is given up."""
+MIN_FAILURES = 8  # so many calls in one round of several orderings, all of them failed, say that something is down
+MIN_TRIES = 3  # failed calls, and no other, after which an example is given up
 FIRST_OF_RULE = 4  # fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all
 Wanted = dict[Ordering, list[int]]  # orderings with the examples that each is to have been scored on
 
