@@ -363,4 +363,4 @@ class Report(Part):
         return f"<Report of {self.settings.get('method', 'PLReorder')}: {text.result(self)}>"
 
     def __str__(self) -> str:
-        return text.summary(self)
+        return "\n  ".join([*text.claims(self), "all else: print(report.details())"])

@@ -23,18 +23,13 @@ KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(st
 Interval: TypeAlias = tuple[float, float, float]  # a score, and the ends of its interval
 
 
-def summary(report: Report) -> str:
-    """Say the most important: both programs, the gain and how sure it is, what was assumed, how to load the result."""
-    return "\n  ".join([*_claims(report), "all else: print(report.details())"])
-
-
 def details(report: Report) -> str:
     """Say all that a report holds, but for the rounds and most settings."""
     settings, c = report.settings, report.comparison
     calls = {phase: n for phase, n in report.program_calls.items() if n and phase not in ("total", "resumed")}
     where = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     lines = [
-        *_claims(report),
+        *claims(report),
         f"{count(len(report.slots), 'predictor')} with demos, {prompt_count(report.distinct_prompts)} distinct prompts",
         f"{', '.join(map(str, filter(None, where)))}, seed {settings.get('seed')}",
     ]
@@ -152,7 +147,7 @@ def _cost(report: Report) -> str:
     return "" if report.cost is None else f", {dollars(report.cost)}"
 
 
-def _claims(report: Report) -> list[str]:
+def claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
     notes = {"of them before this part": report.program_calls.get("resumed", 0)}
