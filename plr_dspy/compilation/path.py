@@ -45,15 +45,12 @@ class Compilation:
     plan: Plan
     num_train: int
     original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
-    min_probability: float | None = None
-    """Of being better on new examples that it takes to replace the original; None takes .5 where plans race, and where
-    they do not, 0: the best score on the selection split wins, as in PLR Algorithm 1."""
+    min_probability: float | None = None  # that it takes to replace the original; None: .5 where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     limits: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
     shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
-    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()
-    """Makes orderings that enter the race, of the best ones, which enter it anyway, and of scores."""
+    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()  # more entrants
 
     def __post_init__(self) -> None:
         scorer, plan, influence = self.scorer, self.plan, self.scorer.influence

@@ -53,10 +53,7 @@ class Retrieval:
 
 
 class RetrievingPredict(dspy.Predict):
-    """A predictor that shows, after the demos that it has, others that it finds for the inputs of the call.
-
-    `retrieve_in` makes a predictor one. It makes the one LM call that it made before.
-    """
+    """A predictor that shows, after the demos that it has, others that it finds for the inputs of a call."""
 
     retrieval: Retrieval
 
@@ -103,10 +100,7 @@ def joined(fixed: Sequence[Any], found: Sequence[Any]) -> list[Any]:
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make predictors of a program, given by their names, find demos for each input, and return the program.
-
-    Demos that they have are shown before those that are found.
-    """
+    """Make predictors of a program, given by their names, find demos for each input, and return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]

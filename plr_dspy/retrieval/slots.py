@@ -84,9 +84,9 @@ class RetrievalSlots(PoolSlots):
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
         self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
-        nothing: Ordering = tuple(() for _ in self.slots)
-        beside = [self._with_rule(nothing, rule) for rule in rules]
-        self.space = replace(self.space, beside=tuple(beside) if self.found else ())
+        self._nothing: Ordering = tuple(() for _ in self.slots)
+        beside = [self._with_rule(self._nothing, rule) for rule in rules if self.found]
+        self.space = replace(self.space, beside=tuple(beside))
 
     @property
     def most_further(self) -> int:  # type: ignore[override]
@@ -146,11 +146,10 @@ class RetrievalSlots(PoolSlots):
         """
         rule = next((found for ordering in best if (found := self.rule_of(ordering))), None)
         fixed = next((o for o in best if any(o) and self.space.holds(o) and self.space.allows(o)), None)
-        nothing: Ordering = tuple(() for _ in self.slots)
         if rule is None:
             return []
         learnt = self._learnt(rule, scores, inputs)
-        made = [self._with_rule(nothing, each) for each in (*learnt, *variations(rule, self._min_found))]
+        made = [self._with_rule(self._nothing, each) for each in (*learnt, *variations(rule, self._min_found))]
         half = self.rules[0].num_demos // 2
         if fixed is None or not half:
             return made

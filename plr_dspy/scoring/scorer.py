@@ -48,8 +48,7 @@ class CellScorer:
 
     payer: Payer
     earlier: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that were asked for before
-    influence: Influence | None = field(default=None, kw_only=True)
-    """Scores outputs, where the metric is one over a set; None where cells have scores of their own."""
+    influence: Influence | None = field(default=None, kw_only=True)  # scores outputs, where the metric is over a set
 
     def __post_init__(self) -> None:
         self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
@@ -209,14 +208,13 @@ class StagedScores:
     num_first: int  # examples of an ordering's first score
     num_more: int  # and of each further one
     favoured: Ordering | None = None  # its failed calls count for nothing
-    shifted: bool = False
-    """Whether orderings begin an example later each time that the split has been gone through: then no two groups of
-    examples are met by two separate groups of orderings, whose effects nobody could tell apart."""
+    shifted: bool = False  # whether orderings begin an example later each time that the split has been gone through
     strata: Sequence[Sequence[int]] = ()  # from which orderings are scored by turns, however many there are of each
 
     def __post_init__(self) -> None:
         self._strata = [list(group) for group in self.strata] or [list(range(self.num_train))]
-        # Where a split is no multiple of a first look, orderings begin elsewhere the next time anyway.
+        # Else two groups of orderings might meet two groups of examples, whose effects nobody could tell apart. Where
+        # the split is no multiple of a first look, orderings begin elsewhere the next time anyway.
         self._shifted = self.shifted and self.num_train % self.num_first == 0
         self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
         self._under_way: Wanted = {}
