@@ -35,8 +35,7 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
 
-NOT_KNOWN = "..."
-"""Stands for what a teacher will answer."""
+NOT_KNOWN = "..."  # stands for what a teacher will answer
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:

@@ -33,11 +33,8 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("both", "labeled", "bootstrapped")
-"""Kinds of demos that are made of the trainset."""
-
-ATTEMPTS = 2
-"""Examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none."""
+KINDS = ("both", "labeled", "bootstrapped")  # kinds of demos that are made of the trainset
+ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 
 
 def _check_candidates(candidates: Any) -> str | list[Any]:

@@ -50,11 +50,8 @@ LOCAL_PRICES, _IMPORTING = "LITELLM_LOCAL_MODEL_COST_MAP", threading.Lock()
 TOKENIZER = "gpt-4o"
 """The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
 
-SAMPLED_PROMPTS = 20
-"""Examples whose prompts' tokens are counted for the mean."""
-
-BOOTSTRAP_SHARE = 0.25
-"""Of the dollars, at most, for demos that a teacher makes."""
+SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
+BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
 
 
 @dataclass(frozen=True)

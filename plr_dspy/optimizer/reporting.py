@@ -35,9 +35,7 @@ from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 500
-"""Characters of a field's text."""
-
+LONGEST = 500  # characters of a field's text
 MOST_VOTES = 500
 """Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 

@@ -32,20 +32,14 @@ from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.spread import Array, spread
 
-SEARCHED = 100
-"""Random orders whose best a search is expected to find, at least; where so many are scored, these."""
-
+SEARCHED = 100  # random orders whose best a search is expected to find, at least; where so many are scored, these
 NUM_ORDERS, MIN_ORDERS = 10, 3
 
-MIN_EXAMPLES = 10
-"""Fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance."""
+MIN_EXAMPLES = 10  # fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance
 
 
-SIGNIFICANT = 0.05
-"""Up to this p value, the order of the demos is said to matter."""
-
-WORTHWHILE = 0.01
-"""From this gain on, a search is said to be worth its calls."""
+SIGNIFICANT = 0.05  # up to this p value, the order of the demos is said to matter
+WORTHWHILE = 0.01  # from this gain on, a search is said to be worth its calls
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,8 @@ logger = logging.getLogger(__name__)
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 """Exceptions of a program that leave no answer which a metric could call right, by the fault of the order."""
 
-CACHED = ("cached_tokens", "cache_creation_tokens")
-"""Kinds of prompt tokens that have prices of their own."""
-
-GRACE = 2.0
-"""Seconds that an interrupt leaves to the calls under way."""
-
+CACHED = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have prices of their own
+GRACE = 2.0  # seconds that an interrupt leaves to the calls under way
 GOING_ON = (
     ". The same compile goes on from here when you run it again. If you change the program or the metric first, pass "
     "accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not"

@@ -12,13 +12,10 @@ from typing import Any
 import dspy
 from dspy.primitives.base_module import BaseModule
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types of values that hold no other."""
-
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # types of values that hold no other
 CONTAINERS = (list, tuple, set, frozenset, deque)
 
-COPYABLE = (dict, *CONTAINERS, MethodType, partial)
-"""Types of values that can be copied, whatever they hold."""
+COPYABLE = (dict, *CONTAINERS, MethodType, partial)  # types of values that can be copied, whatever they hold
 
 
 class ProgramFactory:

@@ -36,8 +36,7 @@ NOT_DECIDING = {"callbacks", "history", "corpus_embeddings", "index"}
 NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")
 """Attributes of classes that say something about their code."""
 
-DEEPEST = 30
-"""Of values that lie deeper than this inside others, only the class is named."""
+DEEPEST = 30  # of values that lie deeper than this inside others, only the class is named
 
 
 def digest(value: Any) -> str:

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
 
-OWN = "student"
-"""The origin of demos that the student came with."""
+OWN = "student"  # the origin of demos that the student came with
 
 
 @dataclass(frozen=True)
