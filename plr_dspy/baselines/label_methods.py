@@ -182,7 +182,7 @@ class LabelCompilation(Compilation):
         """The outcome by scores of the original order and the best one on the same examples."""
         low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
         mean, deviation = (low + high) / 2, (high - low) / 2
-        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation)
+        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation=deviation)
         results = [Result("original", self.original, math.fsum(before) / len(before), Gain(0.0, 0.0))]
         if self._winner != self.original:
             results.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))

@@ -11,7 +11,6 @@ from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
-from plr_dspy.report.text import MIN_PROBABILITY
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.model.table import Array, Scores
@@ -20,6 +19,7 @@ from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 CONFIDENCE = 0.95
 
+MIN_ODDS = 3.0  # of being better, over being worse, that it takes to replace the original
 ENOUGH_DIFFERING = 20  # examples that two orderings score differently on, from which on the normal model says how sure
 
 
@@ -62,7 +62,7 @@ def judge(
     model: OrderingModel,
     *,
     as_they_came: Scores,
-    min_probability: float,
+    min_probability: float | None,
     by_score: bool,
 ) -> Outcome:
     """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
@@ -118,16 +118,23 @@ def judge(
     )
 
 
-def choose(results: Sequence[Result], *, min_probability: float = MIN_PROBABILITY, by_score: bool = False) -> int:
+def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
     """The number of the result that is expected to score best on new examples; among equals the first.
 
-    Those less probably better than the original, the first, are not chosen: than that as it is, nor as calibrated.
-    By score the one with the best score is chosen, as by PLR Algorithm 1.
+    Those that are not `likely` better than the original, the first, are not chosen. By score the best score decides, as
+    by PLR Algorithm 1.
     """
     worth = [each.score if by_score else each.estimate for each in results]
-    chances = [min(each.gain.probability, each.gain.probability_calibrated) for each in results]
-    allowed = [number for number, chance in enumerate(chances) if not number or chance >= min_probability]
+    allowed = [number for number, each in enumerate(results) if not number or likely(each.gain, min_probability)]
     return max(allowed, key=worth.__getitem__)
+
+
+def likely(gain: Gain, min_probability: float | None) -> bool:
+    """Whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    if min_probability is not None:
+        return min(gain.probability, gain.probability_calibrated) >= min_probability
+    odds = (gain.probability, gain.worse), (gain.probability_calibrated, gain.worse_calibrated)
+    return all(better > 0.0 and better >= MIN_ODDS * worse for better, worse in odds)
 
 
 def comparison(
@@ -158,6 +165,7 @@ def comparison(
         num_candidates=num_candidates,
         expected_gain=gain.expected,
         probability=gain.probability,
+        probability_worse=gain.worse,
         gain_interval=(round(least, 6), round(most, 6)),
         **expected,
     )
@@ -253,7 +261,7 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
-    sure = max(MIN_PROBABILITY, paired_probability(differences))
+    sure = max(0.5, paired_probability(differences))
     return _no_surer(gain, sure, largest=max(map(abs, differences))) if gain.expected > 0 else gain
 
 
@@ -262,7 +270,8 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
-        gain = replace(gain, deviation=max(gain.deviation, deviation))
+        worse = gain.worse if sure >= 0.5 else max(gain.worse, 1.0 - sure)
+        gain = replace(gain, deviation=max(gain.deviation, deviation), worse=worse)
     return replace(gain, probability=probability)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, measure
+from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, likely, measure
 from plr_dspy.compilation.first_signs import FirstSigns
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Evidence, Iteration
-from plr_dspy.report.text import BUDGET, MIN_PROBABILITY
+from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
@@ -65,8 +65,8 @@ class Compilation:
         )
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self.stopped = INTERRUPTED
-        if self.min_probability is None:
-            self.min_probability = MIN_PROBABILITY if plan.racing else 0.0
+        if self.min_probability is None and not plan.racing:
+            self.min_probability = 0.0
         by_scores = not self.search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores)
         self._history: list[Iteration] = []
@@ -337,7 +337,7 @@ class Compilation:
             self.scorer.ledger.settle()
         entries, racing = entries[: len(rows)], self.plan.racing
 
-        def judged(rows: Sequence[Sequence[float]], least: float) -> Outcome:
+        def judged(rows: Sequence[Sequence[float]], least: float | None) -> Outcome:
             known = self.staged.scores() if racing else {}
             for (_, ordering), row in zip(entries, rows, strict=True):
                 known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
@@ -345,7 +345,7 @@ class Compilation:
             options: dict[str, Any] = {"as_they_came": known, "min_probability": least, "by_score": not racing}
             return judge(kept, entries, examples, scores, model, **options)
 
-        least = self.min_probability or 0.0
+        least = self.min_probability
         outcome = judged(rows, least)
         fitted = outcome.fitted
         if self.scorer.influence is None or fitted is None:
@@ -358,7 +358,7 @@ class Compilation:
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         compared_on = None if racing else examples  # other plans go by the selection split alone
         outcome = measure(judged(rows, least), self.scorer, self.original, examples=compared_on)
-        if not outcome.chosen or outcome.candidates[outcome.chosen].gain.probability >= least:
+        if not outcome.chosen or likely(outcome.candidates[outcome.chosen].gain, least):
             return outcome
         # By the metric itself the chosen one is less sure than by its influence: the original stays.
         most = outcome.candidates[outcome.chosen].gain

@@ -75,9 +75,10 @@ class PLReorder(Reorderer):
             as the search estimates it.
         patience: The search ends when so many rounds in a row left the best order what it was.
         min_probability: Of the orders that are better on new examples with this probability or more, the one with the
-            largest expected gain replaces the original one; with none of them the original stays. None takes 0.5,
-            which changes what is more likely better than not; 0.9 changes only what is sure, and 0 whatever is expected
-            to gain at all. With auto="paper" it is 0, and of these orders the best on the selection split is taken.
+            largest expected gain replaces the original one; with none of them the original stays. 0.9 changes only what
+            is sure, and 0 whatever is expected to gain at all. None takes those that are at least three times as likely
+            to be better as to be worse. With auto="paper" it is 0, and of these orders the best on the selection split
+            is taken.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR
             Algorithm 1; None leaves them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.

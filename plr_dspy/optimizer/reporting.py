@@ -64,6 +64,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
                 score=result.score,
                 expected_gain=result.gain.expected,
                 probability=min(result.gain.probability, result.gain.probability_calibrated),
+                probability_worse=max(result.gain.worse, result.gain.worse_calibrated),
             )
             for result in outcome.candidates
         ],

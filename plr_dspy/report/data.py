@@ -16,7 +16,7 @@ from plr_dspy.runtime.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[16] = 16  # the version of the JSON format
+SCHEMA_VERSION: Literal[17] = 17  # the version of the JSON format
 
 
 class Part(BaseModel):
@@ -57,7 +57,7 @@ class Candidate(Part):
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Demo indices by position, for each slot; empty for a student without demos.
         score: Mean score on the selection split.
-        expected_gain, probability: Of its score on new examples above the original's.
+        expected_gain, probability, probability_worse: Of its score on new examples above the original's, and below it.
     """
 
     origin: str
@@ -65,6 +65,7 @@ class Candidate(Part):
     score: float
     expected_gain: float
     probability: float
+    probability_worse: float = 0.0
 
 
 class SlotReport(Part):
@@ -140,7 +141,7 @@ class Comparison(Part):
         expected_gain, gain_interval: On new examples, shrunk for few examples and for being the best of many orders,
             with its 95 % interval by the model of scores. It reaches as far above `gain` where that is larger, for what
             is shrunk may be more.
-        probability: That the chosen order is better there; 0 where the original one stayed.
+        probability, probability_worse: That the chosen order is better there, or worse; 0 where the original stayed.
         expected_original, expected_chosen: Scores on new examples, each with the ends of its 95 % interval, from its
             own calls and those of the original alone. The original is the user's program as it is.
     """
@@ -154,6 +155,7 @@ class Comparison(Part):
     num_candidates: int
     expected_gain: float
     probability: float
+    probability_worse: float = 0.0
     gain_interval: tuple[float, float] = (0.0, 0.0)
     expected_original: tuple[float, float, float] | None = None
     expected_chosen: tuple[float, float, float] | None = None
@@ -288,7 +290,7 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[16] = SCHEMA_VERSION
+    schema_version: Literal[17] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     vote: Alternative | None = None

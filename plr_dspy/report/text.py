@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from plr_dspy.report.data import Comparison, Report
 
-MIN_PROBABILITY = 0.5  # of being better on new examples, which it takes to replace the original if users do not say
 MIN_WIN_PROBABILITY = 0.9  # from this probability of being better on new examples on, an order is called better
 ENOUGH_TO_GIVE_UP = 20  # if no score differed between orders on so many examples, there is nothing to find
 ENOUGH_COMPARED = 0.8  # if both orders were scored on this share of all examples, more calls would tell little
@@ -248,7 +247,8 @@ def _verdict(report: Report) -> list[str]:
     if not original_stays(report):
         gain, low, high = (score(value, c, sign=True) for value in (c.expected_gain, *c.gain_interval))
         sure, p = c.probability >= MIN_WIN_PROBABILITY, f"better with probability {c.probability:.2f}"
-        claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else f'may be chance ({p})'}"
+        chance = f"may be chance ({p}, worse with {c.probability_worse:.2f})"
+        claim = f"gain {gain} [{low}, {high}] {EXPECTED}, {p if sure else chance}"
         return [claim, *([] if sure else _advice(report))]
     other = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     by_score = not report.settings.get("racing", True)
@@ -258,10 +258,10 @@ def _verdict(report: Report) -> list[str]:
         claim = f"no {what} is expected to do better on new examples"
     else:
         gain, given = score(other.expected_gain, c, sign=True), report.settings.get("min_probability")
+        short = "not three times as likely" if given is None else f"less than min_probability={given:g}"
         claim = (
             f"the best other {what} is expected to gain {gain} on new examples, better with probability "
-            f"{math.floor(100 * other.probability) / 100:.2f}, less than "
-            f"min_probability={MIN_PROBABILITY if given is None else given:g}"
+            f"{math.floor(100 * other.probability) / 100:.2f}, worse with {other.probability_worse:.2f}: {short}"
         )
     return [f"the {name} stays: {claim}", *_advice(report)]
 

@@ -75,8 +75,15 @@ class TestChoice:
         assert not chosen or probabilities[chosen] >= least
         assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
 
+    @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
+    def test_without_a_probability_odds_decide_whatever_the_chance_of_no_difference(self, p, worse, calibrated, other):
+        odds = {"worse": worse, "probability_calibrated": calibrated, "worse_calibrated": other}
+        likely = min(p, calibrated) > 0 and p >= 3 * worse and calibrated >= 3 * other
+        assert choose([result(0.0, 0.0), result(0.1, p, **odds)]) == likely
+
     def test_the_original_calibrated_must_be_beaten_and_estimates_tell_equals_apart(self):
-        surer, less = (result(gain, 0.9, probability_calibrated=p) for gain, p in ((0.1, 0.5), (0.2, 0.4)))
+        odds = ((0.1, 0.5, 0.1), (0.2, 0.4, 0.2))
+        surer, less = (result(g, 0.9, probability_calibrated=p, worse_calibrated=q) for g, p, q in odds)
         assert choose([result(0.0, 0.0), less]) == 0
         assert choose([result(0.0, 0.0), less, surer]) == 2
         assert choose([result(0.0, 0.0), result(0.2), result(0.2, estimate=0.3), result(0.2)]) == 2
@@ -89,7 +96,9 @@ class TestChoice:
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
     def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(self, gain, p, deviation):
-        low, high = comparison([0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=Gain(gain, p, deviation)).gain_interval
+        low, high = comparison(
+            [0.0, 1.0], [1.0, 1.0], num_candidates=2, gain=Gain(gain, p, deviation=deviation)
+        ).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0
         assert low - 1e-6 <= gain <= high
 

@@ -118,13 +118,13 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 16}',
-            chosen.model_dump_json().replace('"schema_version":16', '"schema_version":15'),
+            '{"schema_version": 17}',
+            chosen.model_dump_json().replace('"schema_version":17', '"schema_version":16'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 16") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 17") as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 16): pass a file" in str(caught.value)
+        assert "schema_version: Input should be 17): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -157,7 +157,8 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     comparison |= {"confidence": 0.95, "num_examples": 8, "num_candidates": 1 + len(others)}
     comparison |= {"expected_gain": expected, "gain_interval": (expected - 0.05, expected + 0.05)}
     comparison |= {"expected_chosen": (0.52 + expected, 0.45, 0.75), "expected_original": (0.52, 0.4, 0.6)}
-    comparison |= {"probability": p}
+    comparison |= {"probability": p, "probability_worse": 0.05}
+    chances = "probability", "probability_worse"
     state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 5}
     data = {
         "original": state,
@@ -166,8 +167,14 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "comparison": comparison,
         "slots": [{**slot, "distributions": [{"logits": [0.0, 1.0]}], "demos": [{}, {}]}],
         "candidates": [
-            {"origin": "any", "ordering": {}, "score": 0.5, "expected_gain": more, "probability": sure}
-            for more, sure in [(0.0, 0.0), *others]
+            {
+                "origin": "any",
+                "ordering": {},
+                "score": 0.5,
+                "expected_gain": more,
+                **dict(zip(chances, told, strict=True)),
+            }
+            for more, *told in [(0.0, 0.0, 0.0), *((each[0], each[1], 0.3) for each in others)]
         ],
         "program_calls": {"total": 100},
         "seconds": 1.0,
@@ -250,7 +257,10 @@ class TestText:
 
     @pytest.mark.parametrize(
         ("probability", "said"),
-        [(0.9, "better with probability 0.90\n"), (0.89, "may be chance (better with probability 0.89)\n")],
+        [
+            (0.9, "better with probability 0.90\n"),
+            (0.89, "may be chance (better with probability 0.89, worse with 0.05)\n"),
+        ],
     )
     def test_the_claim_is_about_new_examples(self, probability, said):
         text = str(by_hand(others=[(0.02, probability)]))
@@ -260,7 +270,12 @@ class TestText:
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
         [
-            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, less than min_probability=0.9"),
+            (
+                0.012,
+                0.9,
+                "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_probability=0.9",
+            ),
+            (0.012, None, "better with probability 0.60, worse with 0.30: not three times as likely"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )

@@ -61,14 +61,16 @@ class Gains(NamedTuple):
         means = weights @ self.means
         return Gains(totals, means, weights @ (self.variances + self.means**2) - means**2, possible)
 
-    def summary(self) -> tuple[Array, Array, Array]:
-        """The expected gains, the probability that they are above 0, and their standard deviations, ``[m]`` each."""
+    def summary(self) -> tuple[Array, Array, Array, Array]:
+        """The expected gains, the probabilities that they are above 0 and below, and their standard deviations, ``[m]``
+        each."""
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.sqrt(np.where(self.possible, np.maximum(variances, 1e-18), 1.0))
-        chances = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
+        above = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
+        shares = self.shares @ above, self.shares @ (self.possible - above)
         expected = self.shares @ self.means
         over_scales = self.shares @ (variances + self.means**2) - expected**2
-        return expected, self.shares @ chances, np.sqrt(np.maximum(over_scales, 0.0))
+        return expected, *shares, np.sqrt(np.maximum(over_scales, 0.0))
 
 
 def gain_of_calibration(expected: float, differences: Array) -> Gains:

@@ -146,14 +146,16 @@ class OrderingModel:
 class Gain:
     """What is expected of an ordering beside another one, on examples that nobody has seen.
 
-    Where answers are calibrated, the other one gains by its own calibration, so that there is a further probability:
-    that the ordering scores more when the other is calibrated, too.
+    Where answers are calibrated, the other one gains by its own calibration, so that there are further probabilities:
+    that the ordering scores more, and less, when the other is calibrated, too.
     """
 
     expected: float  # its mean score less the other's
     probability: float  # that this is above 0
+    worse: float = 0.0  # the probability that it is below
     deviation: float = 0.0  # of the gain, as far as it is not known
     probability_calibrated: float = 1.0  # 1 for the other itself, and where answers are not calibrated
+    worse_calibrated: float = 0.0
 
 
 class FittedModel:
@@ -243,7 +245,8 @@ class FittedModel:
 
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering beside one of them as it is."""
-        number, alone, found = self.orderings.index(reference), np.ones(len(self.orderings)), []
+        number, found = self.orderings.index(reference), []
+        alone = np.array([[1.0], [0.0]]) * np.ones(len(self.orderings))
         foreseen = None if self._responses is None else self._responses.gains(number)
         with one_thread():
             # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
@@ -252,14 +255,16 @@ class FittedModel:
                 gains = self._process.gains(number, kinds=kinds)
                 gains = gains if foreseen is None else gains.plus(foreseen)
                 if self.calibrating:
-                    alone = np.minimum(alone, gains.summary()[1].round(6))
+                    above, below = (each.round(6) for each in gains.summary()[1:3])
+                    alone = np.stack([np.minimum(alone[0], above), np.maximum(alone[1], below)])
                     gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
                 found.append(gains.summary())
-            alone[number] = 1.0
-            expected, chances, deviations = map(np.array, zip(*found, strict=True))
+            alone[:, number] = 1.0, 0.0
+            expected, above, below, deviations = map(np.array, zip(*found, strict=True))
             # Rounded to what arithmetic gives again on another day.
-            columns = expected[-1].round(9), chances.min(axis=0).round(6), deviations.max(axis=0).round(9)
-        rows = np.column_stack([*columns, alone]).tolist()
+            chances = above.min(axis=0).round(6), below.max(axis=0).round(6)
+            columns = expected[-1].round(9), *chances, deviations.max(axis=0).round(9)
+        rows = np.column_stack([*columns, *alone]).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
