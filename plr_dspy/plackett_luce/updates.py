@@ -20,15 +20,9 @@ from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, are_ran
 
 Array = NDArray[np.float64]
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8
-"""Adam's, as in its paper (arXiv:1412.6980) and in torch."""
-
-TINY = 1e-300
-"""Least weight of an item beside the heaviest one in a fit, so that no sum of weights is 0."""
-
-UNIFORM_SHARE = 0.05
-"""Share of the probability that all numbers of items have in equal parts, at least: none dies out."""
-
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, as in its paper (arXiv:1412.6980) and in torch
+TINY = 1e-300  # least weight of an item beside the heaviest one in a fit, so that no sum of weights is 0
+UNIFORM_SHARE = 0.05  # of the probability, at least, that all numbers of items have in equal parts: none dies out
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 

@@ -15,8 +15,7 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
 
-MAX_BATCHES, MAX_REDRAWS = 20, 50
-"""Batches that draws take in the hope of enough orderings that are allowed, and in the hope of new ones."""
+MAX_BATCHES, MAX_REDRAWS = 20, 50  # that draws take in the hope of enough that are allowed, and of new ones
 
 
 class Search(ABC):

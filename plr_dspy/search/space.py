@@ -19,8 +19,7 @@ Ordering: TypeAlias = tuple[tuple[int, ...], ...]
 WITHOUT_DEMOS: Ordering = ((),)
 """Stands for a program that shows no demos at all; of one block that may show none, it is an ordering."""
 
-MAX_TRIES = 1_000
-"""Draws or moves tried in the hope of one that is allowed."""
+MAX_TRIES = 1_000  # draws or moves tried in the hope of one that is allowed
 
 
 def is_rule(ordering: Ordering) -> bool:

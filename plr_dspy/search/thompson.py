@@ -13,12 +13,8 @@ from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, check_whole, num_elites
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, is_rule
 
-NUM_CANDIDATES = 300
-"""New orderings that each round chooses from, and those that climbing finds; of small spaces, all."""
-
-NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20
-"""Steps of a climb, orderings that climb, and moves tried from each in a step."""
-
+NUM_CANDIDATES = 300  # new orderings each round chooses from, and those that climbing finds; of small spaces, all
+NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20  # steps of a climb, orderings that climb, moves tried from each
 MIN_ELITES = 5
 
 

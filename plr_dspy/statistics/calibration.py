@@ -10,14 +10,9 @@ from scipy.stats import chisquare
 
 Array = NDArray[np.float64]
 
-CLEARLY_UNEVEN = 0.01
-"""Labels are taken for even unless a chi-squared test gives less than this probability to counts as uneven."""
-
-FAR_FROM_EVEN = 0.2
-"""Total variation distance of label shares from the same share each that is warned of: that of .7 and .3."""
-
-LESS = 1e-6
-"""By how much a label that was not among the likeliest tokens stays less likely than one that was."""
+CLEARLY_UNEVEN = 0.01  # labels are uneven where a chi-squared test gives less than this probability to their counts
+FAR_FROM_EVEN = 0.2  # total variation distance of label shares from even ones that is warned of: that of .7 and .3
+LESS = 1e-6  # by how much a label that was not among the likeliest tokens stays less likely than one that was
 
 
 def batch_offsets(

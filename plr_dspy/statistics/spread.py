@@ -18,12 +18,10 @@ Array = NDArray[np.float64]
 
 NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
-TAIL = 0.025
-"""Of each end of the intervals."""
-
+TAIL = 0.025  # of each end of the intervals
+# Examples on which orders disagree as far as on any seen, added to the noise of intervals: few examples that happen to
+# agree must not look certain (see `paired_interval`).
 PSEUDO_EXAMPLES = 2
-"""Examples on which orders disagree as far as on any seen, added to the noise of intervals: few examples that happen
-to agree must not look certain (see `paired_interval`)."""
 
 
 class Spread(NamedTuple):

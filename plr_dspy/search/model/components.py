@@ -8,11 +8,8 @@ from scipy.linalg import lapack
 
 from plr_dspy.search.model.table import PRIOR_VARIANCE, Array
 
-PRIOR_SHAPE = 0.3
-"""Of the Gamma prior of each variance; small lets components vanish."""
-
-NUM_STEPS, NUM_FIRST_STEPS = 3, 15
-"""Steps of a fit of variances that goes on from an earlier one, and of the first."""
+PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; small lets components vanish
+NUM_STEPS, NUM_FIRST_STEPS = 3, 15  # of a fit of variances that goes on from an earlier one, and of the first
 
 
 def inverted(matrix: Array) -> tuple[Array, float]:

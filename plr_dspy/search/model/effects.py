@@ -18,19 +18,12 @@ import numpy as np
 from plr_dspy.search.model.components import fit_components, inverted, linear
 from plr_dspy.search.model.table import Array, Mask
 
-NUM_SWEEPS, NUM_QUICK_SWEEPS, SETTLED = 12, 3, 3e-4
-"""Of expectation and maximisation, at most; of a fit that only says which orderings promise most; and the change of the
-noise, as a share of it, at which they end: with many cells, after six."""
-
-PRIOR_COUNT = 5.0
-"""Orderings, examples or answers that the prior of a variance counts as much as."""
-
+NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 3  # at most, and of a fit that only says which orderings promise most
+SETTLED = 3e-4  # change of the noise, as a share of it, at which sweeps end: with many cells, after six
+PRIOR_COUNT = 5.0  # orderings, examples or answers that the prior of a variance counts as much as
+# Prior variances of b, of q, of a, and of the noise: squared natural logarithms of odds.
 PRIOR_LEANING, PRIOR_SLOPE, PRIOR_EXAMPLE, PRIOR_NOISE = 0.1, 0.01, 0.5, 0.05
-"""Prior variances of b, of q, of a, and of the noise: squared natural logarithms of odds."""
-
-APART_LEANING, APART_SLOPE = 4.0, 0.4
-"""Further variances of b and of q of a program that is not one of the orderings."""
-
+APART_LEANING, APART_SLOPE = 4.0, 0.4  # further variances of b and of q of a program that is not one of the orderings
 MAX_LEVERAGE = 0.9
 
 

@@ -19,19 +19,12 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 """The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
 same by the classes of items."""
 
-REGION = 1.0
-"""Length scale of regions in the logarithm of places counted from 1 at the end, which is next to the question: the 1st
-and 2nd are as near to each other as the 5th and 10th."""
-
-NUM_REGION = 0.25
-"""Length scale of "number", as a share of the largest number."""
-
-NUM_REFERENCES = 300
-"""Random orderings that centre and scale the features."""
-
+REGION = 1.0  # length scale of regions in the logarithm of places from the end: 1 and 2 are as near as 5 and 10
+NUM_REGION = 0.25  # length scale of "number", as a share of the largest number
+NUM_REFERENCES = 300  # random orderings that centre and scale the features
+# Pairs of items that "adjacency" may have over all blocks; a block with more than its even share goes without: a search
+# of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them.
 MAX_PAIRS = 1_500
-"""Pairs of items that "adjacency" may have over all blocks; a block with more than its even share goes without. A
-search of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them."""
 
 
 class Features:

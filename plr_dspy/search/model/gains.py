@@ -12,23 +12,12 @@ from scipy import special
 from plr_dspy.search.model.components import inverted
 from plr_dspy.search.model.table import Array, Mask
 
-SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)
-"""What the variance of orderings may be, over its estimate."""
-
-PRIOR_SPREAD = 0.005
-"""Prior mean of the variance of orderings' mean scores."""
-
-PRIOR_NOTHING = 0.5
-"""Prior probability of the first: that all orderings score the same on new examples."""
-
-KINDS = (0.0, 1.0)
-"""Whether what is apart is as the others, or of another kind."""
-
-ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-"""Quantiles of the variance of errors over its estimate that stand for all that it may be, each as likely."""
-
-PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)
-"""What the standard deviation of what calibration does to a score may be, each as likely."""
+SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # what the variance of orderings may be, over its estimate
+PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
+PRIOR_NOTHING = 0.5  # prior probability that all orderings score the same on new examples, the first scale
+KINDS = (0.0, 1.0)  # whether what is apart is as the others, or of another kind
+ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of the variance of errors over its estimate, equally likely
+PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # deviations that calibration may give to a score, equally likely
 
 
 class Gains(NamedTuple):

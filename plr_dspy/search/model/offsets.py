@@ -9,8 +9,7 @@ from scipy.special import log_softmax
 from plr_dspy.search.model.table import Array, Mask
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
-PRIOR_CELLS = 4.0
-"""Cells that what is expected of an ordering counts as much as; of one that is alone, answers in these shares."""
+PRIOR_CELLS = 4.0  # that what is expected of an ordering counts as; of one that is alone, answers in these shares
 
 
 class Calibrated(NamedTuple):

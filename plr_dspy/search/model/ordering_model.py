@@ -18,23 +18,16 @@ from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
+# Orderings that the process is fitted to, which bounds its time. Half of them are the most promising; the others are
+# evenly spread over the rest: from good ones alone nobody learns what is bad.
 MAX_MODELLED = 176
-"""Orderings that the process is fitted to. Half of them are the most promising; the others are evenly spread over the
-rest: from good ones alone nobody learns what is bad. Bounds the time of a fit."""
-
-MOST_SCORED = 32
-"""As many of the most promising are those with the most scores, whatever these are: the finalists are among them."""
-
-LEAST_SHARE = 0.5
-"""Of the calls must have brought log-probabilities along: where they seldom come, scores tell more."""
-
-DEVIATIONS = 1.96
-"""Standard errors on either side of a mean that an interval of 95 % has."""
-
+MOST_SCORED = 32  # as many of the most promising are those with the most scores: the finalists are among them
+LEAST_SHARE = 0.5  # of the calls must have brought log-probabilities: where they seldom come, scores tell more
+DEVIATIONS = 1.96  # standard errors on either side of a mean that an interval of 95 % has
+# Standard errors, at most, between what is expected of a program as it is and what its own scores say: it may be of
+# another kind than the orderings that tell of it (B. Efron and C. Morris, "Limiting the risk of Bayes and empirical
+# Bayes estimators, part II", JASA 67, 1972).
 MOST_SHRUNK = 0.7
-"""Standard errors, at most, between what is expected of a program as it is and what its own scores say: it may be of
-another kind than the orderings that tell of it (B. Efron and C. Morris, "Limiting the risk of Bayes and empirical Bayes
-estimators, part II", JASA 67, 1972)."""
 
 
 class OrderingModel:

@@ -18,24 +18,14 @@ from plr_dspy.search.model.components import fit_components, linear
 from plr_dspy.search.model.gains import KINDS, Gains, expected_gains
 from plr_dspy.search.model.table import PRIOR_SHRINKAGE, Array, Mask, ScoreTable
 
+# Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it. Rules
+# that find demos for each input have one such effect in common, and of each the other variance for itself.
 APART_VARIANCE, RULE_VARIANCE = 1.0, 0.02
-"""Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it. Rules
-that find demos for each input have one such effect in common, and of each the other variance for itself."""
-
-PRIOR_SHARE, MAX_SHARE = 0.2, 0.95
-"""Prior mean of the share of the residual variance that examples' preferences have, and at most: the rest is noise."""
-
-PRIOR_PRECISION = 40.0
-"""Of each kernel's share about its prior mean, over that of one pair of scores on one example."""
-
-ORDERING, APART, RULE = range(3)
-"""Kinds of rows: an ordering, a program that is alone of its kind, and a rule that finds demos for each input."""
-
-CENTRES = np.arange(-4.0, 4.01, 0.5)
-"""Of the bumps that make up the function of the leaning, in standard deviations over random orderings."""
-
-FURTHEST = 6.0
-"""Leanings beyond it count as this, in the same unit."""
+PRIOR_SHARE, MAX_SHARE = 0.2, 0.95  # of the residual variance, that examples' preferences have: prior mean, and most
+PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
+ORDERING, APART, RULE = range(3)  # rows: orderings, programs alone of their kind, rules that find demos by input
+CENTRES = np.arange(-4.0, 4.01, 0.5)  # of bumps, which add up to a function of the leaning, in its deviations at random
+FURTHEST = 6.0  # leanings beyond it count as this, in the same unit
 
 
 class Leaning:

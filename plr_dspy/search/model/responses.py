@@ -22,27 +22,15 @@ from plr_dspy.search.model.process import RULE, AdditiveProcess, covariance_of_m
 from plr_dspy.search.model.table import Array, Mask, ScoreTable
 from plr_dspy.search.space import Ordering
 
-MOST_EXAMPLES = 128
-"""Examples that expected scores are means of, at most."""
-
-LEAST = -1e3
-"""Log-probabilities count as no smaller than this: a probability of 0 has none, and servers write -9999 for one."""
-
-LARGEST = 8.0
-"""Contrasts count no further than this from 0: a label that is out of the question says little by how far it is."""
-
-NUM_DRAWS = 8
-"""Draws of an ordering's effects that say how sure its expected score is; an even number."""
-
+MOST_EXAMPLES = 128  # that expected scores are means of
+LEAST = -1e3  # log-probabilities count as no smaller: a probability of 0 has none, and servers write -9999 for one
+LARGEST = 8.0  # contrasts count no further from 0: a label out of the question says little by how far it is
+NUM_DRAWS = 8  # of an ordering's effects, that say how sure its expected score is; an even number
+# Error variances of effects over what the fit says, which takes each kind of effect in turn for known: in worlds that
+# are made as it believes them to be, 1.0 to 1.9.
 UNDERSTATED = 1.6
-"""Error variances of effects over what the fit says, which takes each kind of effect in turn for known: in worlds that
-are made as it believes them to be, 1.0 to 1.9."""
-
-STEP = 0.05
-"""Of an effect, to see what it does to a score."""
-
-APART_SCORE = np.float64(0.25)
-"""Variance of the mean score of a program that is not one of the orderings."""
+STEP = 0.05  # of an effect, to see what it does to a score
+APART_SCORE = np.float64(0.25)  # variance of the mean score of a program that is not one of the orderings
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,11 @@ Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
 """Scores by example of each ordering."""
 
 
-PRIOR_VARIANCE = 0.02
-"""Prior mean of the variance of orderings' effects over the noise's: orders of accuracy .6 that differ by .06."""
-
-PRIOR_SHRINKAGE = 3.0
-"""Noise variance over the variance of examples' effects, as long as little is known of them."""
-
-PRIOR_EXAMPLES = 10.0
-"""Examples that this prior counts as much as."""
-
+PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's: of accuracy .6, orders that differ by .06
+PRIOR_SHRINKAGE = 3.0  # noise variance over that of examples' effects, as long as little is known of them
+PRIOR_EXAMPLES = 10.0  # that this prior counts as much as
 MIN_SHRINKAGE, MAX_SHRINKAGE = 0.05, 30.0
-NUM_ALTERNATIONS = 10
-"""Of the two-way fit."""
+NUM_ALTERNATIONS = 10  # of the two-way fit
 
 
 class ScoreTable:
