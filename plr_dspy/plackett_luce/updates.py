@@ -2,26 +2,19 @@
 
 A rule is pure: it changes neither the distribution nor the elites that it is given. Elites are rankings ``[m, n]``.
 Those that show only some of the items are filled up with -1, and the rules here learn from what they show.
-
-The fits are written in numpy, with their gradient: for so few numbers torch takes several times as long.
 """
 
 from dataclasses import field
 from typing import ClassVar, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, are_rankings, completed, log_probabilities
 
-Array = NDArray[np.float64]
-
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, as in its paper (arXiv:1412.6980) and in torch
-TINY = 1e-300  # least weight of an item beside the heaviest one in a fit, so that no sum of weights is 0
 UNIFORM_SHARE = 0.05  # of the probability, at least, that all numbers of items have in equal parts: none dies out
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -132,6 +125,7 @@ class MixtureEM(_Rule):
         logits = torch.zeros(count, num_items, dtype=torch.float64)
         return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
 
+    @torch.no_grad()
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
 
@@ -139,36 +133,20 @@ class MixtureEM(_Rule):
         ``[c, m]``. Of an elite that shows few items, the likelihood is that of all orderings that begin so. With few
         elites it has no finite maximum: steps, clip and penalty bound the logits.
         """
-        orderings, is_shown = (each.cpu().numpy() for each in completed(elites, elites.shape[-1]))
-        (count, size), shown = orderings.shape, is_shown.astype(np.float64)
-        shares = np.ones(count) if weights is None else weights.detach().cpu().double().numpy()
-        ranks, last_first = orderings.argsort(axis=-1), orderings[:, ::-1]
-        places = np.arange(count)[:, None] * size + ranks  # of items, in all orderings one after another
-        appeared = shares @ (ranks < is_shown.sum(axis=-1, keepdims=True))
-
-        def gradient(theta: Array) -> Array:
-            """An item shown adds 1, and every item takes away its chance of coming next at each position shown up to
-            its own (PLR Eq. 2), ``[*c, n]``."""
-            worth = np.maximum(np.exp(theta - theta.max(axis=-1, keepdims=True)), TINY)
-            remaining = worth[..., last_first].cumsum(axis=-1)[..., ::-1]  # [*c, m, n]
-            inverse = (shown / remaining).cumsum(axis=-1).reshape(*theta.shape[:-1], -1)
-            chances = (shares[..., None, :] @ inverse.take(places, axis=-1))[..., 0, :]
-            return np.asarray(appeared - worth * chances)
-
-        def projected(values: Array) -> Array:
-            centred = values - values.mean(axis=-1, keepdims=True)
-            return np.asarray(np.minimum(np.maximum(centred, -self.clip), self.clip))
-
-        theta = projected(logits.detach().cpu().double().numpy())
-        mean, square = np.zeros_like(theta), np.zeros_like(theta)  # of the gradients, moving
+        weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
+        theta = _centred(logits).clamp(-self.clip, self.clip)
+        mean, square = torch.zeros_like(theta), torch.zeros_like(theta)  # of the gradients, moving
         for step in range(1, self.num_steps + 1):
-            slope = self.l2 * theta - gradient(theta)
+            with torch.enable_grad():
+                theta = theta.detach().requires_grad_()
+                likelihood = (weights * log_probabilities(theta[..., None, :], elites)).sum()
+            slope = torch.autograd.grad(likelihood, theta)[0] - self.l2 * theta
             mean += (1 - BETAS[0]) * (slope - mean)
             square += (1 - BETAS[1]) * (slope * slope - square)
             length = self.learning_rate / (1 - BETAS[0] ** step)
-            scale = np.sqrt(square / (1 - BETAS[1] ** step)) + EPSILON
-            theta = projected(theta - length * mean / scale)
-        return torch.from_numpy(theta).to(logits)
+            scale = (square / (1 - BETAS[1] ** step)).sqrt() + EPSILON
+            theta = _centred(theta + length * mean / scale).clamp(-self.clip, self.clip)
+        return theta
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         logits = distribution.logits

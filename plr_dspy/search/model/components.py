@@ -1,26 +1,14 @@
 """A Gaussian process that is a sum of independent ones, and how much each of them varies."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack
 
 from plr_dspy.search.model.table import PRIOR_VARIANCE, Array
 
 PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; small lets components vanish
 NUM_STEPS, NUM_FIRST_STEPS = 3, 15  # of a fit of variances that goes on from an earlier one, and of the first
-
-
-def inverted(matrix: Array) -> tuple[Array, float]:
-    """The inverse of a positive definite matrix, and the logarithm of its determinant; LinAlgError for another one."""
-    factor, failed = lapack.dpotrf(matrix, lower=True)
-    if failed:
-        raise np.linalg.LinAlgError("the matrix is not positive definite")
-    half = lapack.dpotri(factor, lower=True)[0]  # 0 above the diagonal, as the factor
-    inverse = half + half.T
-    np.fill_diagonal(inverse, half.diagonal())
-    return inverse, -2.0 * float(np.log(factor.diagonal()).sum())
 
 
 class Components(NamedTuple):
@@ -37,6 +25,11 @@ class Components(NamedTuple):
     def weights(self, features: Sequence[Array]) -> list[Array]:
         """Of the features ``[m, d]`` of the components but the last, in the posterior mean."""
         return [v * (f.T @ self.solved) for v, f in zip(self.variances[:-1], features, strict=True)]
+
+    def left(self, before: Array, covariance: Array) -> Array:
+        """Posterior variances of values, from prior ones ``[c]`` and covariances ``[c, m]`` with those fitted."""
+        explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
+        return np.asarray(self.noise * np.maximum(before - explained, 1e-9))
 
 
 def linear(features: Sequence[Array], weights: Sequence[Array]) -> Array:
@@ -69,7 +62,7 @@ def fit_components(
     for step in range(num_steps + 1):
         given = fixed + np.diag(np.zeros(size) + extra_variances / noise)
         covariance = np.tensordot(variances, stacked, axes=1) + given
-        inverse, _ = inverted(covariance + errors)
+        inverse: Any = np.linalg.inv(covariance + errors)
         values, left = measure(covariance, inverse)
         solved = inverse @ values
         if step < num_steps:

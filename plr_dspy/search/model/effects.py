@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import fit_components, inverted, linear
+from plr_dspy.search.model.components import fit_components, linear
 from plr_dspy.search.model.table import Array, Mask
 
 NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 3  # at most, and of a fit that only says which orderings promise most
@@ -127,7 +127,7 @@ class ResponseEffects:
             rows, columns = columns, rows
         table = own if by_ordering else own.T
         reach = table / columns
-        joint, _ = inverted(np.diag(rows) - table @ reach.T)
+        joint = np.linalg.inv(np.diag(rows) - table @ reach.T)
         moved = joint @ reach
         unsure = np.diag(joint)[:, None] - 2.0 * moved + (1.0 / columns + (reach * moved).sum(axis=0))
         unsure = unsure if by_ordering else unsure.T  # what they leave in each cell
@@ -167,21 +167,14 @@ class EffectProcess:
             total=usual / unit,
             fixed=np.diag(apart),
         )
-        self._fit, self._unit, self._level, self._precisions = fit, unit, level, precisions
-        self._gain = fit.covariance @ fit.inverse
-        self.components = fit.variances
+        self._fit, self._level, self._precisions, self.components = fit, level, precisions, fit.variances
         self.means: Array = fit.covariance @ fit.solved + level
-        self.variances = self._left(np.diag(fit.covariance), self._gain, fit.covariance)
-
-    def _left(self, before: Array, gain: Array, covariance: Array) -> Array:
-        """Posterior variances, from the prior ones, and covariances with the orderings fitted."""
-        left: Array = self._unit * np.maximum(before - (gain * covariance).sum(axis=1), 1e-9)
-        return left
+        self.variances = fit.left(np.diag(fit.covariance), fit.covariance)
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
         """Covariance ``[c, c]`` of posterior means by the noise of those chosen, whose own is `alike` in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
-        gain = self._gain[np.ix_(chosen, chosen)]
+        gain = (self._fit.covariance @ self._fit.inverse)[np.ix_(chosen, chosen)]
         errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T
         return errors
 
@@ -195,4 +188,4 @@ class EffectProcess:
         covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
         means: Array = covariance @ self._fit.solved + self._level
-        return means, self._left(before, covariance @ self._fit.inverse, covariance)
+        return means, self._fit.left(before, covariance)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from plr_dspy.search.model.components import inverted
 from plr_dspy.search.model.table import Array, Mask
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # what the variance of orderings may be, over its estimate
@@ -102,10 +101,10 @@ def expected_gains(
 
     def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
         prior = scale * covariance + kind * apart
-        inverse, log_determinant = inverted(prior + size * noise)
+        inverse = np.linalg.inv(prior + size * noise)
         rest: Array = means - inverse.sum(axis=0) @ means / inverse.sum()  # the generalised least-squares mean
         # The restricted likelihood: the mean of all is not known.
-        log = 0.5 * (log_determinant - np.log(inverse.sum()) - rest @ inverse @ rest)
+        log = 0.5 * (np.linalg.slogdet(inverse)[1] - np.log(inverse.sum()) - rest @ inverse @ rest)
         contrasts = prior - prior[reference]
         weights = contrasts @ inverse
         before = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]

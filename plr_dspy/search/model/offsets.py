@@ -84,11 +84,9 @@ class LabelOffsets:
 
 def softmax(logits: Array) -> Array:
     """The softmax over the last axis, ``[..., L]``, in a third of the time that scipy takes for short rows."""
-    by_label = np.array(np.moveaxis(logits, -1, 0), order="C")
-    by_label -= by_label.max(axis=0)
-    np.exp(by_label, out=by_label)
-    by_label /= by_label.sum(axis=0)
-    return np.ascontiguousarray(np.moveaxis(by_label, 0, -1))
+    by_label = np.moveaxis(logits, -1, 0).copy()
+    odds = np.exp(by_label - by_label.max(axis=0))
+    return np.moveaxis(odds / odds.sum(axis=0), 0, -1)
 
 
 def probable(logits: Array, variances: Array) -> Array:

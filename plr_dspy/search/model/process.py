@@ -217,9 +217,7 @@ class AdditiveProcess:
     @property
     def variances(self) -> Array:
         """Posterior variances of the orderings' scores on a mean example, ``[m]``."""
-        covariance = self._fit.covariance
-        left: Array = np.diag(covariance) - ((covariance @ self._fit.inverse) * covariance).sum(axis=1)
-        return (self._unit * self._deviation) ** 2 * np.maximum(left, 0.0)
+        return self._unit**2 * self._fit.left(np.diag(self._fit.covariance), self._fit.covariance)
 
     def unshrunk(self, number: int) -> float:
         """What an ordering fitted scores on a mean example by its own scores alone."""
