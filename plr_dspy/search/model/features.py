@@ -41,34 +41,31 @@ class Features:
         self._space = space
         named = [None] * len(space.sizes) if classes is None else classes
         self._families = [_families(space, block, codes) for block, codes in enumerate(named)]
-        self.names: list[str] = []
-        self._moments: list[tuple[Array, float]] = []
+        self._moments: dict[str, tuple[Array, float]] = {}
         drawn = space.draw(NUM_REFERENCES, np.random.default_rng(0))
-        for name, raw in self._raw(drawn, FAMILIES):
+        for name, raw in self._raw(drawn).items():
             mean = raw.mean(axis=0)
             variance = float(((raw - mean) ** 2).sum(axis=1).mean())
             if variance > 1e-9:
-                self.names.append(name)
-                self._moments.append((mean, variance**-0.5))
-        self.references = self(drawn)
+                self._moments[name] = mean, variance**-0.5
+        self.names, self.references = list(self._moments), self(drawn)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
         """Features ``[m, d]`` of each family; of a space whose orderings do not differ one family without any."""
-        families = zip(self._raw(orderings, self.names), self._moments, strict=True)
-        found = [(raw - mean) * scale for (_, raw), (mean, scale) in families]
+        raw = self._raw(orderings)
+        found = [(raw[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
         return found or [np.zeros((len(orderings), 0))]
 
-    def _raw(self, orderings: Sequence[Ordering], names: Sequence[str]) -> list[tuple[str, Array]]:
-        """Features of all blocks side by side, of those of the families that some block has."""
-        parts: dict[str, list[Array]] = {name: [] for name in names}
+    def _raw(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
+        """Features of all blocks side by side, of the families that some block has."""
+        parts: dict[str, list[Array]] = {name: [] for name in FAMILIES}
         blocks = zip(self._space.sizes, self._space.limits, self._families, strict=True)
         for block, (size, (_, most), families) in enumerate(blocks):
             rows = [[*o[block][::-1], *[size] * (most - len(o[block]))] for o in orderings]
             places = np.array(rows, dtype=np.int64).reshape(len(rows), most)
-            for name in names:
-                if name in families:
-                    parts[name].append(families[name](places).reshape(len(rows), -1))
-        return [(name, np.concatenate(tables, axis=1)) for name, tables in parts.items() if tables]
+            for name, family in families.items():
+                parts[name].append(family(places).reshape(len(rows), -1))
+        return {name: np.concatenate(tables, axis=1) for name, tables in parts.items() if tables}
 
 
 def _families(space: OrderingSpace, block: int, classes: Sequence[int] | None) -> dict[str, Family]:

@@ -25,7 +25,6 @@ PRIOR_SHARE, MAX_SHARE = 0.2, 0.95  # of the residual variance, that examples' p
 PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
 ORDERING, APART, RULE = range(3)  # rows: orderings, programs alone of their kind, rules that find demos by input
 CENTRES = np.arange(-4.0, 4.01, 0.5)  # of bumps, which add up to a function of the leaning, in its deviations at random
-FURTHEST = 6.0  # leanings beyond it count as this, in the same unit
 
 
 class Leaning:
@@ -87,7 +86,7 @@ class Leaning:
 
     def _bumps(self, leaning: Array) -> Array:
         """Heights of the bumps at leanings that are known up to a constant, ``[m, d]``."""
-        standard = np.clip((leaning - self._centre) / self._spread, -FURTHEST, FURTHEST)
+        standard = (leaning - self._centre) / self._spread
         return np.asarray(np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2))
 
 
@@ -98,8 +97,10 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
     examples tell of others only up to the variance of such preferences over n. In a real model's answers a third to a
     half of the variance that orderings and examples do not explain by themselves is of this kind.
     """
-    # Orderings that are nearly the same agree more than any that are linear in their features would.
-    kernels = [*kernels, *map(_sharpened, kernels)]
+    # Orderings that are nearly the same agree more than any that are linear in their features would: third powers of
+    # correlations.
+    lengths = [np.sqrt(np.diag(kernel)) + 1e-12 for kernel in kernels]
+    kernels = [*kernels, *(k * (k / np.outer(n, n)) ** 2 for k, n in zip(kernels, lengths, strict=True))]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
     parts = [share * kernel for share, kernel in zip(shares, kernels, strict=True)]
     preferences: Array = sum(parts, start=np.zeros((len(table.counts), len(table.counts))))
@@ -133,13 +134,6 @@ def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Arr
     factor = np.linalg.cholesky(gram)
     shares: Array = optimize.nnls(factor.T, np.linalg.solve(factor, moments))[0]
     return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
-
-
-def _sharpened(kernel: Array) -> Array:
-    """A kernel with the third powers of its correlations."""
-    lengths = np.sqrt(np.diag(kernel)) + 1e-12
-    correlations = kernel / np.outer(lengths, lengths)
-    return np.asarray(kernel * correlations * correlations)
 
 
 class AdditiveProcess:

@@ -18,7 +18,6 @@ Mask: TypeAlias = NDArray[np.bool_]
 Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
 """Scores by example of each ordering."""
 
-
 PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's: of accuracy .6, orders that differ by .06
 PRIOR_SHRINKAGE = 3.0  # noise variance over that of examples' effects, as long as little is known of them
 PRIOR_EXAMPLES = 10.0  # that this prior counts as much as
@@ -37,6 +36,7 @@ class ScoreTable:
         self.counts, self._on_examples = self.known.sum(axis=1), self.known.sum(axis=0)
         self.seen = self._on_examples > 0
         self._sums, self._sums_on_examples = self._values.sum(axis=1), self._values.sum(axis=0)
+        self._trust: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
@@ -103,7 +103,3 @@ class ScoreTable:
     def shrunk_means(self) -> Array:
         """The adjusted means, the nearer to 0 the fewer examples they come from, ``[m]``."""
         return self.adjusted_means * self._trust
-
-    @cached_property
-    def _trust(self) -> Array:
-        return np.asarray(self.counts / (self.counts + 0.5 / PRIOR_VARIANCE))
