@@ -12,15 +12,14 @@ NUM_STEPS, NUM_FIRST_STEPS = 3, 15  # of a fit of variances that goes on from an
 
 
 class Components(NamedTuple):
-    """A sum of independent Gaussian processes, fitted to what was measured of m orderings; the noise's variance is the
-    unit."""
+    """A sum of independent Gaussian processes, fitted to what was measured of m orderings, in units of the noise."""
 
     variances: Array  # of the components
     covariance: Array  # prior covariance of the values, [m, m]
     fixed: Array  # the part of it that was given, [m, m]
     inverse: Array  # inverse covariance of what was measured, [m, m]
     solved: Array  # it times what was measured less its mean, [m, ...]
-    noise: float  # the unit
+    noise: float  # its variance
 
     def weights(self, features: Sequence[Array]) -> list[Array]:
         """Of the features ``[m, d]`` of the components but the last, in the posterior mean."""
@@ -48,9 +47,7 @@ def fit_components(
     fixed: Array | float = 0.0,  # further prior covariance, [m, m]
     extra_variances: Array | float = 0.0,  # further prior variances in the values' own unit, [m]
 ) -> Components:
-    """Maximise the restricted likelihood under a Gamma prior, by fixed-point steps.
-
-    Source: D. A. Harville, "Maximum likelihood approaches to variance component estimation", JASA 72, 1977.
+    """Maximise the restricted likelihood under a Gamma prior, by fixed-point steps (D. A. Harville, JASA 72, 1977).
 
     `measure` goes from the prior covariance, and the inverse covariance of what was measured, to that itself, less its
     mean, ``[m]`` or of several outputs ``[m, k]``, and to the variance of the noise, which begins with `noise`.
@@ -67,8 +64,7 @@ def fit_components(
         solved = inverse @ values
         if step < num_steps:
             noise = left
-            outputs = solved.size // size
-            explained = np.array([np.vdot(solved, kernel @ solved) for kernel in kernels]) / (noise * outputs)
+            explained = np.array([np.vdot(solved, k @ solved) for k in kernels]) / (noise * solved.size / size)
             traces = stacked.reshape(number, -1) @ inverse.ravel()
             variances = 0.5 * variances * explained + PRIOR_SHAPE
             variances = np.maximum(variances / (0.5 * traces + PRIOR_SHAPE * number / total), 1e-9)

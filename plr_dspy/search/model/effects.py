@@ -5,9 +5,8 @@
 z are the log-probabilities of L labels less their mean, as L - 1 orthonormal contrasts. a is the example's own; b leans
 an ordering towards labels, and q is what it adds to the labels that the metric scores high (g). Two examples tell b of
 an ordering nearly whole, so that its score on all others follows from few of them.
-
 All effects are normal, with variances that are estimated with them by expectation and maximisation (N. M. Laird and
-J. H. Ware, "Random-effects models for longitudinal data", Biometrics 38, 1982).
+J. H. Ware, Biometrics 38, 1982).
 """
 
 from collections.abc import Sequence
@@ -52,8 +51,7 @@ class ResponseEffects:
         known, num_contrasts = ~np.isnan(contrasts[..., 0]), contrasts.shape[2]
         self._shown, self._seen = known.astype(np.float64), known.any(axis=0)
         self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))
-        self._directions, self._apart = directions.T, apart
-        self._lengths = (directions**2).sum(axis=1)
+        self._directions, self._apart, self._lengths = directions.T, apart, (directions**2).sum(axis=1)
         self.noise, self._example_variance, self._mean = 0.5, 2.0, np.zeros(num_contrasts)
         self._leaning_variance, self._slope_variance = 1.0, PRIOR_SLOPE
         self._examples, self._rest = np.zeros((num_contrasts, len(directions))), self._contrasts
@@ -146,8 +144,8 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess:
     """A Gaussian process of one effect of orderings, of which each was measured by itself, with a noise of its own.
 
-    Its kernels are those of the families of features, ``[m, m]`` each, and its `components` their variances and that of
-    own effects, over the unit. `means`, ``[m, k]``, and `variances`, ``[m]``, are of the posterior that knows all.
+    `components` are the variances of families of features and of own effects, over the unit; `means`, ``[m, k]``, and
+    `variances`, ``[m]``, those of the posterior that knows all.
     """
 
     def __init__(
@@ -175,8 +173,7 @@ class EffectProcess:
         """Covariance ``[c, c]`` of posterior means by the noise of those chosen, whose own is `alike` in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
         gain = (self._fit.covariance @ self._fit.inverse)[np.ix_(chosen, chosen)]
-        errors: Array = gain @ (alike * np.outer(deviations, deviations)) @ gain.T
-        return errors
+        return np.asarray(gain @ (alike * np.outer(deviations, deviations)) @ gain.T)
 
     def predict_means(self, features: Sequence[Array], fitted: Sequence[Array]) -> Array:
         """Posterior means ``[c, k]`` of other orderings' effects, from features of theirs and of those fitted."""
@@ -187,5 +184,4 @@ class EffectProcess:
         with those fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``."""
         covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
-        means: Array = covariance @ self._fit.solved + self._level
-        return means, self._fit.left(before, covariance)
+        return covariance @ self._fit.solved + self._level, self._fit.left(before, covariance)

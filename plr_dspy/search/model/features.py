@@ -28,12 +28,8 @@ MAX_PAIRS = 1_500
 
 
 class Features:
-    """Features of the orderings of a space, in families: the `names` of those that there are.
-
-    Each family has mean 0 and mean squared length 1 over random orderings, the `references`. Families in which these do
-    not differ are left out, such as the number of items where it is fixed, and those of classes that are more than two
-    thirds as many as items.
-    """
+    """Features of the orderings of a space, in families, the `names` of those that there are. Each has mean 0 and mean
+    squared length 1 over random orderings, the `references`; those in which these do not differ are left out."""
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
         if classes is not None and tuple(map(len, classes)) != space.sizes:
@@ -85,7 +81,7 @@ def _families(space: OrderingSpace, block: int, classes: Sequence[int] | None) -
     }
     if size**2 <= MAX_PAIRS // len(space.sizes):
         families["adjacency"] = lambda places: items[places[:, 1:]].transpose(0, 2, 1) @ items[places[:, :-1]]
-    if 1 < number <= 2 * size / 3:
+    if 1 < number <= 2 * size / 3:  # Of more classes they would say hardly more than items do.
         families["class region"] = lambda places: classed[places].transpose(0, 2, 1) @ near
         families["class adjacency"] = lambda places: classed[places[:, 1:]].transpose(0, 2, 1) @ classed[places[:, :-1]]
     return families
@@ -96,5 +92,4 @@ def _smooth(points: Array, scale: float) -> Array:
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)
     kept = values > 1e-6 * values.max(initial=0.0)
-    basis: Array = vectors[:, kept] * np.sqrt(values[kept])
-    return basis
+    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))

@@ -57,17 +57,15 @@ class LabelOffsets:
             of_alone = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
             offsets = self._of(np.where(alone[:, None], of_alone, filled), shares)
             options.append((shares, offsets, calibrated(logs, offsets[:, None], unseen=unseen).argmax(axis=2)))
-        best = 0
-        if len(options) > 1:
-            seen, right = np.asarray(known.any(axis=0)), np.arange(len(scores))
-            tables = np.array([np.where(known, scores[right, answers], 0.0) for *_, answers in options])
-            means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, seen]
-            weights = weigh(seen[None])[0, seen]
-            gains, weights = means - means[0], weights / weights.sum()
-            mean_gains = gains @ weights
-            # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
-            errors = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2) * (not np.isnan(guesses[0]).any())
-            best = int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())
+        seen, right = np.asarray(known.any(axis=0)), np.arange(len(scores))
+        tables = np.array([np.where(known, scores[right, answers], 0.0) for *_, answers in options])
+        means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, seen]
+        weights = weigh(seen[None])[0, seen]
+        gains, weights = means - means[0], weights / weights.sum()
+        mean_gains = gains @ weights
+        # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
+        errors = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2) * (not np.isnan(guesses[0]).any())
+        best = int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())
         self.shares, self.offsets, self.answers = options[best]
         self.calibrates = not np.isnan(self.shares).any()
 

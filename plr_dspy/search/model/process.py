@@ -106,15 +106,14 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
     preferences: Array = sum(parts, start=np.zeros((len(table.counts), len(table.counts))))
     single = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
     of_examples = table.known / np.maximum(1, table.counts)[:, None]
-    covariance: Array = preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts)
-    return covariance
+    return np.asarray(preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts))
 
 
 def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Array:
     """The share of the residual variance, of `rest` ``[m, E]``, that examples' preferences along each kernel have.
 
-    Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, "The
-    investigation of linkage between a quantitative trait and a marker locus", Behavior Genetics 2, 1972), none below 0.
+    Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, Behavior
+    Genetics 2, 1972), none below 0.
     """
     total, number = float(np.vdot(rest, rest)), len(kernels)
     if total <= 0.0 or not kernels:

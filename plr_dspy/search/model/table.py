@@ -77,13 +77,11 @@ class ScoreTable:
         """Shrunk mean of each example over its scores, less the effects ``[m]`` of the orderings, ``[E]``."""
         rest = self._sums_on_examples - effects @ self._shown
         mean = rest.sum() / max(1, self._on_examples.sum())
-        shrunk: Array = (rest + self.shrinkage * mean) / (self._on_examples + self.shrinkage)
-        return shrunk
+        return np.asarray((rest + self.shrinkage * mean) / (self._on_examples + self.shrinkage))
 
     def ordering_effects(self, effects: Array) -> Array:
         """Mean of each ordering above the effects that its examples have beside these of orderings, ``[m]``."""
-        means: Array = (self._sums - self._shown @ self.example_effects(effects)) / np.maximum(1, self.counts)
-        return means
+        return np.asarray((self._sums - self._shown @ self.example_effects(effects)) / np.maximum(1, self.counts))
 
     def residuals(self, effects: Array) -> Array:
         """What effects of orderings and of examples leave of the scores, ``[m, E]``; 0 where there is none."""
