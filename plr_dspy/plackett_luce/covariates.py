@@ -15,9 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import softmax
 
 Array: TypeAlias = NDArray[np.float64]
-
-Features: TypeAlias = Callable[[Sequence[int]], Array]
-"""The features of the items of one choice, ``[n, f]``, when these items have been chosen already, in this order."""
+Features: TypeAlias = Callable[[Sequence[int]], Array]  # of the items of one choice, [n, f], after those chosen already
 
 
 def choose(
@@ -33,16 +31,8 @@ def choose(
 
 
 def fit(features: Sequence[Features], rankings: Sequence[Sequence[int]], weights: ArrayLike, *, l2: float) -> Array:
-    """The coefficients of the largest weighted likelihood of rankings, less ``l2 / 2 * |coefficients|^2``.
-
-    The objective is concave; without a penalty, rankings that agree have no finite maximum.
-
-    Args:
-        features: Of the items that each ranking is of, m of them.
-        rankings: Chosen items, the first one first, ``[m]``.
-        weights: Of the rankings, ``[m]``, not negative.
-        l2: Strength of the penalty, positive.
-    """
+    """The coefficients of the largest weighted likelihood of rankings, of chosen items with features of their own, less
+    ``l2 / 2 * |coefficients|^2``; without this penalty, rankings that agree have no finite maximum."""
     stages = []  # Of each place of each ranking: the features less those of the item chosen, and the weight.
     for of_items, ranking, share in zip(features, rankings, np.asarray(weights, dtype=np.float64), strict=True):
         for place, item in enumerate(ranking):

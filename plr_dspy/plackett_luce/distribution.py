@@ -222,11 +222,8 @@ def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
 
 
 def completed(rankings: Tensor, num_items: int) -> tuple[Tensor, Tensor]:
-    """Put the items that rankings ``[..., k]`` leave out behind those that they show.
-
-    Returns:
-        Orderings of all items ``[..., n]``, and whether a place of them is shown, ``[..., n]``.
-    """
+    """Orderings of all items, with those that rankings ``[..., k]`` leave out behind those that they show, and whether
+    a place of them is shown, ``[..., n]`` each."""
     shown, places = rankings != NOT_SHOWN, torch.arange(num_items, device=rankings.device)
     behind = places.new_full((*rankings.shape[:-1], num_items + 1), num_items)  # the last takes what fills up
     keys = behind.scatter(-1, rankings.where(shown, num_items), places[: rankings.shape[-1]].expand(rankings.shape))

@@ -125,7 +125,6 @@ class MixtureEM(_Rule):
         logits = torch.zeros(count, num_items, dtype=torch.float64)
         return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
 
-    @torch.no_grad()
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
 
@@ -134,13 +133,19 @@ class MixtureEM(_Rule):
         elites it has no finite maximum: steps, clip and penalty bound the logits.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
-        theta = _centred(logits).clamp(-self.clip, self.clip)
+        orderings, shown = completed(elites, elites.shape[-1])
+        ranks = orderings.argsort(dim=-1)
+        appeared = weights @ (ranks < shown.sum(dim=-1, keepdim=True)).to(weights)
+        theta = _centred(logits.detach()).clamp(-self.clip, self.clip)
         mean, square = torch.zeros_like(theta), torch.zeros_like(theta)  # of the gradients, moving
+        tiny = torch.finfo(theta.dtype).tiny  # so that no sum of weights is 0
         for step in range(1, self.num_steps + 1):
-            with torch.enable_grad():
-                theta = theta.detach().requires_grad_()
-                likelihood = (weights * log_probabilities(theta[..., None, :], elites)).sum()
-            slope = torch.autograd.grad(likelihood, theta)[0] - self.l2 * theta
+            # An item shown adds 1, and each takes away its chance of coming next at every place shown up to its own.
+            worth = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
+            remaining = worth[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
+            inverse = (shown / remaining).cumsum(dim=-1)
+            chances = (weights[..., None] * inverse.take_along_dim(ranks.expand_as(inverse), dim=-1)).sum(dim=-2)
+            slope = appeared - worth * chances - self.l2 * theta
             mean += (1 - BETAS[0]) * (slope - mean)
             square += (1 - BETAS[1]) * (slope * slope - square)
             length = self.learning_rate / (1 - BETAS[0] ** step)
@@ -233,11 +238,9 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     if isinstance(update, str) and update in rules:
         return rules[update]()
-    expected = f"update must be one of {sorted(rules)} or an update object"
-    if isinstance(update, str):
-        raise ValueError(f"{expected}; got {update!r}")
-    if isinstance(update, type) or not isinstance(update, UpdateRule):
-        raise TypeError(f"{expected} such as MaximumLikelihood(); got {update!r}")
+    if isinstance(update, (str, type)) or not isinstance(update, UpdateRule):
+        expected = f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood()"
+        raise (ValueError if isinstance(update, str) else TypeError)(f"{expected}; got {update!r}")
     return update
 
 

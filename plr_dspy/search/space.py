@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-Ordering: TypeAlias = tuple[tuple[int, ...], ...]
-"""One permutation, or ordered subset, for each block; ``ordering[b][0]`` is the item of block b that comes first."""
-
-WITHOUT_DEMOS: Ordering = ((),)
-"""Stands for a program that shows no demos at all; of one block that may show none, it is an ordering."""
-
+Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, or some of them, the first one first
+WITHOUT_DEMOS: Ordering = ((),)  # a program that shows no demos at all; of one block that may show none, an ordering
 MAX_TRIES = 1_000  # draws or moves tried in the hope of one that is allowed
 
 
@@ -116,10 +112,8 @@ class OrderingSpace:
         return total + len(self.beside)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """The representative of all orderings that look like this one, like items ascending; allowed or not.
-
-        A ValueError where it is no ordering of this space.
-        """
+        """The representative of all orderings that look like this one, like items ascending; allowed or not. A
+        ValueError where it is no ordering of this space."""
         if ordering in self.beside:
             return tuple(map(tuple, ordering))
         if len(ordering) != len(self.kinds):
@@ -156,9 +150,10 @@ class OrderingSpace:
         """Every distinct allowed ordering once: the identity first, what is beside, then short before long ones."""
         yield self.identity
         yield from self.beside
-        for ordering in self._every(0):
-            if ordering != self.identity and self.allows(ordering):
-                yield ordering
+        every: Iterable[Ordering] = [()]
+        for kinds, limits in zip(self.kinds, self.limits, strict=True):
+            every = _with_one_more(every, kinds, limits)
+        yield from (ordering for ordering in every if ordering != self.identity and self.allows(ordering))
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw orderings, repeats included: uniformly the number of items of each block, of which most orderings have
@@ -219,16 +214,14 @@ class OrderingSpace:
         waiting = {kind: iter([i for i, other in enumerate(kinds) if other == kind]) for kind in set(kinds)}
         return tuple(next(waiting[kinds[item]]) for item in items)
 
-    def _every(self, block: int) -> Iterator[Ordering]:
-        """The distinct orderings of the blocks from one on, one at a time: there may be very many."""
-        if block == len(self.kinds):
-            yield ()
-            return
-        least, most = self.limits[block]
-        for length in range(least, most + 1):
-            for items in _distinct(self.kinds[block], length, range(self.sizes[block])):
-                for others in self._every(block + 1):
-                    yield (items, *others)
+
+def _with_one_more(
+    orderings: Iterable[Ordering], kinds: tuple[int, ...], limits: tuple[int, int]
+) -> Iterator[Ordering]:
+    """The orderings with every distinct one of a further block, one at a time: there may be very many."""
+    for ordering in orderings:
+        for length in range(limits[0], limits[1] + 1):
+            yield from ((*ordering, items) for items in _distinct(kinds, length, range(len(kinds))))
 
 
 def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:

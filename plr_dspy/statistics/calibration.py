@@ -22,10 +22,8 @@ def batch_offsets(
     unseen: ArrayLike = False,  # where a label was not among the likeliest tokens, [N, L]: it counts as none
     weights: ArrayLike = 1.0,  # what each input counts, [N]
 ) -> Array:
-    """The offsets ``[L]``, 0 on the mean, of batch calibration: those of the mean probabilities over a batch of inputs.
-
-    Source: H. Zhou et al., "Batch calibration", arXiv:2309.17249, Eq. 3.
-    """
+    """The offsets ``[L]``, 0 on the mean, of batch calibration (H. Zhou et al., arXiv:2309.17249, Eq. 3): those of the
+    mean probabilities over a batch of inputs."""
     known = np.asarray(log_probabilities)
     hidden = np.broadcast_to(unseen, known.shape)
     means = log_mean(np.where(hidden, -np.inf, known), np.broadcast_to(weights, len(known)))
@@ -57,12 +55,11 @@ def calibrated(
 ) -> Array:
     """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
     was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""
-    moved: Array = log_softmax(np.asarray(log_probabilities) * scales + np.asarray(offsets), axis=-1)
-    if (hidden := np.asarray(unseen)).any():
-        # No calibration makes of "not among the likeliest" more than it was.
-        seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
-        moved = log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1)
-    return moved
+    hidden = np.asarray(unseen)
+    moved = log_softmax(np.asarray(log_probabilities) * scales + np.asarray(offsets), axis=-1)
+    # No calibration makes of "not among the likeliest" more than it was.
+    seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
+    return np.asarray(log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1))
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
@@ -97,10 +94,8 @@ def right_counts(scores: ArrayLike) -> Array:
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
     """The shares of labels that a search calibrates to by way of trial, ``[S, L]``, by what labels score, ``[E, L]``.
-
-    Those of NaN stand for answers that stay as they are. They come last, and the scores decide, as in
-    `BatchCalibration`; where metrics may want shares `between`, none is likely, and they come first.
-    """
+    Those of NaN, for answers that stay as they are, come last; where metrics may want shares `between`, none is likely,
+    and they come first."""
     shares = likely_shares(right_counts(scores), between=between)
     as_they_are = np.full((1, shares.shape[1]), np.nan)
     return np.concatenate([as_they_are, shares] if between else [shares, as_they_are])
@@ -109,11 +104,8 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """The numbers of the labels that are answered to each input, ``[N]``, calibrated by all others.
-
-    Labels, of which these are the prior shares, have log-probabilities ``[N, L]`` on at least 2 inputs; the others are
-    as in `batch_offsets`.
-    """
+    """The numbers of the labels that are answered to each of at least 2 inputs, ``[N]``, calibrated by all others to
+    these shares; the rest is as in `batch_offsets`."""
     known, answers = np.asarray(log_probabilities), []
     hidden, counts = np.broadcast_to(unseen, known.shape), np.broadcast_to(weights, len(known))
     for i in range(len(known)):

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Array = NDArray[np.float64]
+from plr_dspy.statistics.calibration import Array
 
 NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
@@ -74,7 +73,7 @@ def spread(
     most = (highest - lowest) / 2 / scale
     low, high = np.minimum(low, most), np.minimum(high, most)
     deviation = min(math.sqrt(max(0.0, float((sampled.means**2).mean()) - sampled.noise)), most)
-    least, greatest = float(np.quantile(low, TAIL)), float(np.quantile(high, 1 - TAIL))
+    ends = min(float(np.quantile(low, TAIL)), deviation), max(float(np.quantile(high, 1 - TAIL)), deviation)
     gains_at = _gains(scores, others, disagreement, num_distinct, num_searched, rng)
     # The 95 % interval of the own score, with two pseudo-examples at either end (Agresti and Coull).
     with_ends = np.append(scores[0], [lowest, lowest, highest, highest])
@@ -87,12 +86,11 @@ def spread(
     gain = max(0.0, min(max(gain, least_gain), most_gain, highest - float(scores[0].mean())))
     low_mean, high_mean = bounds or (-math.inf, math.inf)
     largest, largest_gain = (high_mean - low_mean) / 2, max(0.0, high_mean - max(low_mean, float(scores[0].mean())))
-    ends = min(least, deviation) * scale, max(greatest, deviation) * scale
     return Spread(
         p_value=_p_value(scores, rng),
         noise=math.sqrt(sampled.noise),
         deviation=min(deviation * scale, largest),
-        deviation_interval=(min(ends[0], largest), min(ends[1], largest)),
+        deviation_interval=(min(ends[0] * scale, largest), min(ends[1] * scale, largest)),
         expected_gain=min(gain, largest_gain),
         gain_interval=(
             min(least_gain, gain, largest_gain),

@@ -66,7 +66,7 @@ class World:
             LabelResponses(self.scores, lambda ordering, example: None),
             np.arange(len(self.scores)),
             (logs, np.zeros(logs.shape, dtype=bool)),
-            self.features,
+            features=self.features,
             kinds=np.zeros(len(logs), dtype=int),
             told=np.where(self.known, self.right, np.nan),
         )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import fit_components, linear
+from plr_dspy.search.model.components import fit_components
 from plr_dspy.search.model.table import Array, Mask
 
 NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 3  # at most, and of a fit that only says which orderings promise most
@@ -90,9 +90,8 @@ class ResponseEffects:
             spread = ((leanings - self._mean) ** 2).mean(axis=1) + self.leaning.variances[usual]
             self._leaning_variance = _posterior_variance(spread, PRIOR_LEANING)
             self._slope_variance = _posterior_variance(squares + self.slope.variances[usual], PRIOR_SLOPE)
-        outside = self._apart.astype(np.float64)
-        leaning_priors = self._leaning_variance + APART_LEANING * outside
-        slope_priors = self._slope_variance + APART_SLOPE * outside
+        leaning_priors = self._leaning_variance + np.where(self._apart, APART_LEANING, 0.0)
+        slope_priors = self._slope_variance + np.where(self._apart, APART_SLOPE, 0.0)
         own, directions, num_contrasts = self._shown / self.noise, self._directions, len(self._contrasts)
         # Each cell is held against what the other orderings say of its example: an example that knows the cell would
         # repeat some of its noise, which then looks like an effect of the ordering.
@@ -165,23 +164,19 @@ class EffectProcess:
             total=usual / unit,
             fixed=np.diag(apart),
         )
-        self._fit, self._level, self._precisions, self.components = fit, level, precisions, fit.variances
+        self.fit, self.level, self._precisions, self.components = fit, level, precisions, fit.variances
         self.means: Array = fit.covariance @ fit.solved + level
         self.variances = fit.left(np.diag(fit.covariance), fit.covariance)
 
     def errors(self, alike: Array, chosen: Mask) -> Array:
         """Covariance ``[c, c]`` of posterior means by the noise of those chosen, whose own is `alike` in any unit."""
         deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
-        gain = (self._fit.covariance @ self._fit.inverse)[np.ix_(chosen, chosen)]
+        gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(chosen, chosen)]
         return np.asarray(gain @ (alike * np.outer(deviations, deviations)) @ gain.T)
-
-    def predict_means(self, features: Sequence[Array], fitted: Sequence[Array]) -> Array:
-        """Posterior means ``[c, k]`` of other orderings' effects, from features of theirs and of those fitted."""
-        return linear(features, self._fit.weights(fitted)) + self._level
 
     def predict(self, across: Sequence[Array], squares: Array) -> tuple[Array, Array]:
         """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from products of their features
         with those fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``."""
         covariance = np.tensordot(self.components[:-1], across, axes=1)
         before = squares @ self.components[:-1] + self.components[-1]
-        return covariance @ self._fit.solved + self._level, self._fit.left(before, covariance)
+        return covariance @ self.fit.solved + self.level, self.fit.left(before, covariance)

@@ -1,8 +1,5 @@
-"""What an ordering looks like to a linear model: tables of numbers, a family for each kind of effect.
-
-The families are those that explain how a real model's accuracy varies over orders: how many items are shown and which,
-which item stands where, which follows which, and where the classes of items stand (demos that give the same answer).
-"""
+"""What an ordering looks like to a linear model: tables of numbers, a family for each kind of effect by which a real
+model's accuracy varies over orders."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,12 +9,10 @@ from numpy.typing import NDArray
 from plr_dspy.search.model.table import Array
 from plr_dspy.search.space import Ordering, OrderingSpace
 
-Family = Callable[[NDArray[np.int64]], Array]
-"""The item at each place from the end ``[m, places]``, the block's size for none, to features ``[m, ...]``."""
-
+Family = Callable[[NDArray[np.int64]], Array]  # items at places from the end, the block's size for none, to features
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
 """The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
-same by the classes of items."""
+same by the classes of items, such as demos that give the same answer."""
 
 REGION = 1.0  # length scale of regions in the logarithm of places from the end: 1 and 2 are as near as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", as a share of the largest number

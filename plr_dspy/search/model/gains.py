@@ -74,13 +74,13 @@ def gain_of_calibration(expected: float, differences: Array) -> Gains:
 
 
 def expected_gains(
-    means: Array,
+    means: Array,  # mean scores less the effects of their examples, [m]
     *,
-    covariance: Array,
-    apart: Array,
-    noise: Array,
-    reference: int,
-    num_examples: int,
+    covariance: Array,  # estimated, of the true scores, [m, m]
+    apart: Array,  # further one of those that may be of another kind than the others, whatever these are, [m, m]
+    noise: Array,  # covariance of the errors of the means, [m, m]
+    reference: int,  # the number of the ordering that the others are held against
+    num_examples: int,  # that the scores are of
     kinds: Sequence[float] = KINDS,
 ) -> Gains:
     """What orderings score above one of them.
@@ -89,14 +89,6 @@ def expected_gains(
     several, by the likelihood of the scores, and orderings that may be of another kind are so or not. The covariance of
     errors may be larger, by as much as a variance may that has one degree of freedom for each example but one, but not
     smaller: that would make surer what chance has brought.
-
-    Args:
-        means, noise: Mean scores less the effects of their examples, ``[m]``, and the covariance of their errors.
-        covariance: Estimated covariance of the true scores, ``[m, m]``.
-        apart: Further covariance of those that may be of another kind than the others, whatever these are, ``[m, m]``.
-        reference: The number of the ordering that the others are held against.
-        num_examples: Examples that the scores are of.
-        kinds: Whether they may be as the others, 0, or of another kind, 1.
     """
 
     def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:

@@ -24,8 +24,6 @@ class Calibrated(NamedTuple):
 class LabelOffsets:
     """The offsets of labels that calibrate orderings, from their cells and, where these are unknown, what is expected.
 
-    What is expected of orderings that are `alone`, ``[m]``, is of others, so that their own cells calibrate them.
-
     Attributes:
         shares, offsets: The guess that was taken, ``[L]``, and the offsets, 0 on the mean, ``[m, L]``.
         calibrates: Whether that guess calibrates answers.
@@ -41,7 +39,7 @@ class LabelOffsets:
         *,
         guesses: Array,  # of how many examples each label is right for, [S, L]; one of NaN: answers stay as they are
         scores: Array,  # of the labels, [E, L]
-        alone: Mask,
+        alone: Mask,  # whose own cells calibrate them, as what is expected of them is of others, [m]
         weigh: Callable[[Mask], Array],  # what each known cell of a row counts, [m, E]
     ) -> None:
         self.known = known = ~np.isnan(log_probabilities[..., 0])

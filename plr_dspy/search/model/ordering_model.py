@@ -25,16 +25,13 @@ MOST_SCORED = 32  # as many of the most promising are those with the most scores
 LEAST_SHARE = 0.5  # of the calls must have brought log-probabilities: where they seldom come, scores tell more
 DEVIATIONS = 1.96  # standard errors on either side of a mean that an interval of 95 % has
 # Standard errors, at most, between what is expected of a program as it is and what its own scores say: it may be of
-# another kind than the orderings that tell of it (B. Efron and C. Morris, "Limiting the risk of Bayes and empirical
-# Bayes estimators, part II", JASA 67, 1972).
+# another kind than the orderings that tell of it (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 
 class OrderingModel:
-    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
-
-    What the space does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of its own.
-    """
+    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others. What the
+    space does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of its own."""
 
     def __init__(
         self,
@@ -53,10 +50,8 @@ class OrderingModel:
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
     ) -> FittedModel:
-        """Fit the process to the orderings that were scored most, those that promise most, and some of the others.
-
-        It goes on from the variances of an earlier fit in fewer steps; those kept are fitted whatever their scores.
-        """
+        """Fit the process to the orderings kept, those that were scored most, those that promise most, and some of the
+        others; it goes on from the variances of an earlier fit in fewer steps."""
         if not scores:
             raise ValueError("scores must be of one ordering at least; got none")
         earlier, orderings = earlier or {}, list(scores)
@@ -64,7 +59,7 @@ class OrderingModel:
             told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
-                responses = self._respond(told, logs, kinds)
+                responses = self._respond(told, logs, kinds=kinds)
                 means = np.array(told.shrunk_means if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
@@ -77,7 +72,7 @@ class OrderingModel:
                 rows_and_columns = np.ix_(chosen, np.isin(every, told.examples))
                 logs = logs and (logs[0][rows_and_columns], logs[1][rows_and_columns])
             features = self.features(orderings)
-            responses = self._respond(told, logs, kinds, features=features, earlier=earlier.get("responses"))
+            responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
                 table = responses.calibrated(table)
@@ -110,23 +105,13 @@ class OrderingModel:
         families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
         return [family * ~apart[:, None] for family in families] if apart.any() else families
 
-    def _respond(
-        self,
-        told: ScoreTable,
-        logs: tuple[Array, Mask] | None,
-        kinds: NDArray[np.int64],
-        *,
-        features: Sequence[Array] | None = None,
-        earlier: Sequence[Sequence[float]] | None = None,
-    ) -> ResponseModel | None:
+    def _respond(self, told: ScoreTable, logs: tuple[Array, Mask] | None, **options: Any) -> ResponseModel | None:
         """What log-probabilities say; None where most of the calls brought none."""
         if self._responses is None or logs is None:
             return None
         if (~np.isnan(logs[0][..., 0])).sum() <= LEAST_SHARE * told.counts.sum():
             return None
-        return ResponseModel(
-            self._responses, told.examples, logs, features, kinds=kinds, told=told.scores, earlier=earlier
-        )
+        return ResponseModel(self._responses, told.examples, logs, told=told.scores, **options)
 
     def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
         """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
@@ -137,25 +122,20 @@ class OrderingModel:
 
 @dataclass(frozen=True)
 class Gain:
-    """What is expected of an ordering beside another one, on examples that nobody has seen.
-
-    Where answers are calibrated, the other one gains by its own calibration, so that there are further probabilities:
-    that the ordering scores more, and less, when the other is calibrated, too.
-    """
+    """What is expected of an ordering beside another one, on examples that nobody has seen."""
 
     expected: float  # its mean score less the other's
     probability: float  # that this is above 0
     worse: float = 0.0  # the probability that it is below
     deviation: float = 0.0  # of the gain, as far as it is not known
-    probability_calibrated: float = 1.0  # 1 for the other itself, and where answers are not calibrated
+    # The same where the other is calibrated, too; so for that itself, and where answers are not calibrated.
+    probability_calibrated: float = 1.0
     worse_calibrated: float = 0.0
 
 
 class FittedModel:
-    """A model of scores as it was fitted: estimates, gains, posterior draws, and what calibration does.
-
-    Most methods are about the orderings fitted, others being ruled out; `predict` and `sample` take any.
-    """
+    """A model of scores as it was fitted; most methods are about the orderings fitted, others being ruled out, but
+    `predict` and `sample` take any."""
 
     def __init__(
         self,
@@ -198,7 +178,8 @@ class FittedModel:
         that the user has."""
         known = self.calibration(ordering)
         if known is None:
-            own, expected = self._process.unshrunk(self.orderings.index(ordering)), dict(self.estimates())[ordering]
+            own = float(self._process.unshrunk[self.orderings.index(ordering)])
+            expected = dict(self.estimates())[ordering]
         else:
             own, expected = self._corrected(ordering)[0], known.before
         most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)

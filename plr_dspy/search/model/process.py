@@ -139,7 +139,8 @@ class AdditiveProcess:
     """The process f over orderings, fitted to their scores on examples.
 
     Attributes:
-        mean: Posterior mean scores of the orderings on a mean example, ``[m]``.
+        mean, variances: Of the posterior of the orderings' scores on a mean example, ``[m]``.
+        unshrunk: What orderings score there by their own scores alone, ``[m]``.
         state: The variances of f and of the leaning, as JSON data.
     """
 
@@ -198,23 +199,15 @@ class AdditiveProcess:
         )
         self._fit, self._means, self._deviation = fit, means, float(np.sqrt(fit.noise))
         self._weights = fit.weights(self._features)
-        self._examples = float(table.example_effects(effects)[table.seen].mean())
-        self._level = self._examples + centre
+        examples = float(table.example_effects(effects)[table.seen].mean())
+        self.unshrunk, self._level = self._unit * (means + examples), examples + centre
         self.mean: Array = self._unit * (fit.covariance @ fit.solved + self._level)
+        self.variances = self._unit**2 * fit.left(np.diag(fit.covariance), fit.covariance)
         self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
 
     def predict(self, features: Sequence[Array]) -> Array:
         """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._weights) + self._level)
-
-    @property
-    def variances(self) -> Array:
-        """Posterior variances of the orderings' scores on a mean example, ``[m]``."""
-        return self._unit**2 * self._fit.left(np.diag(self._fit.covariance), self._fit.covariance)
-
-    def unshrunk(self, number: int) -> float:
-        """What an ordering fitted scores on a mean example by its own scores alone."""
-        return float(self._unit * (self._means[number] + self._examples))
 
     def gains(self, reference: int, *, kinds: Sequence[float] = KINDS) -> Gains:
         """What the orderings fitted score on new examples above one of them, given by its number; `kinds` as of

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import helmert
 
+from plr_dspy.search.model.components import linear
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Gains, independent_gains
 from plr_dspy.search.model.offsets import Calibrated, LabelOffsets, probable, softmax
@@ -68,12 +69,8 @@ class LabelResponses:
 
 
 class Silence:
-    """What replies without a label do to expected scores: how many of an ordering's are such is a process of its own.
-
-    They may be none of one ordering, and all of another, by far more than orderings differ in the labels that they say.
-    They have the `score` of such replies on the mean. Of replies that say a label there is an expected share, with a
-    variance, ``[m]`` each. Of the scores told, ``[m, E]``, some were heard with labels.
-    """
+    """What replies without a label, which have a mean `score`, do to expected scores. Orderings may differ in how many
+    they are by far more than in the labels said, so that the shares of others, ``[m]``, are a process of their own."""
 
     def __init__(
         self,
@@ -110,9 +107,7 @@ class Silence:
 
 
 class ResponseModel:
-    """Expected scores of orderings from log-probabilities.
-
-    The effects of an ordering are one row: its leanings, ``[d]``, and its slope.
+    """Expected scores of orderings from log-probabilities; their effects are rows of leanings, ``[d]``, and a slope.
 
     Attributes:
         means, mean_variances: Expected mean scores of the orderings, ``[m]``, and the variances of these.
@@ -126,17 +121,16 @@ class ResponseModel:
         responses: LabelResponses,
         examples: NDArray[np.int64],  # the columns, [E]
         logs: tuple[Array, Mask],  # as of `LabelResponses.table`
-        features: Sequence[Array] | None,  # None takes effects as they were measured: quick, and says nothing of others
         *,
         kinds: NDArray[np.int64],  # log-probabilities of rules calibrate these, and no more
         told: Array,  # what calls scored, [m, E], which says whether answers are drawn by their probabilities
+        features: Sequence[Array] | None = None,  # None takes effects as measured: quick, and says nothing of others
         earlier: Sequence[Sequence[float]] | None = None,  # the `state` of the fit before
     ) -> None:
         self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
         self._responses, self._examples, self.calibrating = responses, examples, responses.calibrating
-        self._drawn = responses.influence is None and _are_drawn(
-            told[~self._rules], logs[0][~self._rules], self._scores
-        )
+        usual = ~self._rules
+        self._drawn = responses.influence is None and _are_drawn(told[usual], logs[0][usual], self._scores)
         *earlier_effects, of_silence = earlier or (None, None, None)
         self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features, kinds, of_silence)
         told = np.maximum(logs[0], LEAST)
@@ -148,9 +142,8 @@ class ResponseModel:
         self._contrasts = np.clip(of_orderings @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
         # The examples seen; where these are very many, so many of them, evenly spread.
-        shown = np.flatnonzero(~np.isnan(told[..., 0]).all(axis=0))
-        if len(shown) > MOST_EXAMPLES:
-            shown = shown[np.linspace(0, len(shown) - 1, MOST_EXAMPLES).round().astype(np.int64)]
+        seen = np.flatnonzero(~np.isnan(told[..., 0]).all(axis=0))
+        shown = seen[np.linspace(0, len(seen) - 1, min(len(seen), MOST_EXAMPLES)).round().astype(np.int64)]
         self._shown, self.num_examples = shown, len(shown)
         sweeps = NUM_QUICK_SWEEPS if features is None else NUM_SWEEPS
         self._cells = cells = ResponseEffects(self._contrasts, self._directions, apart=self._apart, num_sweeps=sweeps)
@@ -167,7 +160,7 @@ class ResponseModel:
         self._variances = np.stack([each.variances for each in known], axis=1)
         every = np.arange(len(examples))
         self._told = told, logs[1], *self._logits_of(self._effects, every)
-        table = self._score(*self._told[2:], every)
+        table = self._score(self._effects, every)
         self._heard = heard = np.asarray(table[:, shown] @ self._counts(shown))
         self.means = silence.counted(heard, silence.shares)
         self.always = np.round(self._counts(every) @ self._scores, 6).tolist()
@@ -221,10 +214,9 @@ class ResponseModel:
             chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
         return np.asarray(np.einsum("mel,el->me", chances, scores))
 
-    def _score(
-        self, logits: Array, variances: Array, examples: NDArray[np.int64], further: Array | float = 0.0
-    ) -> Array:
-        """Expected scores ``[m, E]`` on examples; leanings may have further variances, ``[m]``."""
+    def _score(self, effects: Array, examples: NDArray[np.int64], further: Array | float = 0.0) -> Array:
+        """Expected scores ``[m, E]`` of orderings with these effects; leanings may have further variances, ``[m]``."""
+        logits, variances = self._logits_of(effects, examples)
         if self.calibrating and self.labels.calibrates:
             # Calibration takes a leaning away, and with it the doubt about it.
             logits = logits + self.labels.expected(logits, variances, self._counts(examples))[:, None]
@@ -234,8 +226,7 @@ class ResponseModel:
 
     def _mean_scores(self, effects: Array, further: Array | float = 0.0) -> Array:
         """Expected mean scores of orderings with these effects, ``[m]``, and further variances of leanings, ``[m]``."""
-        table = self._score(*self._logits_of(effects, self._shown), self._shown, further)
-        return np.asarray(table @ self._counts(self._shown))
+        return np.asarray(self._score(effects, self._shown, further) @ self._counts(self._shown))
 
     def _draw(self, effects: Array, variances: Array) -> Array:
         """Expected mean scores under draws of effects ``[m, d + 1]``, the same ones for all orderings, ``[draws, m]``;
@@ -257,7 +248,7 @@ class ResponseModel:
 
     def predict_means(self, features: Sequence[Array]) -> Array:
         """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
-        effects = [process.predict_means(features, self._features) for process in self._processes]
+        effects = [linear(features, each.fit.weights(self._features)) + each.level for each in self._processes]
         # Leanings are taken to be as sure as those of the orderings fitted are on the mean.
         heard = self._mean_scores(np.concatenate(effects, axis=1), self._variances[:, 0].mean())
         return self._silence.counted(heard, self._silence.of(features))
@@ -339,7 +330,7 @@ class ResponseModel:
         """Covariance of errors of expected mean scores on new examples, ``[m, m]``; of `mute` ones none is measured."""
         # There are two sources: the examples are a sample, and the orderings' effects are measured on some of them.
         effects = self._effects[seen]
-        table = self._score(*self._logits_of(effects, self._shown), self._shown)
+        table = self._score(effects, self._shown)
         kinds = np.unique(self._scores[self._shown], axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
         centred = table - (table @ of_kind / of_kind.sum(axis=0)) @ of_kind.T

@@ -14,9 +14,7 @@ from plr_dspy.search.space import Ordering
 
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
-
-Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]
-"""Scores by example of each ordering."""
+Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]  # by example of each ordering
 
 PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's: of accuracy .6, orders that differ by .06
 PRIOR_SHRINKAGE = 3.0  # noise variance over that of examples' effects, as long as little is known of them
@@ -50,11 +48,8 @@ class ScoreTable:
 
     @cached_property
     def shrinkage(self) -> float:
-        """Noise variance over the variance of examples' effects; the mean of all counts as so many of an example's own.
-
-        Where orderings agree on most examples it is small: an example that has met a few of them is known. By the
-        analysis of variance of the examples that have two scores or more, and a prior.
-        """
+        """Noise variance over the variance of examples' effects, by the analysis of variance of the examples that have
+        two scores or more, and a prior. The mean of all counts as so many scores of an example's own."""
         several = self._on_examples >= 2
         if not several.any():
             return PRIOR_SHRINKAGE
