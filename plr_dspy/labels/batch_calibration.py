@@ -34,15 +34,12 @@ from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cr
 
 logger = logging.getLogger(__name__)
 
-INPUTS_PER_LABEL = 5
-"""With fewer, the labels that the inputs happen to have cost a point or more where there is nothing to correct."""
+INPUTS_PER_LABEL = 5  # with fewer, the labels that inputs happen to have cost a point or more for nothing
+MAX_FOLDS = 10  # of the cross-validation of a linear calibration
 
 PENALTY = 2.0
 """On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples. Weaker ones lose
 more on 10 and 20 examples than they gain on 100."""
-
-MAX_FOLDS = 10
-"""Of the cross-validation of a linear calibration."""
 
 
 @arguments
@@ -141,10 +138,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
-        deciding = self.method == "batch" and prior is None
-        if deciding:
-            usable = _labelled(usable, output)
-            deciding = bool((output.numbers(usable) >= 0).all())
+        deciding = False
+        if self.method == "batch" and prior is None:
+            labelled = list(compress(usable, output.numbers(usable) >= 0))
+            deciding, even = len(labelled) > 1, "all are taken to be equally frequent"
+            if said := output.strange(usable):
+                logger.warning(f"{said}: {'they are left out' if deciding else even}")
+            elif not deciding:
+                logger.info(f"no example has a label at {output.name!r}: {even}")
+            usable = labelled if deciding else usable
         if self.metric is not None and not deciding:
             raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
         examples, weights = self._sampled(usable, output, seed=seed)
@@ -337,8 +339,7 @@ def fit_linear(log_probabilities: Array, answers: NDArray[np.int64], *, seed: in
         held = np.isin(np.arange(num), by_label[fold::num_folds])  # Each fold has its share of each label.
         scales, offsets = _fit(log_probabilities[~held], answers[~held])
         told = log_softmax(log_probabilities[held] * scales + offsets, axis=1)
-        without = log_softmax(log_probabilities[held], axis=1)
-        gains[held] = (told - without)[np.arange(held.sum()), answers[held]]
+        gains[held] = (told - log_probabilities[held])[np.arange(held.sum()), answers[held]]
     if gains.mean() <= gains.std(ddof=1) / np.sqrt(num):
         return None
     return _fit(log_probabilities, answers)
@@ -383,14 +384,3 @@ def _usable(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
             f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
         )
     return usable
-
-
-def _labelled(examples: list[dspy.Example], output: LabelOutput) -> list[dspy.Example]:
-    """Return those that have a label, or all where fewer than two have one, and say so."""
-    labelled = list(compress(examples, output.numbers(examples) >= 0))
-    if said := output.strange(examples):
-        effect = "they are left out" if len(labelled) > 1 else "all are taken to be equally frequent"
-        logger.warning(f"{said}: {effect}")
-    elif len(labelled) < 2:
-        logger.info(f"no example has a label at {output.name!r}: all are taken to be equally frequent")
-    return labelled if len(labelled) > 1 else examples

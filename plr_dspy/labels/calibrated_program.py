@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 
 PURPOSE = "calibration"
 
-PROBABILITIES = "probabilities"
-"""Field of a prediction that calibrated programs add."""
+PROBABILITIES = "probabilities"  # field of a prediction that calibrated programs add
 
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 """A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
@@ -212,8 +211,8 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return those of the program, and the calibration, which DSPy then saves and loads, too."""
-        return [*super().named_parameters(), ("calibration", _SavedCalibration(self))]
+        """Return the calibration, which DSPy then saves and loads, too, and those of the program."""
+        return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
     # A larger program would not save it where it is frozen, as optimizers leave what they compile.
     _compiled = property(lambda self: False, lambda self, value: None)
@@ -224,7 +223,6 @@ class CalibratedProgram(dspy.Module):
             raise ValueError(
                 "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
             )
-        calibrated_output(self.program, state["calibration"]["predictor"])
         super().load_state(state, **options)
 
     def save(self, path: str | Path, *arguments: Any, **options: Any) -> None:
@@ -247,10 +245,11 @@ class CalibratedProgram(dspy.Module):
 def _with_probabilities(prediction: Any, reader: LabelReader) -> Any:
     """The prediction with the probabilities of labels first, as `dspy.majority` votes on the last field."""
     if isinstance(prediction, dspy.Prediction):
-        found, others = reader.behind(prediction), dict(prediction.items())
+        found, others, labels = reader.behind(prediction), dict(prediction.items()), reader.label_output.labels.values()
         for name in others:
             del prediction[name]
-        for name, value in {PROBABILITIES: found and reader.by_label(found), **others}.items():
+        told = found and dict(zip(labels, np.exp(found.log_probabilities).tolist(), strict=True))
+        for name, value in {PROBABILITIES: told, **others}.items():
             prediction[name] = value
     return prediction
 
@@ -265,7 +264,6 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         """Keep the calibration: a call says that the demos are others."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """Return what `load_state` takes."""
         found = self._program.calibration
         return {"predictor": self._program.predictor, "found": None if found is None else asdict(found)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 import numpy as np
 from dspy.adapters.decision import evidence_type
-from dspy.adapters.types.decision import Noul, Score
+from dspy.adapters.types.decision import Score
 from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
@@ -19,17 +19,10 @@ from plr_dspy.statistics.calibration import Array, is_uneven
 
 logger = logging.getLogger(__name__)
 
-LABEL_TYPES = "a Literal, an enum or a bool"
-"""What outputs with few possible values are, as messages say it; a Choice or a Noul is one, too."""
-
-REANCHOR = "dspy.experimental.ReAnchor"
-"""What fits decisions that have no labels to calibrate; reasons that name it say what to do."""
-
-CONTENT_FREE = ("[N/A]", "", "[MASK]")
-"""Inputs without content, which show how far a prompt leans by itself."""
-
-ONE_SIDED = 3
-"""Demos that are all of one label, from which on that is told."""
+LABEL_TYPES = "a Literal, an enum or a bool"  # as messages say it; a Choice or a Noul is one, too
+REANCHOR = "dspy.experimental.ReAnchor"  # fits decisions without labels to calibrate; reasons with it say what to do
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs without content, which show how far a prompt leans by itself
+ONE_SIDED = 3  # demos that are all of one label, from which on that is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +109,15 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
         annotation = without_none(field.annotation) if kind is None else kind.model_fields["value"].annotation
         if (labels := labels_of(annotation)) is None:
             continue
-        if decisions is None or kind is None:
-            optional = annotation != field.annotation
-            found.append(LabelOutput(predictor_name, name, labels, annotation, optional=optional))
-            continue
-        settings = decisions.state.fields[name]
-        if issubclass(kind, Noul):
-            weights = (1.0 - settings["threshold"], settings["threshold"])
-        else:
-            weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
-        annotation = evidence_type(kind)
-        found.append(LabelOutput(predictor_name, name, labels, annotation, kind, weights, field.annotation is kind))
+        output = LabelOutput(predictor_name, name, labels, annotation, optional=annotation != field.annotation)
+        if decisions is not None and kind is not None:
+            settings, held = decisions.state.fields[name], field.annotation is kind
+            if (threshold := settings.get("threshold")) is not None:
+                weights = (1.0 - threshold, threshold)
+            else:
+                weights = tuple(settings["weights"].get(label, 1.0) for label in kind.criteria())
+            output = LabelOutput(predictor_name, name, labels, evidence_type(kind), kind, weights, held)
+        found.append(output)
     return found
 
 

@@ -24,20 +24,12 @@ from plr_dspy.lm.engines import Hopeless
 from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.statistics.calibration import Array
 
-BEFORE_LABEL = " \t\r\n\"'`*([{"
-"""What a token may hold before the label begins in it: JSON quotes it, models like to make it bold."""
-
-NUM_ALTERNATIVES = 20
-"""How many likely tokens are asked for at each position: the most that OpenAI gives, and vLLM as it is set up."""
-
-LEAST = -30.0
-"""The smallest log-probability that is believed: servers write -9999 for what they do not compute."""
-
-LEAST_STATED = 0.005
-"""What a stated probability of 0 may be at most: models state two decimals."""
-
-_UNREAD = object()
-"""Stands for an answer that the adapter could not read, until it is decided."""
+BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
+NUM_ALTERNATIVES = (
+    20  # likely tokens that are asked for at each position: the most of OpenAI, and of vLLM as it is set up
+)
+LEAST = -30.0  # the smallest log-probability that is believed: servers write -9999 for what they do not compute
+LEAST_STATED = 0.005  # what a stated probability of 0 may be at most: models state two decimals
 
 
 class NoProbabilities(Hopeless):
@@ -146,15 +138,18 @@ class LabelReader:
     decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.
     """
 
-    readings: list[Reading | None]
-    undecided: list[Reading]
-    unread: Reading | None
-    _output: LabelOutput
-    _requests: LogprobRequests
-    _decision: Decision | None
-    _own: dspy.Predict
-    _others: set[int]
-    _outside: list[LabelReader]
+    def _begin(
+        self, program: dspy.Module, output: LabelOutput, requests: LogprobRequests, decision: Decision | None
+    ) -> None:
+        """Read for a program; what another reader around this one reads of the same output is read for both."""
+        self.readings, self.undecided = list[Reading | None](), list[Reading]()
+        self.unread: Reading | None = None
+        self.label_output, self._requests, self._decision = output, requests, decision
+        predictors = dict(program.named_predictors())
+        self._own, self._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
+        outside, same = dspy.settings.adapter, (output.name, output.labels)
+        is_same = isinstance(outside, LabelReader) and (outside.label_output.name, outside.label_output.labels) == same
+        self._outside: list[LabelReader] = [outside, *outside._outside] if is_same else []
 
     def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
@@ -178,7 +173,7 @@ class LabelReader:
         requests = self._requests
         if not self._is_ours(signature):
             yield None
-        elif self._output.decision is not None:
+        elif self.label_output.decision is not None:
             yield lm_kwargs
         elif not requests.wanted:
             requests.check()
@@ -200,7 +195,7 @@ class LabelReader:
 
     def _is_ours(self, signature: Any) -> bool:
         """Tell whether a call with this signature is one that is read: of the predictor, or of a copy of it."""
-        outputs, ours, caller = signature.output_fields, self._output, (dspy.settings.caller_modules or [None])[-1]
+        outputs, ours, caller = signature.output_fields, self.label_output, (dspy.settings.caller_modules or [None])[-1]
         is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
         if not (caller is self._own or is_copy) or ours.name not in outputs or "logprobs" in outputs:
             return False
@@ -211,25 +206,28 @@ class LabelReader:
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original.output_fields) == len(outputs) == 1 and self._output.decision is None
+            alone = len(original.output_fields) == len(outputs) == 1 and self.label_output.decision is None
             asked = alone and self._requests.wanted and self._is_ours(original)
             logprobs = outputs[0].get("logprobs") if asked and isinstance(outputs[0], Mapping) else None
-            if (found := _reading_of(logprobs, self._output, None)) is None:
+            if (found := _reading_of(logprobs, self.label_output, None)) is None:
                 raise
             if self._decision is not None:
-                return [{self._output.name: _UNREAD, "logprobs": logprobs}]
+                return [{self.label_output.name: object(), "logprobs": logprobs}]  # An answer that is to be decided.
             self._requests.given = True
             self.unread = self.unread or found
             raise
 
     def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Keep what the first of the returned values says; return the values as they are without asking."""
-        output, states = self._output, self._output.decision is not None
+        output, states = self.label_output, self.label_output.decision is not None
         for i, value in enumerate(values or [{}]):
             said = value.get(output.name)
             label, found = label_text(output.labels, said), None
             if states and value:
-                found = _stated_reading(output.stated(said), output)
+                masses = output.stated(said)
+                if masses.any():  # DSPy raises for zeros.
+                    masses, label = masses / masses.sum(), list(output.labels)[int(masses.argmax())]
+                    found = _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
             elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
                 found = _reading_of(value.get("logprobs"), output, label)
             if found is not None and self._decision is not None:
@@ -251,13 +249,9 @@ class LabelReader:
     def behind(self, answer: Any) -> Reading | None:
         """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
         last reply of all; None where that is nothing."""
-        label = self._output.answered(answer)
+        label = self.label_output.answered(answer)
         alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
-
-    def by_label(self, found: Reading) -> dict[Any, float]:
-        """The probabilities of a reading by the values of labels."""
-        return dict(zip(self._output.labels.values(), np.exp(found.log_probabilities).tolist(), strict=True))
 
 
 @contextmanager
@@ -274,14 +268,7 @@ def labels_read(
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Any = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    reader.readings, reader.undecided, reader.unread = [], [], None
-    reader._output, reader._requests, reader._decision = output, requests, decision
-    predictors = dict(program.named_predictors())
-    reader._own = predictors.pop(output.predictor)
-    reader._others, reader._outside = set(map(id, predictors.values())), []
-    same = output.name, output.labels
-    if isinstance(adapter, LabelReader) and (adapter._output.name, adapter._output.labels) == same:
-        reader._outside = [adapter, *adapter._outside]
+    reader._begin(program, output, requests, decision)
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -318,15 +305,6 @@ def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Readin
     if len(after[""]) < 2 or not masses.any():
         return None
     return _normalised(label, masses, min(after[""].values()))
-
-
-def _stated_reading(masses: Array, output: LabelOutput) -> Reading | None:
-    """Return the reading of stated probabilities ``[L]``, up to a factor; None for zeros, where DSPy raises."""
-    if not masses.sum() > 0:
-        return None
-    masses = masses / masses.sum()
-    label = list(output.labels)[int(masses.argmax())]
-    return _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
 
 
 def _normalised(label: str | None, masses: Array, least: float) -> Reading:
