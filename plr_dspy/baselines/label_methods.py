@@ -43,15 +43,9 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-COMPARED_SHARE = 0.2
-"""Of a budget for the comparison with the original order, at most."""
-
-OTHERS = ", or use PLReorder or TopKOrder, which need none"
-"""What else can be done where a program has no such output."""
-
-WRITTEN_TOKENS = 128
-"""Of a probing input and its answer, at most."""
-
+COMPARED_SHARE = 0.2  # of a budget for the comparison with the original order, at most
+OTHERS = ", or use PLReorder or TopKOrder, which need none"  # what else can be done where a program has no such output
+WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 
@@ -69,10 +63,9 @@ class LabelReorderer(Reorderer):
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    fillers: ClassVar[tuple[str, ...]] = ()
-    """Texts that each make a probing input."""
+    fillers: ClassVar[tuple[str, ...]] = ()  # texts that each make a probing input
+    # At which the LM writes the probing inputs; None where it writes none. With neither, these are train inputs.
     temperature: ClassVar[float | None] = None
-    """At which the LM writes the probing inputs; None where it writes none. With neither, these are train inputs."""
 
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 24
 
@@ -159,11 +152,23 @@ class LabelCompilation(Compilation):
         if self.search.space.num_distinct < 2:
             return super().run()
         self._begin("search", calls_to_come=self.plan.final_calls)
-        orderings = self.search.ask()
-        rows = self._ask(orderings)
+        orderings, scorer, work = self.search.ask(), self.scorer, self._work
+        # The first one alone: if the LM gives no log-probabilities, no other call is made.
+        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
+        written = scorer.cells(dict.fromkeys(orderings, range(1))) if work.first else {}
+        rows: Mapping[Ordering, Mapping[int, Cell]] = {}
+        if not work.first or len(written) == len(orderings):  # Else time or money is up.
+            cells = [row[0] for row in written.values()]
+            if cells and all(cell.outcome == FAILED for cell in cells):
+                raise scorer.nothing_ran(cells)
+            if work.first:
+                work.take([cell.value for cell in cells])
+                scorer.ledger.number_examples(self._keys())
+            scorer.ledger.settle()  # An input that is written later would move the others.
+            rows = scorer.cells(dict.fromkeys(orderings, work.probing))
         scores = self._scores(rows) if rows else {}
-        self.scorer.ledger.settle()
-        self.stopped = "all orders asked" if len(rows) == len(orderings) else self.scorer.budget.refused
+        scorer.ledger.settle()
+        self.stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
         reason = ""
         if rows:
             self._winner = max(scores, key=scores.__getitem__)
@@ -196,23 +201,6 @@ class LabelCompilation(Compilation):
 
     def _best(self, count: int | None = None) -> list[Ordering]:
         return [self._winner]
-
-    def _ask(self, orderings: Sequence[Ordering]) -> dict[Ordering, dict[int, Cell]]:
-        """The cells of orders on the probing inputs; of the first orders only when time or money is up."""
-        scorer, work = self.scorer, self._work
-        # The first one alone: if the LM gives no log-probabilities, no other call is made.
-        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        if work.first:
-            written = scorer.cells(dict.fromkeys(orderings, range(1)))
-            if len(written) < len(orderings):
-                return {}
-            cells = [row[0] for row in written.values()]
-            if all(cell.outcome == FAILED for cell in cells):
-                raise scorer.nothing_ran(cells)
-            work.take([cell.value for cell in cells])
-            scorer.ledger.number_examples(self._keys())
-        scorer.ledger.settle()  # An input that is written later would move the others.
-        return scorer.cells(dict.fromkeys(orderings, work.probing))
 
     def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
         """The criterion of each order, from its cells; sets `means`."""

@@ -10,11 +10,8 @@ from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.programs.arguments import Count, WholeNumber, arguments
 
-BATCH = 15
-"""Orders scored between two lines of the log."""
-
-FINAL_SHARE = 0.2
-"""Of a budget for the final comparison, at most."""
+BATCH = 15  # orders scored between two lines of the log
+FINAL_SHARE = 0.2  # of a budget for the final comparison, at most
 
 
 class StaticOrder(Reorderer):

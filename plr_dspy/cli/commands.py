@@ -16,10 +16,10 @@ from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.metrics import OVER_SETS
 from plr_dspy.runtime.redaction import Redactor
 
+# Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C.
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
-"""Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C."""
 
-OPTIONS = {
+OPTIONS = {  # what the command calls the arguments that messages name
     "max_metric_calls": "--max-calls",
     "max_seconds": "--max-seconds",
     "max_cost": "--max-cost",
@@ -35,7 +35,6 @@ OPTIONS = {
     "trainset": "--train",
     "valset": "--val",
 }
-"""What the command calls the arguments that messages name."""
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -19,15 +19,11 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.ledger import Cell
 from plr_dspy.statistics.calibration import Array
 
-DECIMALS = 4
-"""Of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers."""
+DECIMALS = 4  # of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers
+LONGEST_CALL = 0.05  # seconds: a metric that takes longer asks a model or a service in a way that nobody else sees
 
 SEVERAL = "the program calls its classifier several times for an answer"
-
 UNASKED = "the program answered without its classifier"
-
-LONGEST_CALL = 0.05
-"""Seconds: a metric that takes longer asks a model or a service in a way that nobody else sees."""
 
 
 class LabelWork(MetricWork):

@@ -17,27 +17,35 @@ from dspy.clients.engines.litellm_errors import litellm_errors
 from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
-
-CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")
-"""Settings of requests that plain completions do not have."""
-
+CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")  # settings that plain completions lack
 SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
 
-_ssl_context = functools.cache(httpx.create_ssl_context)
-"""Reads the certificates, which takes 16 ms that every new client would spend again."""
+_ssl_context = functools.cache(httpx.create_ssl_context)  # takes 16 ms, which every new client would spend again
 
 
 class Hopeless(Exception):
     """Every further call would fail like this one."""
 
 
+# The next call would fail in the same way: stop at once.
 HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
-"""The next call would fail in the same way: stop at once."""
 
 
 @dataclass(eq=False)
-class _CompletionSettings:
-    """What the two engines share: the settings, the arguments of a call, the reading of a reply."""
+class CompletionEngine:
+    """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
+
+    The texts of the system prompt and of all messages are joined with blank lines. Other parts are refused.
+
+    Args:
+        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
+        model: The model's name at the server; None takes the LM's name without the provider.
+        api_key: The key, kept out of `repr` and of saved programs.
+        api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
+        timeout: Limit of one attempt, in seconds.
+        provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
+        extra_body: More fields for the request, such as a grammar.
+    """
 
     api_base: str
     _: KW_ONLY
@@ -55,6 +63,18 @@ class _CompletionSettings:
             raise ValueError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ValueError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        """Make one attempt; an LM15Error says where the server refuses, fails, or cannot be reached."""
+        arguments = self._arguments(request)
+        litellm = get_litellm(feature="CompletionEngine")
+        with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
+            reply = litellm.text_completion(client=self._client("OpenAI", connection), **arguments)
+        return self._response(reply, request)
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        """Yield the whole response as the events of a stream."""
+        yield from lm15.response_to_events(self.complete(request))
 
     def dump_state(self) -> dict[str, Any]:
         """Return the settings as JSON data, without the key."""
@@ -135,38 +155,10 @@ class _CompletionSettings:
         return lm15.response_from_openai_chat({**kept, "choices": [chat_choice]}, model=request.model)
 
 
-class CompletionEngine(_CompletionSettings):
-    """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
-
-    The texts of the system prompt and of all messages are joined with blank lines. Other parts are refused.
-
-    Args:
-        api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
-        model: The model's name at the server; None takes the LM's name without the provider.
-        api_key: The key, kept out of `repr` and of saved programs.
-        api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
-        timeout: Limit of one attempt, in seconds.
-        provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
-        extra_body: More fields for the request, such as a grammar.
-    """
-
-    def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; an LM15Error says where the server refuses, fails, or cannot be reached."""
-        arguments = self._arguments(request)
-        litellm = get_litellm(feature="CompletionEngine")
-        with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
-            reply = litellm.text_completion(client=self._client("OpenAI", connection), **arguments)
-        return self._response(reply, request)
-
-    def stream(self, request: lm15.Request) -> Iterator[Any]:
-        """Yield the whole response as the events of a stream."""
-        yield from lm15.response_to_events(self.complete(request))
-
-
-class AsyncCompletionEngine(_CompletionSettings):
+class AsyncCompletionEngine(CompletionEngine):
     """The async counterpart of `CompletionEngine`, with the same arguments, for `async_engine=`."""
 
-    async def complete(self, request: lm15.Request) -> lm15.Response:
+    async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
         """Make one attempt, as `CompletionEngine.complete` does."""
         arguments = self._arguments(request)
         litellm = get_litellm(feature="AsyncCompletionEngine")
@@ -176,7 +168,7 @@ class AsyncCompletionEngine(_CompletionSettings):
                 reply = await litellm.atext_completion(client=client, **arguments)
         return self._response(reply, request)
 
-    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:
+    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:  # type: ignore[override]
         """Yield the whole response as the events of a stream."""
         for event in lm15.response_to_events(await self.complete(request)):
             yield event

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import dspy
 import orjson
 
+# Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models".
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-"""Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models"."""
 
 
 UNCOUNTED = "replies_without_usage"

@@ -11,11 +11,8 @@ import numpy as np
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30
-"""In size: fourth powers of scores are computed."""
-
-SHOWN = 150
-"""Characters of a reply, an answer or another value that messages show."""
+LARGEST_SCORE = 1e30  # in size: fourth powers of scores are computed
+SHOWN = 150  # characters of a reply, an answer or another value that messages show
 
 
 def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:

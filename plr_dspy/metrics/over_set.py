@@ -22,11 +22,8 @@ logger = logging.getLogger(__name__)
 MIN_OF_EACH, MIN_SHARE = 10, 0.2
 """Examples of each kind, in either part, from which on a metric is known well enough, and the smaller part's share."""
 
-TIE = 1e-4
-"""Groups whose means differ by no more are equally bad."""
-
-NO_LABEL = "\0"
-"""Stands for the answer of a reply that could not be read."""
+TIE = 1e-4  # groups whose means differ by no more are equally bad
+NO_LABEL = "\0"  # stands for the answer of a reply that could not be read
 
 
 class SetMetric(ABC):

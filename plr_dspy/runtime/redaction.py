@@ -7,7 +7,7 @@ from typing import Any
 
 SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
 
-SHAPES = (
+SHAPES = (  # what looks like a secret, after what is kept of it
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
     r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}",
@@ -16,10 +16,8 @@ SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-"""What looks like a secret, after what is kept of it."""
 
-SHORTEST = 6
-"""Shorter values of arguments are no keys; those of the environment need twice as many characters."""
+SHORTEST = 6  # shorter values of arguments are no keys; those of the environment need twice as many characters
 
 
 class Redactor:

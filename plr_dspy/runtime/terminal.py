@@ -15,12 +15,10 @@ from tqdm import tqdm
 
 PACKAGE = "plr_dspy"
 
-# As DSPy has them.
-HANDLER = "dspy_handler"
+HANDLER = "dspy_handler"  # this and the formats are DSPy's
 LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
 
-_shows_progress: ContextVar[bool] = ContextVar("shows_progress", default=True)
-"""Whether what runs now says how far it is."""
+_shows_progress = ContextVar("shows_progress", default=True)  # whether what runs now says how far it is
 
 
 class LogLines(logging.Handler):
