@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,10 @@ train.jsonl an object for each example, such as {"question": "...", "answer": ".
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code, or exits with 2 where the arguments are refused."""
-    output, errors = _Output(sys.stdout), _Output(sys.stderr)
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        try:
-            return _run(_parser().parse_args(arguments))
-        finally:
-            output.flush()
-            errors.flush()
+    with contextlib.ExitStack() as stack:
+        for redirect, stream in ((contextlib.redirect_stdout, sys.stdout), (contextlib.redirect_stderr, sys.stderr)):
+            stack.callback(stack.enter_context(redirect(_Output(stream))).flush)
+        return _run(_parser().parse_args(arguments))
 
 
 class _Output:
@@ -72,15 +70,12 @@ class _Output:
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._do(self._stream.write, text.encode(encoding, "replace").decode(encoding))
+        self.flush(text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
-    def flush(self) -> None:
-        self._do(self._stream.flush)
-
-    def _do(self, action: Callable[..., Any], *arguments: Any) -> None:
+    def flush(self, text: str | None = None) -> None:
         try:
-            action(*arguments)
+            _ = self._stream.flush() if text is None else self._stream.write(text)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -102,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
             _check_together(args)
             from plr_dspy.cli import compiling
 
-            compiling.COMMANDS[args.command](args)
+            getattr(compiling, f"run_{args.command}")(args)
         return 0
     except KeyboardInterrupt:
         folder = getattr(args, "log_dir", None)
@@ -152,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    new_program = partial(_new_file, suffix=".json")
 
     add = _add_command(
         commands,
@@ -163,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_metric(add)
     add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv")
     add("--val", type=_file, help="examples of the final comparison (default: 20 %% of --train)")
-    add("--out", type=_new_program, help="the program in its new order (JSON); needed without --estimate")
+    add("--out", type=new_program, help="the program in its new order (JSON); needed without --estimate")
     add("--report", type=_new_file, help="the report (JSON)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
@@ -193,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv; their labels are used, if any")
     add("--metric", type=_set_metric, help="f1:LABEL, f1, mcc or balanced-accuracy, in place of accuracy")
     add("--max-calls", type=int, default=64, help="examples that are used, at most (default: 64)")
-    add("--out", type=_new_program, required=True, help="the calibrated program (JSON)")
+    add("--out", type=new_program, required=True, help="the calibrated program (JSON)")
 
     add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
     _add_metric(add)
@@ -205,7 +201,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=_new_file, required=True, help="the same rows with the answers, as JSON lines")
 
     report = commands.add_parser("report", help="print a saved report")
-    report.add_argument("path", type=_report_file, help="a report, or a folder with report.json")
+
+    def report_file(text: str) -> Path:
+        return _file(os.path.join(text, "report.json") if os.path.isdir(text) else text)
+
+    report.add_argument("path", type=report_file, help="a report, or a folder with report.json")
     report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with the figure instead")
     return parser
 
@@ -244,21 +244,12 @@ def _file(text: str) -> Path:
     return Path(text)
 
 
-def _report_file(text: str) -> Path:
-    return _file(os.path.join(text, "report.json") if os.path.isdir(text) else text)
-
-
-def _new_file(text: str) -> Path:
+def _new_file(text: str, suffix: str = "") -> Path:
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}: make it first")
-    return path
-
-
-def _new_program(text: str) -> Path:
-    path = _new_file(text)
-    if path.suffix != ".json":
-        raise argparse.ArgumentTypeError(f"must end in .json; got {text}")
+    if suffix and path.suffix != suffix:
+        raise argparse.ArgumentTypeError(f"must end in {suffix}; got {text}")
     return path
 
 

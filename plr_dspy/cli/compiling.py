@@ -38,7 +38,7 @@ from plr_dspy.runtime.terminal import progress_bar
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
 
-def _compile(args: argparse.Namespace) -> None:
+def run_compile(args: argparse.Namespace) -> None:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
     program = _named_program(args.program, args.demos)
     metric = _named_metric(args.metric, program)
@@ -69,7 +69,7 @@ def _compile(args: argparse.Namespace) -> None:
                 print(optimizer.report.details().replace(KEEP, saved))
 
 
-def _calibrate(args: argparse.Namespace) -> None:
+def run_calibrate(args: argparse.Namespace) -> None:
     """Calibrate a program, save it, and print what was compared."""
     program = _named_program(args.program, args.demos)
     metric = None if args.metric is None else _named_metric(args.metric, program)
@@ -86,7 +86,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     print(f"the program is {args.out}")
 
 
-def _evaluate(args: argparse.Namespace) -> None:
+def run_evaluate(args: argparse.Namespace) -> None:
     """Print what a program scores, and saved ones beside it."""
     program = _named_program(args.program, args.demos)
     programs = {args.program: program}
@@ -96,7 +96,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
 
 
-def _predict(args: argparse.Namespace) -> None:
+def run_predict(args: argparse.Namespace) -> None:
     """Write the rows of a file with their predictions, or with what left them without one."""
     program = _named_program(args.program, args.demos)
     rows = _read_examples(args.data, args.inputs, program)
@@ -138,21 +138,19 @@ def _named_metric(reference: str, program: dspy.Module) -> Any:
     return getattr(over_set, OVER_SETS[name])(*filter(None, [label]), field=getattr(output, "name", None))
 
 
-@contextlib.contextmanager
-def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Use the model and the adapter that are named."""
-    settings = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    with contextlib.ExitStack() as stack:
-        if args.lm == "local":
-            lm = stack.enter_context(local_lm("completion" if args.adapter == "plain" else "chat", **settings))
-        elif args.adapter == "plain":
-            lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
-        else:
-            key = None if args.api_key_env is None else os.environ[args.api_key_env]
-            served = {name: value for name, value in (("api_base", args.api_base), ("api_key", key)) if value}
-            lm = dspy.LM(args.lm, **settings, **served)
-        stack.enter_context(dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()))
-        yield
+def _language_model(args: argparse.Namespace) -> contextlib.ExitStack:
+    """The context in which the model and the adapter that are named are used."""
+    settings, stack = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}, contextlib.ExitStack()
+    if args.lm == "local":
+        lm = stack.enter_context(local_lm("completion" if args.adapter == "plain" else "chat", **settings))
+    elif args.adapter == "plain":
+        lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **settings)
+    else:
+        key = None if args.api_key_env is None else os.environ[args.api_key_env]
+        served = {name: value for name, value in (("api_base", args.api_base), ("api_key", key)) if value}
+        lm = dspy.LM(args.lm, **settings, **served)
+    stack.enter_context(dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()))
+    return stack
 
 
 def _named_object(reference: str, what: str) -> Any:
@@ -241,6 +239,3 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except (ValueError, csv.Error) as error:
         number = content[: error.start].count(b"\n") + 1 if isinstance(error, UnicodeDecodeError) else lines.line_num
         raise ValueError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error
-
-
-COMMANDS = {"compile": _compile, "calibrate": _calibrate, "evaluate": _evaluate, "predict": _predict}
