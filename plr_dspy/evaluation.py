@@ -99,9 +99,7 @@ def evaluate_programs(
         programs: By name; the first is what the others are held against. They are not changed.
         metric: By example, or over a set, such as ``F1("positive")``.
         devset: Examples that no optimizer has seen. Each program is called once on each.
-        num_threads: Program calls under way at once; None takes DSPy's setting.
-        max_errors: So many failed program calls end it, with the exception of the last; None takes DSPy's setting.
-        display_progress: Draw a progress bar.
+        num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.

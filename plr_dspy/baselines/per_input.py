@@ -48,10 +48,13 @@ class PerInputOrder(dspy.Module):
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program.
         """
-        answers, requests = [], LogprobRequests("DEmO")
+        answers, requests, predictors = [], LogprobRequests("DEmO"), dict(self.program.named_predictors())
         for order in self.orders:
-            if (program := self._in_order(order["permutations"])) is None:
-                continue
+            demos = {name: [predictors[name].demos, places] for name, places in order["permutations"].items()}
+            if any(sorted(places) != list(range(len(held))) for held, places in demos.values()):
+                continue  # They are others by now, as after `reset_copy`.
+            shown = {name: [held[i] for i in places] for name, (held, places) in demos.items()}
+            program = ProgramFactory(self.program).build(shown)
             output, answer = needed_output(self.program, "DEmO", cure=OTHERS), None
             likeliest = Calibration.none(output.labels).applied
             reading = labels_read(program, output, requests, decision=likeliest)
@@ -64,16 +67,6 @@ class PerInputOrder(dspy.Module):
 
     async def aforward(self, *args: Any, **inputs: Any) -> Any:
         return await dspy.asyncify(self.forward)(*args, **inputs)
-
-    def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
-        """The program in an order; None where its demos are others by now, as after `reset_copy`."""
-        predictors = dict(self.program.named_predictors())
-        demos = {}
-        for name, permutation in permutations.items():
-            if sorted(permutation) != list(range(len(predictors[name].demos))):
-                return None
-            demos[name] = [predictors[name].demos[i] for i in permutation]
-        return ProgramFactory(self.program).build(demos)
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}

@@ -20,14 +20,9 @@ from plr_dspy.runtime.redaction import Redactor
 # Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C.
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
-OPTIONS = {  # what the command calls the arguments that messages name
+OPTIONS = {  # what the command calls the arguments that messages name, where it has other names for them
     "max_metric_calls": "--max-calls",
-    "max_seconds": "--max-seconds",
-    "max_cost": "--max-cost",
     "num_threads": "--threads",
-    "max_demo_tokens": "--max-demo-tokens",
-    "max_demos": "--max-demos",
-    "log_dir": "--log-dir",
     "accept_changes=True": "--accept-changes",
     "calibrate=True": "--calibrate",
     "demos='auto'": "--select auto",
@@ -113,7 +108,8 @@ def _run(args: argparse.Namespace) -> int:
         told = " ".join([str(error), *getattr(error, "__notes__", ())])
         message = Redactor([], variables=[getattr(args, "api_key_env", None)])(told)
         if checked and isinstance(error, (ValueError, TypeError, ImportError)):
-            for argument, option in OPTIONS.items():
+            alike = {name: f"--{name.replace('_', '-')}" for name in vars(args) if "_" in name}
+            for argument, option in (OPTIONS | alike).items():
                 message = message.replace(argument, option)
             message = re.sub(r"\b(signal|update|auto)='(\w+)'", r"--\1 \2", message)
             print(f"plr-dspy: {message}", file=sys.stderr)

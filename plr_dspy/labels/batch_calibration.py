@@ -65,11 +65,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
             labelled examples; it may also choose shares in the ratio of the square roots of the labels' own.
         predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
-        num_threads: Program calls under way at once; None takes DSPy's setting.
-        max_errors: So many failed program calls end the compile, with the exception of the last; None takes DSPy's
-            setting.
         seed: Of the choice of examples.
-        display_progress: Draw a progress bar.
+        num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
         accuracies: Where labels have decided in the last compile, the accuracy on its inputs of each way that was

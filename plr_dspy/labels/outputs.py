@@ -27,25 +27,18 @@ ONE_SIDED = 3  # demos that are all of one label, from which on that is told
 
 @dataclass(frozen=True, slots=True)
 class LabelOutput:
-    """An output that has few possible values: its predictor, its field, its labels by what demos call them.
-
-    Attributes:
-        annotation: Of the field in the signatures of calls, without None.
-        decision: Its type where replies state its probabilities; None where log-probabilities tell them.
-        weights: What DSPy multiplies stated probabilities by before it takes the largest, ``[L]``. A threshold t of a
-            `Noul` is the weights 1 - t of True and t of False.
-        held: Whether predictions hold the decision, and not the label itself.
-        optional: Whether the answer may be None, too.
-    """
+    """An output that has few possible values: its predictor, its field, its labels by what demos call them."""
 
     predictor: str
     name: str
     labels: Mapping[str, Any]
-    annotation: Any
-    decision: Any = None
+    annotation: Any  # of the field in the signatures of calls, without None
+    decision: Any = None  # its type where replies state its probabilities; None where log-probabilities tell them
+    # What DSPy multiplies stated probabilities by before it takes the largest, [L]. A threshold t of a `Noul` is the
+    # weights 1 - t of True and t of False.
     weights: tuple[float, ...] = ()
-    held: bool = False
-    optional: bool = False
+    held: bool = False  # whether predictions hold the decision, and not the label itself
+    optional: bool = False  # whether the answer may be None, too
 
     def stated(self, evidence: Any) -> Array:
         """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""

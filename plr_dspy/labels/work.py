@@ -27,26 +27,18 @@ UNASKED = "the program answered without its classifier"
 
 
 class LabelWork(MetricWork):
-    """Does what `MetricWork` does, and reads the label's log-probabilities from the program's own LM calls.
-
-    Args:
-        metric: Without one, cells hold what replies say of labels, and no score.
-        scores: The metric's score ``[E, L]`` of each example and label, as of `label_scores`.
-        purpose: As in `LogprobRequests`; where its `requests` are switched off, this is `MetricWork`.
-        calibrating: Whether the likeliest label is the answer, also of replies that the adapter cannot read.
-        original: Where answers are calibrated, what the user has, which answers as in use: by its `own` calibration.
-    """
+    """Does what `MetricWork` does, and reads the label's log-probabilities from the program's own LM calls."""
 
     def __init__(
         self,
-        metric: Metric | None,
+        metric: Metric | None,  # without one, cells hold what replies say of labels, and no score
         examples: Sequence[dspy.Example],
         *,
         output: LabelOutput,
-        scores: Array | None = None,
-        purpose: str = "",
-        calibrating: bool = False,
-        original: dspy.Module | None = None,
+        scores: Array | None = None,  # the metric's, of each example and label, [E, L], as of `label_scores`
+        purpose: str = "",  # as in `LogprobRequests`; where its `requests` are switched off, this is `MetricWork`
+        calibrating: bool = False,  # whether the likeliest label is the answer, also where the adapter cannot read one
+        original: dspy.Module | None = None,  # what the user has, which is not calibrated but by its `own` calibration
         own: Decision | None = None,
     ) -> None:
         super().__init__(metric or (lambda example, prediction: 0.0), examples)
