@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
             _check_together(args)
             from plr_dspy.cli import compiling
 
-            getattr(compiling, f"run_{args.command}")(args)
+            getattr(compiling, f"run_{args.command}")(args, compiling.named_program(args.program, args.demos))
         return 0
     except KeyboardInterrupt:
         folder = getattr(args, "log_dir", None)

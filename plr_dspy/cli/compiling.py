@@ -38,9 +38,8 @@ from plr_dspy.runtime.terminal import progress_bar
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 
 
-def run_compile(args: argparse.Namespace) -> None:
+def run_compile(args: argparse.Namespace, program: dspy.Module) -> None:
     """Order the demos of a program, and save it with its report; with --estimate, say what that would cost."""
-    program = _named_program(args.program, args.demos)
     metric = _named_metric(args.metric, program)
     trainset = _read_examples(args.train, args.inputs, program)
     valset = None if args.val is None else _read_examples(args.val, args.inputs, program)
@@ -69,9 +68,8 @@ def run_compile(args: argparse.Namespace) -> None:
                 print(optimizer.report.details().replace(KEEP, saved))
 
 
-def run_calibrate(args: argparse.Namespace) -> None:
+def run_calibrate(args: argparse.Namespace, program: dspy.Module) -> None:
     """Calibrate a program, save it, and print what was compared."""
-    program = _named_program(args.program, args.demos)
     metric = None if args.metric is None else _named_metric(args.metric, program)
     optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     trainset = _read_examples(args.train, args.inputs, program)
@@ -86,19 +84,17 @@ def run_calibrate(args: argparse.Namespace) -> None:
     print(f"the program is {args.out}")
 
 
-def run_evaluate(args: argparse.Namespace) -> None:
+def run_evaluate(args: argparse.Namespace, program: dspy.Module) -> None:
     """Print what a program scores, and saved ones beside it."""
-    program = _named_program(args.program, args.demos)
     programs = {args.program: program}
-    programs |= {str(path): _named_program(args.program, path) for path in args.programs}
+    programs |= {str(path): named_program(args.program, path) for path in args.programs}
     with _language_model(args):
         metric, devset = _named_metric(args.metric, program), _read_examples(args.data, args.inputs, program)
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
 
 
-def run_predict(args: argparse.Namespace) -> None:
+def run_predict(args: argparse.Namespace, program: dspy.Module) -> None:
     """Write the rows of a file with their predictions, or with what left them without one."""
-    program = _named_program(args.program, args.demos)
     rows = _read_examples(args.data, args.inputs, program)
     work, lines = Answers(program, lambda row, answer: 0.0, rows), list[bytes]()
     try:
@@ -174,7 +170,7 @@ def _named_object(reference: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def _named_program(reference: str, saved: Path | None) -> dspy.Module:
+def named_program(reference: str, saved: Path | None) -> dspy.Module:
     """The module that a reference names, or that what it names makes, as a file holds it where one is given."""
     named, wanted = _named_object(reference, "program"), "program: expected a DSPy module, or what makes one"
     try:

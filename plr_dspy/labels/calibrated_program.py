@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -24,6 +23,7 @@ from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.identity import digest
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
@@ -186,17 +186,12 @@ class CalibratedProgram(dspy.Module):
         predictor = dict(self.program.named_predictors())[self.predictor]
         fields = list(predictor.signature.fields)
         shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
-        prompt = [fields, predictor.signature.dump_state(), serialize_object(shown)]
-        try:
-            digest = hashlib.sha256(orjson.dumps(prompt, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
-        except TypeError:  # What JSON cannot hold.
-            digest = None
         adapter, model = dspy.settings.adapter or dspy.ChatAdapter(), predictor.lm or dspy.settings.lm
         plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
         return {
             "adapter": f"{type(adapter).__name__}{plainer}",
             "model": str(model.model) if hasattr(model, "model") else None,
-            "prompt": digest,
+            "prompt": digest([fields, predictor.signature.dump_state(), serialize_object(shown)]),
         }
 
     def _take(self, calibration: Calibration | None, predictor: str | None) -> None:

@@ -118,13 +118,11 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
 
 
 class Reading(NamedTuple):
-    """What one reply says: the label that was answered, as demos call it, or None where the adapter could not read one;
-    normalised log-probabilities ``[L]``; and the numbers of the labels that were not among the likeliest tokens, and
-    have the smallest of these, an upper bound."""
+    """What one reply says."""
 
-    label: str | None
-    log_probabilities: tuple[float, ...]
-    unseen: tuple[int, ...] = ()
+    label: str | None  # that was answered, as demos call it; None where the adapter could not read one
+    log_probabilities: tuple[float, ...]  # [L], normalised
+    unseen: tuple[int, ...] = ()  # numbers of labels not among the likeliest tokens, with the smallest of these at most
 
 
 Decision: TypeAlias = Callable[[Reading], Reading]

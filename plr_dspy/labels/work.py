@@ -145,12 +145,9 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
                     break
                 if 2 * num_slow >= max(number, 4):  # One may load something; some are slow for wrong labels alone.
                     return "the metric takes too long to be asked for every label"
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         if not calls.stopped:
-            name = type(error).__name__
-            return f"the metric raises {name} for a prediction that holds {output.name!r} alone"
+            return f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():

@@ -19,13 +19,12 @@ UNCOUNTED = "replies_without_usage"
 
 
 class Price(NamedTuple):
-    """Dollars for a token: of the prompt, of the answer with its hidden reasoning, and of those of the prompt that the
-    provider's cache held, or has taken in."""
+    """Dollars for a token."""
 
     prompt: float
-    completion: float
-    cached: float
-    written: float
+    completion: float  # with hidden reasoning
+    cached: float  # of the prompt, that the provider's cache held
+    written: float  # of the prompt, that it has taken in
 
 
 def price_of(model: str) -> Price | None:

@@ -31,20 +31,14 @@ class SetMetric(ABC):
 
     A call of it, ``metric(example, prediction)``, scores one example by itself: what DSPy's own optimizers, and
     bootstrapping, go by.
-
-    Attributes:
-        bounds: The least and the largest value; see `limits`.
-        weighted: Whether `value` takes any weights, and depends on what it reads of examples and predictions alone.
-            Otherwise weights are numbers of copies.
-        smooth: Whether it has derivatives by these weights.
-        kind: The type of its outputs.
-        label: The label that it is about; None where it is about all facts.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)
+    bounds: tuple[float, float] = (0.0, 1.0)  # the least and the largest value; see `limits`
+    # Whether `value` takes any weights, and depends on what it reads of examples and predictions alone; otherwise
+    # weights are numbers of copies. And whether it has derivatives by these weights.
     weighted = smooth = True
-    kind: type | tuple[type, ...] = str
-    label: str | None = None
+    kind: type | tuple[type, ...] = str  # of its outputs
+    label: str | None = None  # that it is about; None where it is about all facts
 
     @abstractmethod
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
@@ -204,6 +198,14 @@ class LabelMetric(SetMetric):
         """The label among the outputs that were read."""
         return NO_LABEL if outputs is None else str(outputs)
 
+    def _as_sklearn(
+        self, name: str, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float], **options: Any
+    ) -> float:
+        """What a function of scikit-learn makes of answers and labels."""
+        from sklearn import metrics
+
+        return float(getattr(metrics, name)(facts, list(map(self.label_of, outputs)), sample_weight=weights, **options))
+
 
 class F1(LabelMetric):
     """The F1 score, as of `sklearn.metrics.f1_score`; 0 where nothing is predicted and nothing is there to be found.
@@ -227,13 +229,11 @@ class F1(LabelMetric):
         self.label, self.average = None if label is None else _label_name(label), average
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        from sklearn.metrics import f1_score
-
-        answers, of, average = list(map(self.label_of, outputs)), sorted(set(facts)), self.average
+        of, average = sorted(set(facts)), self.average
         if self.label is not None:  # The mean over one label is its own.
             of, average = [self.label], "macro"
-        more: dict[str, Any] = {"labels": of, "average": average, "zero_division": 0.0}
-        return float(f1_score(facts, answers, sample_weight=weights, **more))
+        options = {"labels": of, "average": average, "zero_division": 0.0}
+        return self._as_sklearn("f1_score", facts, outputs, weights, **options)
 
 
 class MatthewsCorrelation(LabelMetric):
@@ -242,22 +242,17 @@ class MatthewsCorrelation(LabelMetric):
     bounds = (-1.0, 1.0)
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        from sklearn.metrics import matthews_corrcoef
-
-        answers = list(map(self.label_of, outputs))
-        if len({*facts, *answers}) < 2:  # where scikit-learn warns
+        if len({*facts, *map(self.label_of, outputs)}) < 2:  # where scikit-learn warns
             return 0.0
-        return float(matthews_corrcoef(facts, answers, sample_weight=weights))
+        return self._as_sklearn("matthews_corrcoef", facts, outputs, weights)
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        from sklearn.metrics import recall_score
-
-        answers, more = list(map(self.label_of, outputs)), {"average": "macro", "zero_division": 0.0}
-        return float(recall_score(facts, answers, labels=sorted(set(facts)), sample_weight=weights, **more))
+        options = {"labels": sorted(set(facts)), "average": "macro", "zero_division": 0.0}
+        return self._as_sklearn("recall_score", facts, outputs, weights, **options)
 
 
 class RecallAtPrecision(LabelMetric):
