@@ -1,7 +1,5 @@
 """DEmO: an order for each input, of a few orders that favour no label."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any

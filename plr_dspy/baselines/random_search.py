@@ -1,7 +1,5 @@
 """What every other method is compared with: the order given, and the best of many random orders."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import orjson
 from dspy.adapters.utils import parse_value
 
 from plr_dspy.evaluation import Answers, evaluate_programs
@@ -111,7 +110,7 @@ def run_predict(args: argparse.Namespace, program: dspy.Module) -> None:
                 if (cell := cells.get(number)) is None or cell.error:
                     line["error"] = "no call was made" if cell is None else f"{cell.error}: {cell.message}"
                 num_told += "error" not in line
-                lines.append(as_json(line, orjson.OPT_NON_STR_KEYS) + b"\n")
+                lines.append(as_json(line) + b"\n")
             write_atomically(args.out, b"".join(lines))
             print(f"{count(num_told, 'prediction')} in {args.out}, of {count(len(cells), 'call')}")
             if without := len(rows) - num_told:

@@ -132,8 +132,8 @@ class CompletionEngine:
                 yield
             except Exception as error:
                 # DSPy looks for "retry-after" in `headers`, which litellm leaves empty.
-                if getattr(error, "headers", None) is None:
-                    error.headers = getattr(error, "litellm_response_headers", None)  # type: ignore[attr-defined]
+                headers = getattr(error, "headers", None) or getattr(error, "litellm_response_headers", None)
+                error.headers = headers  # type: ignore[attr-defined]
                 raise
 
     def _response(self, reply: Any, request: lm15.Request) -> lm15.Response:

@@ -401,6 +401,4 @@ def _label_name(value: Any) -> str:
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields as JSON has them."""
-    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    plain: dict[str, Any] = orjson.loads(as_json(serialize_object(fields), options))
-    return plain
+    return dict(orjson.loads(as_json(serialize_object(fields))))

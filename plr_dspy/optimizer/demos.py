@@ -169,9 +169,8 @@ class TeacherWork(MetricWork):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
         chosen = {name: _one_of(demos) for name, demos in made.items()}
         plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
-        option = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
         # As they will be read from the ledger: as those of a saved program are.
-        return Cell(None, value=orjson.loads(as_json(plain, option)))
+        return Cell(None, value=orjson.loads(as_json(plain)))
 
 
 def _one_of(demos: Examples) -> dspy.Example:

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 
-def as_json(value: Any, option: int = 0) -> bytes:
+def as_json(value: Any) -> bytes:
     """JSON of a value; half of a pair of characters, which no file can hold, becomes a question mark."""
     try:
-        return orjson.dumps(value, default=str, option=option)
+        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
         return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
 
