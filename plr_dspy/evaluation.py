@@ -11,7 +11,7 @@ import dspy
 import numpy as np
 from scipy import special
 
-from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.arguments import Count, arguments
@@ -200,8 +200,14 @@ class Answers(MetricWork):
             margin = float(special.stdtrit(len(scores) + 3, 0.975)) * error
             least, most = min(value, centre - margin), max(value, centre + margin)
         interval = (max(low, least), min(high, most))
-        num_unread = sum(bool(cell.outcome) for cell in self.cells)
-        found = ProgramScore(value, interval, num_unread=num_unread, recalls=self._recalls())
+        num_unread, recalls = sum(bool(cell.outcome) for cell in self.cells), dict[str, float]()
+        if isinstance(output := label_output(self._program), LabelOutput):
+            right = output.numbers(self._examples)
+            answers = np.array([output.answered(prediction) for prediction in self.predictions], dtype=object)
+            if any(answers) or all(each is None for each in self.predictions):  # Else they may lie under another name.
+                numbers = enumerate(output.labels)
+                recalls = {label: float(np.mean(answers[right == i] == label)) for i, label in numbers if i in right}
+        found = ProgramScore(value, interval, num_unread=num_unread, recalls=recalls)
         if self is first:
             return found
         differences = [b - a for a, b in zip(*first.rows(self), strict=True)]
@@ -210,16 +216,3 @@ class Answers(MetricWork):
         ends = paired_interval(differences, largest=0.0 if any(differences) else largest)
         interval = (max(low - high, ends[0]), min(high - low, ends[1]))
         return replace(found, difference=value - first.value(), difference_interval=interval)
-
-    def _recalls(self) -> dict[str, float]:
-        """The recall of each label that examples have."""
-        if isinstance(output := label_output(self._program), str):
-            return {}
-        right = output.numbers(self._examples)
-        answers = [output.answered(prediction) for prediction in self.predictions]
-        unread = all(prediction is None for prediction in self.predictions)
-        return {
-            label: float(np.mean([answers[example] == label for example in np.flatnonzero(right == number)]))
-            for number, label in enumerate(output.labels)
-            if number in right and (unread or any(answers))  # Predictions may hold them under another name.
-        }

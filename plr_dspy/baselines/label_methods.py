@@ -15,7 +15,8 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import ArrayLike
 from pydantic import Field
-from scipy.special import entr, ndtr
+from scipy.special import ndtr
+from scipy.stats import entropy
 
 from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.path import Compilation
@@ -47,11 +48,6 @@ COMPARED_SHARE = 0.2  # of a budget for the comparison with the original order, 
 OTHERS = ", or use PLReorder or TopKOrder, which need none"  # what else can be done where a program has no such output
 WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
-
-
-def entropy(distribution: ArrayLike) -> Array:
-    """Entropy of distributions ``[..., L]``, in nats."""
-    return np.asarray(entr(distribution).sum(axis=-1))
 
 
 @arguments
@@ -354,7 +350,7 @@ class LocalE(LabelReorderer):
                 )
 
     def criterion(self, table: Array) -> float:
-        mean = float(entropy(table).mean())
+        mean = float(entropy(table, axis=1).mean())
         return mean if self.variant == "lu" else -mean
 
 
@@ -373,8 +369,8 @@ class GlobalE(LocalE):
 
     def criterion(self, table: Array) -> float:
         if self.variant == "plr":
-            return -float(entropy(table).min())
-        return float(entropy(np.bincount(table.argmax(axis=1)) / len(table)))
+            return -float(entropy(table, axis=1).min())
+        return float(entropy(np.bincount(table.argmax(axis=1))))
 
 
 @arguments
@@ -416,5 +412,4 @@ class PDO(LabelReorderer):
         self._shares = prior_shares(prior, output.labels, name=name)
 
     def criterion(self, table: Array) -> float:
-        mean = table.mean(axis=0)
-        return float(entropy(mean) + mean @ np.log(self._shares))
+        return -float(entropy(table.mean(axis=0), self._shares))

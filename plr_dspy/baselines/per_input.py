@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import dspy
 from pydantic import Field
+from scipy.stats import entropy
 
-from plr_dspy.baselines.label_methods import OTHERS, LabelReorderer, distribution, entropy
+from plr_dspy.baselines.label_methods import OTHERS, LabelReorderer, distribution
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output

@@ -145,11 +145,19 @@ class CompletionEngine:
                 f"The reply of {self.api_base} holds no completion text; is it an OpenAI-compatible server?",
                 provider=self.provider,
             )
-        asked = request.config.logprobs is not None
+        logprobs = choice.get("logprobs") or {}
+        if logprobs.get("content") is None:  # Else it has the shape of the chat endpoint already, as llama.cpp's.
+            tokens, chosen = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+            tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+            logprobs = {"content": []}
+            for token, logprob, top in zip(tokens, chosen, tops, strict=False):
+                if logprob is not None:
+                    others = [{"token": other, "logprob": value} for other, value in (top or {}).items()]
+                    logprobs["content"].append({"token": token, "logprob": logprob, "top_logprobs": others})
         chat_choice = {
             "message": {"role": "assistant", "content": choice["text"]},
             "finish_reason": choice.get("finish_reason"),
-            "logprobs": _chat_logprobs(choice.get("logprobs") or {}) if asked else None,
+            "logprobs": None if request.config.logprobs is None else logprobs,
         }
         kept = {name: body.get(name) for name in ("id", "model", "usage")}
         return lm15.response_from_openai_chat({**kept, "choices": [chat_choice]}, model=request.model)
@@ -218,17 +226,3 @@ def completion_lm(
         max_tokens=max_tokens,
         **lm_kwargs,
     )
-
-
-def _chat_logprobs(logprobs: dict[str, Any]) -> dict[str, Any]:
-    """Bring the completions endpoint's lists into the shape of the chat endpoint, which llama.cpp sends."""
-    if logprobs.get("content") is not None:
-        return logprobs
-    tokens, chosen = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
-    places = []
-    for token, logprob, top in zip(tokens, chosen, tops, strict=False):
-        if logprob is not None:
-            others = [{"token": other, "logprob": value} for other, value in (top or {}).items()]
-            places.append({"token": token, "logprob": logprob, "top_logprobs": others})
-    return {"content": places}

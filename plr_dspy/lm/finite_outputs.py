@@ -13,10 +13,8 @@ BLANK_LINES = re.compile(r"\n\s*\n")
 
 def without_none(annotation: Any) -> Any:
     """Return the annotation without its alternative None."""
-    if get_origin(annotation) is not Literal and annotation_allows_none(annotation):
-        kept = [argument for argument in get_args(annotation) if argument is not type(None)]
-        return kept[0] if len(kept) == 1 else annotation
-    return annotation
+    others = [each for each in get_args(annotation) if each is not type(None)]
+    return others[0] if len(others) == 1 and annotation_allows_none(annotation) else annotation
 
 
 def labels_of(annotation: Any) -> dict[str, Any] | None:
