@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import compress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import dspy
 import numpy as np
@@ -244,8 +244,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return [drawn[i] for i in chosen], weights
 
 
-@dataclass(frozen=True)
-class LabelReplies:
+class LabelReplies(NamedTuple):
     """What the replies to n inputs, given by number, said of labels: those that said anything."""
 
     labels: list[str]

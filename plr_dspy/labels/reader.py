@@ -125,8 +125,7 @@ class Reading(NamedTuple):
     unseen: tuple[int, ...] = ()  # numbers of labels not among the likeliest tokens, with the smallest of these at most
 
 
-Decision: TypeAlias = Callable[[Reading], Reading]
-"""Gives the label that is the answer, and its probabilities."""
+Decision: TypeAlias = Callable[[Reading], Reading]  # gives the label that is the answer, and its probabilities
 
 
 class LabelReader:

@@ -15,7 +15,6 @@ from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, R
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.over_set import DatasetMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
-from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.ledger import Cell
 from plr_dspy.statistics.calibration import Array
 
@@ -117,9 +116,8 @@ class LabelWork(MetricWork):
 
 def _shown(program: dspy.Module) -> dict[str, tuple[list[Any], Any]]:
     """The demos that predictors have, and the rules by which they find others."""
-    predictors = dict(program.named_predictors())
-    rules = {n: each.retrieval.rule for n, each in predictors.items() if isinstance(each, RetrievingPredict)}
-    return {name: (list(each.demos), rules.get(name)) for name, each in predictors.items()}
+    predictors = program.named_predictors()
+    return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "rule", None)) for n, each in predictors}
 
 
 def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
