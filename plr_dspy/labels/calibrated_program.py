@@ -156,10 +156,8 @@ class CalibratedProgram(dspy.Module):
     async def aforward(self, *args: Any, **inputs: Any) -> Any:
         """Do what `forward` does, with the program's async calls."""
         with self._reading() as reader:
-            if hasattr(self.program, "aforward"):
-                prediction = await self.program.acall(*args, **inputs)
-            else:
-                prediction = await dspy.asyncify(self.program)(*args, **inputs)
+            call = self.program.acall if hasattr(self.program, "aforward") else dspy.asyncify(self.program)
+            prediction = await call(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
     def _reading(self) -> AbstractContextManager[LabelReader]:

@@ -44,10 +44,8 @@ class LabelOutput:
         """Return the weighted probabilities ``[L]``, up to a factor, of what a reply states."""
         told = _as_dict(evidence)
         if "noul" in told:
-            shares = [told["noul"], 1.0 - told["noul"]]
-        else:
-            shares = [told["probabilities"][name] for name in self.decision.criteria()]
-        return np.array(shares) * self.weights
+            return np.array([told["noul"], 1.0 - told["noul"]]) * self.weights
+        return np.array([told["probabilities"][name] for name in self.decision.criteria()]) * self.weights
 
     def evidence(self, evidence: Any, probabilities: Array) -> dict[str, Any]:
         """Return what a reply would have stated, had its weighted probabilities been these, ``[L]``."""
@@ -166,11 +164,10 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it; a ValueError
     says where a label has no share above 0, or they do not sum to 1, but for rounding."""
     given = [prior.get(value, prior.get(text)) for text, value in labels.items()]
-    if None in given or len(prior) != len(given):
-        raise ValueError(f"{name} must have a share for each of the labels {list(labels)}; got {dict(prior)}")
+    if len(prior) != len(given) or not all(share is not None and share > 0 for share in given):
+        told = f"{name} must have a share for each of the labels {list(labels)}, a share above 0"
+        raise ValueError(f"{told}; got {dict(prior)}")
     shares = np.array(given, dtype=np.float64)
-    if not (shares > 0).all():
-        raise ValueError(f"{name} must have a share above 0 for each label; got {dict(prior)}")
     if abs(shares.sum() - 1.0) > 1e-3:
         raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
     return np.asarray(shares / shares.sum())

@@ -217,12 +217,6 @@ def completion_lm(
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
     settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
-    return dspy.LM(
-        # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
-        f"{provider}/{model}",
-        engine=CompletionEngine(**settings),
-        async_engine=AsyncCompletionEngine(**settings),
-        temperature=temperature,
-        max_tokens=max_tokens,
-        **lm_kwargs,
-    )
+    engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
+    # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
+    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)
