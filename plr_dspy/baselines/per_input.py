@@ -112,6 +112,6 @@ class DEmO(LabelReorderer):
             {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
             for ordering, mean in means[: self.num_kept]
         ]
-        program = PerInputOrder(ProgramFactory(job.program).build({}), kept)
+        program = PerInputOrder(job.program, kept)
         program._compiled = True
         return program

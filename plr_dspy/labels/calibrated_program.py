@@ -30,7 +30,6 @@ from plr_dspy.statistics.calibration import calibrated
 logger = logging.getLogger(__name__)
 
 PURPOSE = "calibration"
-
 PROBABILITIES = "probabilities"  # field of a prediction that calibrated programs add
 
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"

@@ -14,8 +14,7 @@ import orjson
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
 
 
-UNCOUNTED = "replies_without_usage"
-"""Kind, beside those of tokens, of replies that did not say how many tokens they took."""
+UNCOUNTED = "replies_without_usage"  # kind, beside those of tokens, of replies that did not say how many they took
 
 
 class Price(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any
 from tqdm import tqdm
 
 PACKAGE = "plr_dspy"
-
 HANDLER = "dspy_handler"  # this and the formats are DSPy's
 LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
 
