@@ -213,11 +213,13 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
     gain = _no_surer(gain, sure, largest=high - low)
     wider = influence.centring  # by groups of few examples little is known
+    of_shares = DEVIATIONS * influence.error_of_shares
     gain = gains[outcome.chosen] = replace(gain, deviation=min(wider * gain.deviation, high - low))
 
     def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
         least, most = fitted.interval(ordering, value, reference=original)
-        least, most = value - wider * (value - least), value + wider * (most - value) + further
+        least = value - math.hypot(wider * (value - least), of_shares)
+        most = value + math.hypot(wider * (most - value), of_shares) + further
         return value, influence.limited(least), influence.limited(most)
 
     after_it = as_it_is + gain.expected

@@ -44,7 +44,7 @@ class Iteration(Part):
 
     def __str__(self) -> str:
         return (
-            f"iteration {self.index + 1}: {self.num_samples} orders, {self.num_new} new; mean score "
+            f"round {self.index + 1}: {self.num_samples} scored, {self.num_new} of them new; mean score "
             f"{self.mean_score:.3f}, estimated best so far {self.best_score_so_far:.3f}; "
             f"{self.program_calls} program calls"
         )

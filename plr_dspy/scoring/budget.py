@@ -95,7 +95,11 @@ class Budget:
             self.needs_one = self.needs_one and not tokens
             cost = 0.0 if self.max_cost is None else self.price(tokens)
             if cost is None:
-                self._unpriced += [model for model in tokens if self.price({model: tokens[model]}) is None]
+                for model in (each for each in tokens if self.price({each: tokens[each]}) is None):
+                    priced = self.price({model: {}}) is not None
+                    self._unpriced.append(
+                        f"{'the number of tokens in each reply of' if priced else 'a price for'} {model}"
+                    )
             elif cost > 0:
                 self.dearest = max(cost, self.dearest or 0.0) if self._num_paid else cost
                 self.cost += cost
@@ -103,11 +107,9 @@ class Budget:
                 self._num_paid += 1
 
     def check(self) -> None:
-        """Raise a ValueError with the name of a model whose price, or whose tokens, a call did not tell."""
+        """Raise a ValueError with the name of a model whose price, or whose tokens in a call, nobody knows."""
         if self._unpriced:
-            raise ValueError(
-                f"max_cost needs a price for {self._unpriced[0]}, and replies with usage: pass max_metric_calls instead"
-            )
+            raise ValueError(f"max_cost needs {self._unpriced[0]}: pass max_metric_calls instead")
 
     @property
     def calls_left(self) -> int:

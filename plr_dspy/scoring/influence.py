@@ -132,7 +132,14 @@ class Influence:
             share = len(seen) / len(scores)
             shift += share * mean
             variance += share**2 * max(0.0, squares / count - mean**2) / count
-        return value + shift, math.sqrt(variance)
+        return value + shift, math.hypot(math.sqrt(variance), self.error_of_shares)
+
+    @property
+    def error_of_shares(self) -> float:
+        """The standard error of the metric by the shares of the groups, which are others among new examples."""
+        counts = Counter(self._groups)
+        shifts = (count * self._shifts.get(group, 0.0) ** 2 for group, count in counts.items())
+        return math.sqrt(sum(shifts)) / len(self._groups)
 
     @property
     def centring(self) -> float:

@@ -83,23 +83,24 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
     assert found.score == 1.0
 
 
-@pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.2), (0.1, 0.02)])
+@pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
 def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
-    """Also where some programs find nothing."""
-    rng, inside, worlds, yes = np.random.default_rng(0), np.zeros(2), 60, set(range(12))
-    truth = 2 * recall * 12 / (12 + recall * 12 + alarms * 28)
+    """Also where some programs find nothing; new examples have other labels, too."""
+    rng, inside, worlds = np.random.default_rng(0), np.zeros(2), 100
+    truth = 2 * recall * 0.15 / (0.15 + recall * 0.15 + alarms * 0.85)
 
     def program():
         return Answering([n for n in range(40) if rng.random() < (recall if n in yes else alarms)])
 
     for _ in range(worlds):
+        yes = set(np.flatnonzero(rng.random(40) < 0.15).tolist())
         found = evaluated({"one": program(), "other": program()}, F1("yes"), examples(40, yes))
         one, other = found.programs.values()
         inside += [
             one.interval[0] < truth < one.interval[1],
             other.difference_interval[0] < 0 < other.difference_interval[1],
         ]
-    assert (inside >= 0.88 * worlds).all(), inside
+    assert (inside >= 0.94 * worlds).all(), inside
 
 
 @pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), plr_dspy.BalancedAccuracy()])

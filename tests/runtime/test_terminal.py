@@ -81,7 +81,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
     assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
-    (first,) = [line for line in lines if " INFO plr_dspy.compilation.path: iteration 1:" in line]
+    (first,) = [line for line in lines if " INFO plr_dspy.compilation.path: round 1:" in line]
     assert first.startswith("20")
 
 
@@ -138,7 +138,7 @@ def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
     *lines, bar, result = rendered(terminal())
     assert re.search(r"(\d+)/\1", bar)
     assert all(line.startswith("mine: ") for line in [*lines, result])
-    assert len([line for line in lines if "iteration 1:" in line]) == 1
+    assert len([line for line in lines if "round 1:" in line]) == 1
     assert handler.stream is sys.stderr
 
 
