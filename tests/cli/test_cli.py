@@ -103,7 +103,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
 
 
 def test_a_calibrated_program_is_saved(folder, capsys):
-    assert cli.main(compile_arguments("--calibrate", "--report", "found.json")) == 0
+    assert cli.main(compile_arguments("--calibrate", "--report", "found.json", "--max-calls", "90")) == 0
     program = load_program(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json")
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
