@@ -101,7 +101,7 @@ class Compilation:
                 winners = list(map(as_ordering, done["winners"]))
             else:
                 entrants = [ordering for _, ordering in entries[1:]]
-                winners = self._race(entrants, ended["race_calls"], kept=ended["kept"])
+                winners = self.race(entrants, ended["race_calls"], kept=ended["kept"])
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
         orderings = [ordering for _, ordering in entries]
@@ -265,7 +265,7 @@ class Compilation:
             origins.setdefault(ordering, origin)
         return [(origin, ordering) for ordering, origin in origins.items()]
 
-    def _race(self, entrants: Sequence[Ordering], num_calls: int, *, kept: int = 0) -> list[Ordering]:
+    def race(self, entrants: Sequence[Ordering], num_calls: int, *, kept: int = 0) -> list[Ordering]:
         """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
         Each heat has an equal share of the calls; others are kept for what follows. Entrants that are new are scored as

@@ -27,13 +27,8 @@ class Raced:
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
         self.scorer, num_train, self.estimate = CellScorer(payer), payer.table.shape[1], self.means
-        self.plan = Plan(
-            racing=True,
-            num_train_examples=num_train,
-            num_first_examples=num_first,
-            num_more_examples=8,
-            original_share=original_share,
-        )
+        sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
+        self.plan = Plan(racing=True, original_share=original_share, **sizes)
         model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
         search = SimpleNamespace(model=model)
         self.compilation = Compilation(search, self.scorer, plan=self.plan, num_train=num_train, original=original)
@@ -53,7 +48,7 @@ class Raced:
 
     def run(self, entrants, *, num_calls=300, num_winners=2, **options):
         self.compilation.plan = replace(self.plan, num_best_seen=num_winners)
-        return self.compilation._race(entrants, num_calls, **options)
+        return self.compilation.race(entrants, num_calls, **options)
 
 
 class TestRace:

