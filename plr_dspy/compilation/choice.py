@@ -268,12 +268,14 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
-    """A gain that is above 0 with this probability at most, and whose interval is as wide as gives it."""
+    """A gain that is above 0 with this probability at most, and below 0 with the rest of it where that is the larger;
+    its interval is as wide as gives this."""
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
-        worse = gain.worse if sure >= 0.5 else max(gain.worse, 1.0 - sure)
-        gain = replace(gain, deviation=max(gain.deviation, deviation), worse=worse)
+        gain = replace(gain, deviation=max(gain.deviation, deviation))
+    if 0.0 < sure < 0.5 and gain.expected > 0:
+        gain = replace(gain, worse=max(gain.worse, 1.0 - sure))
     return replace(gain, probability=probability)
 
 

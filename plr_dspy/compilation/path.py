@@ -45,7 +45,7 @@ class Compilation:
     plan: Plan
     num_train: int
     original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
-    min_probability: float | None = None  # that it takes to replace the original; None: .5 where plans race, else 0
+    min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     limits: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
     shifted: bool = False  # as in `StagedScores`

@@ -25,9 +25,7 @@ from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
-NUM_ALTERNATIVES = (
-    20  # likely tokens that are asked for at each position: the most of OpenAI, and of vLLM as it is set up
-)
+NUM_ALTERNATIVES = 20  # likely tokens asked for at each position: the most of OpenAI, and of vLLM as it is set up
 LEAST = -30.0  # the smallest log-probability that is believed: servers write -9999 for what they do not compute
 LEAST_STATED = 0.005  # what a stated probability of 0 may be at most: models state two decimals
 
