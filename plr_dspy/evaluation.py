@@ -14,9 +14,8 @@ from scipy import special
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import check_given
+from plr_dspy.programs.checks import Count, arguments, check_given
 from plr_dspy.programs.splits import Examples
 from plr_dspy.runtime.terminal import progress_bar
 from plr_dspy.scoring.influence import Influence

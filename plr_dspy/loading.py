@@ -9,7 +9,7 @@ from dspy.utils import magicattr
 from plr_dspy.baselines.per_input import PerInputOrder
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.programs.checks import saved_state
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 
 

@@ -30,9 +30,9 @@ from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.arguments import Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.checks import Number, Positive, WholeNumber, arguments
+from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.ledger import FAILED, Cell

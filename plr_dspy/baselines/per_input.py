@@ -14,9 +14,9 @@ from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import CONTENT_FREE, needed_output
 from plr_dspy.labels.reader import LogprobRequests, labels_read
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.arguments import Count, WholeNumber, arguments
 from plr_dspy.programs.calls import WRONG_ANSWERS
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.checks import Count, WholeNumber, arguments
+from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.statistics.calibration import Array
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
 from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.programs.arguments import Count, WholeNumber, arguments
+from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 BATCH = 15  # orders scored between two lines of the log
 FINAL_SHARE = 0.2  # of a budget for the final comparison, at most

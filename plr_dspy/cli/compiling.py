@@ -27,9 +27,8 @@ from plr_dspy.local.server import local_lm
 from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.arguments import shown
-from plr_dspy.programs.checks import check_given, json_obstacle
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.checks import check_given, json_obstacle, shown
+from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.report.text import KEEP, count, shares_by_label
 from plr_dspy.runtime.files import as_json, write_atomically
 from plr_dspy.runtime.terminal import progress_bar

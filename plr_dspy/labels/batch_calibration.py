@@ -22,9 +22,8 @@ from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
-from plr_dspy.programs.arguments import Checked, Count, Flag, Number, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import calls_on
-from plr_dspy.programs.checks import check_given
+from plr_dspy.programs.checks import Checked, Count, Flag, Number, Seed, WholeNumber, arguments, check_given
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime.terminal import progress_bar

@@ -22,8 +22,7 @@ from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
-from plr_dspy.programs.copies import ProgramFactory
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.runtime.files import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 

@@ -26,9 +26,9 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
-from plr_dspy.programs.arguments import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.identity import digest, facts
+from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
+from plr_dspy.programs.objects import digest, facts
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report

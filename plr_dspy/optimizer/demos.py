@@ -18,8 +18,7 @@ from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, cost_of_attempt, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
-from plr_dspy.programs.copies import ProgramFactory, language_models
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import Examples, by_content, label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount

@@ -21,10 +21,9 @@ from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.arguments import Count, Number, WholeNumber, arguments, shown
 from plr_dspy.programs.calls import ProgramEvaluator
-from plr_dspy.programs.checks import json_obstacle
-from plr_dspy.programs.copies import ProgramFactory
+from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
+from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations

@@ -23,8 +23,7 @@ from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
-from plr_dspy.programs.copies import ProgramFactory, language_models
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import PromptSlots, prompt_messages
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count

@@ -18,8 +18,8 @@ from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.plackett_luce.updates import update_rule
-from plr_dspy.programs.arguments import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.checks import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.report.data import Signal
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer

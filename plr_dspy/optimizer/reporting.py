@@ -22,7 +22,7 @@ from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import own_copy
-from plr_dspy.programs.copies import language_models
+from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, RetrievalReport, SlotReport

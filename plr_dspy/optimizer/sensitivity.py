@@ -20,8 +20,8 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.plreorder import label_responses, label_work
-from plr_dspy.programs.arguments import WholeNumber, arguments
 from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.retrieval.slots import FoundSlots
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG

@@ -12,7 +12,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.lm.finite_outputs import decided
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.objects import digest
 
 logger = logging.getLogger(__name__)
 

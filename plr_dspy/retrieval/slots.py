@@ -12,7 +12,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.plackett_luce.covariates import fit
-from plr_dspy.programs.identity import digest
+from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in

@@ -19,7 +19,7 @@ import pydantic
 import pytest
 from fakes import printed_whatever_the_hashes
 
-from plr_dspy.programs.identity import digest, facts
+from plr_dspy.programs.objects import digest, facts
 
 
 class Weighted:
