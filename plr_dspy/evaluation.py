@@ -151,16 +151,16 @@ class Answers(MetricWork):
         """Call the program on each example; whatever ends that early, the ledger and the predictions have the rest."""
         _Limits(**{name: limits[name] for name in ("num_threads", "max_errors")})
         options: dict[str, Any] = {"called": "example", "ledger": self.ledger, **limits}
-        self.cells, _ = calls_on(self._program, self, len(self._examples), **options)
+        self.cells, _ = calls_on(self._program, self, len(self.examples), **options)
         return self
 
     def keep(self, examples: Sequence[int]) -> None:
         """Go by these examples alone."""
-        self._examples = [self._examples[example] for example in examples]
+        self.examples = [self.examples[example] for example in examples]
         self.predictions = [self.predictions[example] for example in examples]
         self.cells = [self.cells[example] for example in examples]
         if self._over_set is not None:
-            self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self._examples])
+            self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self.examples])
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         with self._answering(example) as shown:
@@ -201,7 +201,7 @@ class Answers(MetricWork):
         interval = (max(low, least), min(high, most))
         num_unread, recalls = sum(bool(cell.outcome) for cell in self.cells), dict[str, float]()
         if isinstance(output := label_output(self._program), LabelOutput):
-            right = output.numbers(self._examples)
+            right = output.numbers(self.examples)
             answers = np.array([output.answered(prediction) for prediction in self.predictions], dtype=object)
             if any(answers) or all(each is None for each in self.predictions):  # Else they may lie under another name.
                 numbers = enumerate(output.labels)

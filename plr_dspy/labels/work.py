@@ -100,7 +100,7 @@ class LabelWork(MetricWork):
             return self.scores
         read, scores = self._over_set.outputs, self.scores.copy()
         predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
-        outputs = [[read(each, answer) for answer in predictions] for each in self._examples]
+        outputs = [[read(each, answer) for answer in predictions] for each in self.examples]
         self.influence.table, self.influence.of_labels = scores, outputs
         return scores
 

@@ -34,7 +34,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.retrieval.slots import FoundSlots
+from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime.terminal import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -275,7 +275,10 @@ class Reorderer(Checked, Teleprompter, ABC):
             "pool": digest(pool),
             "splits": digest([num_train, self._examples(job, work)[1]]),
         }
-        inputs = [dict(each.inputs().items()) for each in job.scored_examples]
+        further: dict[str, Any] = {}
+        if isinstance(job.slots, RetrievalSlots):
+            inputs = [dict(each.inputs().items()) for each in job.scored_examples]
+            further = {"further": partial(job.slots.further, inputs=inputs)}
         scorer.ledger.begin(deciding if plan.racing else {**deciding, **asdict(plan)})  # laid out for one budget
         return Compilation(
             self.search(job, responses),
@@ -288,7 +291,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             limits=ending,
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
-            further=partial(job.slots.further, inputs=inputs),
+            **further,
         )
 
     def _conclude(

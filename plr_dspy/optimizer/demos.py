@@ -19,8 +19,8 @@ from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, cost_of_attempt, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
-from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
-from plr_dspy.programs.splits import Examples, by_content, label_keys, mixed, shown_by, source_of
+from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
+from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
 from plr_dspy.runtime.files import as_json
@@ -47,7 +47,8 @@ def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> d
     taken = set(keys[len(trainset) :])
     number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
     chosen: dict[int, dspy.Example] = {}
-    for index in mixed(by_content(trainset), label_keys(trainset), rng, balanced=True):
+    labels = [value_key(dict(example.labels().items())) for example in trainset]
+    for index in mixed(by_content(trainset), labels, rng, balanced=True):
         if len(chosen) < number and keys[index] not in taken:
             taken.add(keys[index])
             chosen[index] = trainset[index]
@@ -68,11 +69,11 @@ def pools_of(
         own = [(demo, OWN) for demo in predictor.demos]
         showing = [each for each in attempts if name in each.demos]
         made = [(each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in showing]
-        no_demos = demo_messages(predictor, [])
+        no_demos = messages_of(predictor, [])
         tokens_before, nothing = count(messages=no_demos), as_text(no_demos)
         seen, pool = {nothing}, []
         for demo, origin in [*own, *made, *others]:
-            messages = demo_messages(predictor, [demo])
+            messages = messages_of(predictor, [demo])
             text = as_text(messages)
             if text != nothing and (text not in seen or origin == OWN):
                 seen.add(text)
@@ -146,7 +147,7 @@ class TeacherWork(MetricWork):
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
-            predictor.demos = [demo for demo in shown if not shown_by([demo], [self._examples[example]])]
+            predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
         try:
             with self._answering(example) as asked:
                 prediction = self.teacher(**asked.inputs())

@@ -24,7 +24,7 @@ from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
-from plr_dspy.programs.slots import PromptSlots, prompt_messages
+from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -354,7 +354,7 @@ def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[
             }
             finds = isinstance(predictor, RetrievingPredict)
             demos = predictor.shown(inputs) if finds else predictor.demos
-            messages = prompt_messages(predictor, demos, inputs)
+            messages = messages_of(predictor, demos, inputs)
             answers = [message for message in messages if message["role"] == "assistant"]
             kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
             kinds["prompt_tokens"] += count(messages=messages) / len(examples)

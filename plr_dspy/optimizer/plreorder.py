@@ -202,7 +202,7 @@ class PLReorder(Reorderer):
             job.slots.space,
             num_examples=plan.num_train_examples,
             num_initial=plan.num_initial,
-            classes=job.slots.classes,
+            classes=tuple(classes for slot in job.slots.slots for classes in slot.classes),
             example_classes=job.splits.classes,
             responses=responses,
             **shape,

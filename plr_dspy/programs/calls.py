@@ -65,6 +65,7 @@ class MetricWork:
     """Makes program calls on examples, which cells name by index, and has a metric score the answers.
 
     Attributes:
+        examples: Those that it is called on.
         sample: The start of the program's first answer, with its score.
         models: Language models beside the program's own, such as those that the metric calls, as far as they are found.
         influence: Scores outputs, where the metric is one over a set; else None.
@@ -75,8 +76,7 @@ class MetricWork:
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""
-        self.models = language_models(metric)
-        self._examples = examples
+        self.examples, self.models = examples, language_models(metric)
         self._over_set = metric if isinstance(metric, SetMetric) else None
         self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
         self.influence: Influence | None = None
@@ -89,14 +89,10 @@ class MetricWork:
             prediction = program(**shown.inputs())
         return self._scored(shown, prediction)
 
-    def inputs(self, example: int | None) -> dict[str, Any] | None:
-        """The inputs of an example; None for none."""
-        return None if example is None else dict(self._examples[example].inputs().items())
-
     @contextmanager
     def _answering(self, example: int) -> Iterator[dspy.Example]:
         """While a program answers an example, say in DSPy's settings which it is; yield it as it is to be shown."""
-        shown = own_copy(self._examples[example])
+        shown = own_copy(self.examples[example])
         try:  # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
                 yield shown
@@ -167,7 +163,8 @@ class ProgramEvaluator:
 
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
-        return self._slots.fingerprint(ordering, self._work.inputs(example))
+        inputs = None if example is None else dict(self._work.examples[example].inputs().items())
+        return self._slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.

@@ -17,7 +17,6 @@ from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 
 logger = logging.getLogger(__name__)
@@ -74,11 +73,6 @@ class PromptSlots(ABC):
     def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices by position, for each slot."""
 
-    @property
-    def classes(self) -> tuple[tuple[int, ...], ...]:
-        """For each block of the space, the class of each of its demos."""
-        return tuple(classes for slot in self.slots for classes in slot.classes)
-
     def showing(self, share: float) -> Ordering:
         """An ordering that shows about this share of the demos that may be shown."""
         return self.space.identity
@@ -91,19 +85,22 @@ class PromptSlots(ABC):
     def shown(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices as prompts show them, for each slot: most adapters show incomplete demos first, and leave some
         out."""
-        demos = {slot.predictor: slot.demos for slot in self.slots}
-        return {
-            name: _as_shown(self._predictors[name], {item: demos[name][item] for item in items})
-            for name, items in self.permutations(ordering).items()
-        }
+        demos, found = {slot.predictor: slot.demos for slot in self.slots}, {}
+        for name, items in self.permutations(ordering).items():
+            predictor, of_name = self._predictors[name], demos[name]
+            alone = {item: messages_of(predictor, [of_name[item]]) for item in items}
+            nothing, left = messages_of(predictor, []), messages_of(predictor, [of_name[item] for item in items])
+            waiting, placed = [item for item in items if alone[item] != nothing], list[int]()
+            while (item := next((i for i in waiting if left[: len(alone[i])] == alone[i]), None)) is not None:
+                left = left[len(alone[item]) :]
+                waiting.remove(item)
+                placed.append(item)
+            found[name] = placed + waiting  # in their own order where messages are not those of single demos
+        return found
 
     def num_demos(self, ordering: Ordering) -> int:
         """Demos that all predictors together show."""
         return sum(map(len, self.permutations(ordering).values()))
-
-    def further(self, best: Sequence[Ordering], scores: Scores, inputs: Sequence[Mapping[str, Any]]) -> list[Ordering]:
-        """Further orderings, made of the best ones of a search and of scores by example."""
-        return []
 
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
@@ -117,7 +114,7 @@ class PromptSlots(ABC):
         """Of the prompts with the demos of each slot."""
         digest = hashlib.sha256()
         for name, demos in shown.items():
-            text = as_text(demo_messages(self._predictors[name], demos))
+            text = as_text(messages_of(self._predictors[name], demos))
             digest.update(f"{name}\0{text}\0".encode())
         return digest.hexdigest()[:32]
 
@@ -149,8 +146,8 @@ class ProgramSlots(PromptSlots):
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-        demos, nothing = tuple(predictor.demos), as_text(demo_messages(predictor, []))
-        alone = [as_text(demo_messages(predictor, [demo])) for demo in demos]
+        demos, nothing = tuple(predictor.demos), as_text(messages_of(predictor, []))
+        alone = [as_text(messages_of(predictor, [demo])) for demo in demos]
         kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
         if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
             logger.warning(
@@ -163,14 +160,14 @@ class ProgramSlots(PromptSlots):
             if block_of[a] == block_of[b] or kind[a] == kind[b]:
                 continue
             pair = [demos[a], demos[b]]
-            if demo_messages(predictor, pair) != demo_messages(predictor, pair[::-1]):
+            if messages_of(predictor, pair) != messages_of(predictor, pair[::-1]):
                 first, second = sorted((block_of[a], block_of[b]))
                 block_of = {i: first if block == second else block for i, block in block_of.items()}
         found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
         blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
         kinds, classes = (
             tuple(tuple(numbers[i] for i in block) for block in blocks)
-            for numbers in (kind, _classes(predictor, demos))
+            for numbers in (kind, answer_classes(demos, list(predictor.signature.output_fields)))
         )
         return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
 
@@ -210,7 +207,7 @@ class PoolSlots(PromptSlots):
             items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
             space = OrderingSpace((items,), (limits[-1],))
-            classes = tuple(_classes(self._predictors[name], demos))
+            classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
             slots.append(Slot(name, demos, (items,), space, (classes,), pool))
         self.slots = tuple(slots)
         first: Ordering = tuple(  # the shortest demos
@@ -252,11 +249,6 @@ class PoolSlots(PromptSlots):
         return self.tokens(arrangement) <= self._max_tokens
 
 
-def _classes(predictor: dspy.Predict, demos: Sequence[Any]) -> list[int]:
-    """Number the answers that demos give."""
-    return answer_classes([dict(demo.items()) for demo in demos], list(predictor.signature.output_fields))
-
-
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
     """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
 
@@ -271,7 +263,7 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
     demos = [trainset[index] for index in rng.sample(by_content(trainset), number)]
     filled = []
     for name, predictor in predictors.items():
-        if demos and demo_messages(predictor, demos) != demo_messages(predictor, []):
+        if demos and messages_of(predictor, demos) != messages_of(predictor, []):
             predictor.demos = list(demos)
             filled.append(name)
     if filled:
@@ -296,47 +288,25 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
     return found if isinstance(found, DecisionAdapter) else None
 
 
-def prompt_messages(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any]) -> Messages:
-    """All messages of a call; DSPy raises a ValueError where there can be none."""
+def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
+    """The messages of a call; without inputs those that the demos become, with all that these hold beside the demos.
+
+    DSPy raises a ValueError where there can be none.
+    """
     signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
     if (decision := decision_adapter(predictor)) is not None:
-        request = decision._prepare(signature, demos, dict(inputs), {})
+        inputs = dict(inputs or {})
+        request = decision._prepare(signature, demos, inputs, {})
         if decision.system_one:
             return [{"role": "user", "content": json.dumps(request, default=repr)}]
         signature, demos = request["signature"], request["demos"]
-    return list(adapter.format(_shown_signature(adapter, predictor, signature), demos, dict(inputs)))
-
-
-def demo_messages(predictor: dspy.Predict, demos: Sequence[Any]) -> Messages:
-    """The messages that the demos become, with all that those hold beside the demos, but for the inputs."""
-    if decision_adapter(predictor) is not None:
-        return prompt_messages(predictor, demos, {})
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    signature = _shown_signature(adapter, predictor, predictor.signature)
-    return list(adapter.format_demos(signature, list(demos)))
-
-
-def _as_shown(predictor: dspy.Predict, demos: Mapping[int, Any]) -> list[int]:
-    """The numbers of demos in the order of the prompt, as far as its messages are those of single demos."""
-    alone = {item: demo_messages(predictor, [demo]) for item, demo in demos.items()}
-    nothing, left = demo_messages(predictor, []), demo_messages(predictor, list(demos.values()))
-    waiting, found = [item for item in demos if alone[item] != nothing], list[int]()
-    while (item := next((each for each in waiting if left[: len(alone[each])] == alone[each]), None)) is not None:
-        left = left[len(alone[item]) :]
-        waiting.remove(item)
-        found.append(item)
-    return found + waiting
+    if (lm := predictor.lm or dspy.settings.lm) is not None and hasattr(adapter, "_call_preprocess"):
+        tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
+        # Native features take fields out of it for some LMs.
+        signature = adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
+    return list(adapter.format_demos(signature, demos) if inputs is None else adapter.format(signature, demos, inputs))
 
 
 def as_text(messages: Messages) -> str:
     """Messages as one string, which tells prompts apart."""
     return json.dumps(messages, default=repr, sort_keys=True)
-
-
-def _shown_signature(adapter: Any, predictor: dspy.Predict, signature: Any) -> Any:
-    """Return the signature that the adapter formats: native features take fields out of it for some LMs."""
-    lm = predictor.lm or dspy.settings.lm
-    if lm is None or not hasattr(adapter, "_call_preprocess"):
-        return signature
-    tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-    return adapter._call_preprocess(lm, dict(predictor.config), signature, tools)

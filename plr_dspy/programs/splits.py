@@ -55,7 +55,8 @@ def make_splits(
     """
     everything = [*trainset, *valset]
     names = [f"{name}[{i}]" for i in range(len(trainset))] + [f"valset[{i}]" for i in range(len(valset))]
-    shown, labels = shown_by(demos, everything, prompted), label_keys(everything)
+    shown = shown_by(demos, everything, prompted)
+    labels = [value_key(dict(example.labels().items())) for example in everything]
     inputs = [source_of(example.inputs()) for example in everything]
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
@@ -116,7 +117,7 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
     equal that are `prompted`, in prompts, unlike the number of an example. A demo that would so show over a tenth of
     the examples shares only something common, such as a language, and shows none by it.
     """
-    inputs = [{name: folded_key(value) for name, value in example.inputs().items()} for example in examples]
+    inputs = [{name: value_key(value) for name, value in example.inputs().items()} for example in examples]
     by_field: dict[tuple[str, bytes], set[int]] = defaultdict(set)
     by_value: dict[bytes, set[int]] = defaultdict(set)
     for i, fields in enumerate(inputs):
@@ -126,7 +127,7 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
     names = {name for fields in inputs for name in fields}
     shown: set[int] = set()
     for demo in demos:
-        fields = {name: folded_key(value) for name, value in dict(demo.items()).items()}
+        fields = {name: value_key(value) for name, value in dict(demo.items()).items()}
         shared = {name: by_field[name, key] for name, key in fields.items() if name in names}
         by_name = set.intersection(*shared.values()) if shared else set()
         seen = [matches for name, matches in shared.items() if name in prompted]
@@ -166,35 +167,29 @@ def _are_classes(labels: Sequence[Any]) -> bool:
     return 1 < len(set(labels)) <= len(labels) / 4
 
 
-def answer_classes(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[int]:
-    """Numbers the answers of demos or examples, given as fields: equal for those that give the same one.
+def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Numbers the answers of demos or examples, by the names of outputs: equal for those that give the same one.
 
     A field that hardly any two share, such as a reasoning, says nothing about classes and is ignored.
     """
-    columns = [[value_key(decided(fields.get(name))) for fields in rows] for name in names]
+    columns = [[value_key({name: decided(fields.get(name))}) for fields in rows] for name in names]
     telling = [column for column in columns if 3 * len(set(column)) <= 2 * len(rows)]
     answers = list(zip(*telling, strict=True)) or [()] * len(rows)
     numbers = {answer: i for i, answer in enumerate(dict.fromkeys(answers))}
     return [numbers[answer] for answer in answers]
 
 
-def label_keys(examples: Sequence[dspy.Example]) -> list[bytes]:
-    """What identifies each example's labels."""
-    return [value_key(dict(example.labels().items())) for example in examples]
-
-
 def source_of(inputs: Mapping[str, Any]) -> str:
     """What identifies the inputs of an example, whatever the case and the white space of their texts."""
-    return repr(sorted((name, folded_key(value)) for name, value in inputs.items()))
-
-
-def folded_key(value: Any) -> bytes:
-    """What identifies an input, whatever the case and the white space of a text: copies differ in these."""
-    return value_key(" ".join(value.split()).casefold() if isinstance(value, str) else value)
+    return repr(sorted((name, value_key(value)) for name, value in inputs.items()))
 
 
 def value_key(value: Any) -> bytes:
-    """What identifies a value, whether it is the object or what a saved program loads in its place."""
+    """What identifies a value, whether it is the object or what a saved program loads in its place.
+
+    Case and white space of a text do not count, as copies of inputs differ in these; in a dict of fields they do.
+    """
+    value = " ".join(value.split()).casefold() if isinstance(value, str) else value
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
         return orjson.dumps(serialize_object(value), option=options)

@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from scipy import sparse
 
 from plr_dspy.plackett_luce.covariates import Features, choose
-from plr_dspy.programs.splits import answer_classes, folded_key, source_of
+from plr_dspy.programs.splits import answer_classes, source_of, value_key
 from plr_dspy.statistics.calibration import Array
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -215,9 +215,9 @@ class Pool:
         """The demos whose inputs are most like some inputs, the likest first, of equals the first; and how like."""
         like, source, input_key = self.similarity.to(_text_of(inputs, self.names)), None, None
         if without is not None:
-            source, values = source_of(without), set(map(folded_key, without.values()))
+            source, values = source_of(without), set(map(value_key, without.values()))
             # What follows from its inputs, others may share: only these tell that it is asked.
-            if any(folded_key(inputs[name]) in values for name in self.names if name in inputs):
+            if any(value_key(inputs[name]) in values for name in self.names if name in inputs):
                 input_key = self._inputs(inputs)
         best = np.argsort(-like, kind="stable")
         left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != input_key)
