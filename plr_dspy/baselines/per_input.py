@@ -105,7 +105,7 @@ class DEmO(LabelReorderer):
     def criterion(self, table: Array) -> float:
         return float(entropy(table.mean(axis=0)))
 
-    def _finished(self, job: Job, compilation: Any, program: dspy.Module) -> dspy.Module:
+    def _made(self, job: Job, compilation: Any, *others: Any) -> tuple[dspy.Module, dict[str, Any]]:
         """The program that orders its demos for each input."""
         means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
         kept = [
@@ -114,4 +114,4 @@ class DEmO(LabelReorderer):
         ]
         program = PerInputOrder(job.program, kept)
         program._compiled = True
-        return program
+        return program, {}

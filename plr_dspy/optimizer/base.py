@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+import re
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,34 +18,44 @@ from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
+from dspy.adapters.utils import format_field_value
 from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
 from tqdm import tqdm
 
+from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
+from plr_dspy.lm.prices import cost_of, without_price
+from plr_dspy.metrics.over_set import LabelMetric
+from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
-from plr_dspy.optimizer.reporting import build_report, log_to_mlflow
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
-from plr_dspy.programs.objects import digest, facts
-from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
+from plr_dspy.programs.objects import digest, facts, language_models
+from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
-from plr_dspy.report.data import Report
+from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
+from plr_dspy.runtime.redaction import Redactor
 from plr_dspy.runtime.terminal import interrupts, progress_bar
-from plr_dspy.scoring.ledger import open_ledger
+from plr_dspy.scoring.ledger import error_counts, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 
 logger = logging.getLogger(__name__)
+
+LONGEST = 500  # characters of a field's text in a report
+
+_DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
+"""What DSPy makes of pictures, sounds and files."""
 
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 """Arguments that say when a search ends: where only these changed, it goes on from where it was."""
@@ -53,9 +66,9 @@ class Reorderer(Checked, Teleprompter, ABC):
     """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
 
     Subclasses have their own `plan`, mostly their own `search`, and override what else is not as here.
-    Arguments and attributes are those of `PLReorder`, and what users call things; `balanced` splits have the classes
-    evenly mixed. Where one `chooses_by_score` of the metric, a student without demos is a candidate as it is. One that
-    `orders_found` demos takes programs that find their demos for each input.
+    Arguments and attributes are those of `PLReorder`, and what users call things. Where one `chooses_by_score` of the
+    metric, a student without demos is a candidate as it is. One that `orders_found` demos takes programs that find
+    their demos for each input.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -76,7 +89,6 @@ class Reorderer(Checked, Teleprompter, ABC):
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     orders_found: ClassVar[bool] = False
-    balanced: ClassVar[bool] = True
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
@@ -204,7 +216,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
         return None
 
-    @contextmanager
+    @contextlib.contextmanager
     def _open(self, job: Job, started: float | None = None) -> Iterator[tuple[Job, MetricWork, CellScorer, tqdm]]:
         """Open what a job needs to make calls, and close it at the end; yield the job when all demos are there."""
         folder = None if self.log_dir is None else Path(self.log_dir)
@@ -301,6 +313,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         calibrating = outcome.fitted or outcome.calibration
         shares = () if calibrating is None else calibrating.shares
         program_in = partial(_program_as_scored, job, work, shares)
+        program, fields = self._made(job, compilation, outcome, program_in)
         self.report = report = build_report(
             job,
             outcome,
@@ -308,9 +321,8 @@ class Reorderer(Checked, Teleprompter, ABC):
             names=self._examples(job, work)[0],
             signal=work.signal,
             seconds=time.monotonic() - started,
-            **self._report_fields(job, compilation, outcome, program_in),
+            **fields,
         )
-        program = self._finished(job, compilation, program_in(outcome.ordering, outcome.offsets))
         program.reorder_report = report.to_dict()
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
             chosen = None if outcome.chosen is None else outcome.candidates[outcome.chosen]
@@ -330,18 +342,18 @@ class Reorderer(Checked, Teleprompter, ABC):
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        log_to_mlflow(report)
+        if "mlflow" in sys.modules:
+            log_to_mlflow(report)
         return program
 
-    def _report_fields(
+    def _made(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
-    ) -> dict[str, Any]:
-        """Return further fields of the report; `program_in` makes a program as it was scored, by offsets of labels."""
-        return {}
+    ) -> tuple[dspy.Module, dict[str, Any]]:
+        """Return what the compile returns, and further fields of its report.
 
-    def _finished(self, job: Job, compilation: Compilation, program: dspy.Module) -> dspy.Module:
-        """Return what the compile returns, given the program in the order chosen."""
-        return program
+        `program_in` makes a program as it was scored: in an ordering, by offsets of labels.
+        """
+        return program_in(outcome.ordering, outcome.offsets), {}
 
 
 def _program_as_scored(
@@ -360,3 +372,126 @@ def _program_as_scored(
         program.bound()
     program._compiled = True
     return program
+
+
+def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
+    """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
+    no_price = without_price([*job.models, *language_models(job.optimizer.metric)])
+    found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
+    errors = error_counts(scorer.ledger.cells.items(), names)
+    if job.attempts:
+        errors = [*attempt_errors(job.attempts), *errors]
+    # Without calls a rule stands where the original does.
+    original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
+    return Report(
+        original=_program_state(job, original, scorer),
+        returned=_program_state(job, outcome.ordering, scorer),
+        slots=_slot_reports(job, outcome, original),
+        distinct_prompts=float(min(job.slots.space.num_distinct, int(sys.float_info.max))),
+        candidates=[
+            Candidate(
+                origin=result.origin,
+                ordering=job.slots.shown(result.ordering),
+                score=result.score,
+                expected_gain=result.gain.expected,
+                probability=min(result.gain.probability, result.gain.probability_calibrated),
+                probability_worse=max(result.gain.worse, result.gain.worse_calibrated),
+            )
+            for result in outcome.candidates
+        ],
+        tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
+        cost=None if no_price else cost_of(scorer.ledger.tokens),
+        errors=errors,
+        confusion=_confusion(job, outcome),
+        plr_dspy_version=__version__,
+        dspy_version=dspy.__version__,
+        settings=job.settings(),
+        **{name: getattr(outcome, name) for name in found},
+        **others,
+    )
+
+
+def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
+    """Count the labels that both programs answered, where the metric is one of labels over a set."""
+    metric, examples = job.optimizer.metric, job.scored_examples
+    if not isinstance(metric, LabelMetric) or not outcome.answered:
+        return None
+    facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
+    labels = sorted(set(facts))
+
+    def table(answers: Iterable[Any]) -> list[list[int]]:
+        counts = Counter(zip(facts, map(metric.label_of, answers), strict=True))
+        rows = [[counts[fact, label] for label in labels] for fact in labels]
+        return [[*row, facts.count(fact) - sum(row)] for fact, row in zip(labels, rows, strict=True)]
+
+    _, before, after = zip(*outcome.answered, strict=True)
+    return Confusion(labels=labels, original=table(before), returned=table(after))
+
+
+def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
+    """Count what the program shows in an ordering, and how the calls that scored it ended."""
+    cells = scorer.cells_of(ordering).values()
+    return ProgramState(
+        num_demos=job.slots.num_demos(ordering),
+        demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
+        num_calls=len(cells),
+        num_failed=sum(bool(cell.error) for cell in cells),
+    )
+
+
+def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotReport]:
+    """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
+    ordering, original = job.slots.shown(outcome.ordering), job.slots.shown(shown)
+    distributions, predictors = iter(outcome.distributions), dict(job.program.named_predictors())
+    redact = Redactor([dspy.settings.lm, *language_models(job.program)])
+
+    def start(text: str) -> str:
+        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
+        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+
+    return [
+        SlotReport(
+            predictor=slot.predictor,
+            num_demos=len(slot.demos),
+            ordering=ordering[slot.predictor],
+            blocks=[list(block) for block in slot.blocks],
+            distributions=[next(distributions).state_dict() for _ in slot.blocks],
+            demos=[
+                {n: start(format_field_value(field, demo[n])) for n, field in signature.fields.items() if n in demo}
+                for signature in [predictors[slot.predictor].signature]
+                for demo in slot.demos
+            ],
+            origins=[pooled.origin for pooled in slot.pool],
+            original=original[slot.predictor],
+        )
+        for slot in job.slots.slots
+    ]
+
+
+def log_to_mlflow(report: Report) -> None:
+    """Log a report to MLflow, which is imported, if a run is active.
+
+    Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
+    programs; the report is ``reorder_report.json``, its figure, with matplotlib, ``reorder_report.png``.
+    """
+    mlflow: Any = sys.modules["mlflow"]
+    try:
+        if not getattr(mlflow, "active_run", lambda: None)():
+            return
+        scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
+        if report.signal is not None:
+            scalars["signal_used"] = report.signal.used
+        mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
+        found = {"program_calls": report.program_calls["total"], "cost": report.cost}
+        if report.comparison is not None:
+            found |= {name: getattr(report.comparison, name) for name in ("original", "chosen", "gain")}
+        mlflow.log_metrics({f"reorder.{name}": value for name, value in found.items() if value is not None}, step=0)
+        for round_ in report.history:
+            best = round_.best_score_so_far
+            told = {"reorder.best_score": best, "reorder.mean_score": round_.mean_score, "eval": 100 * best}
+            mlflow.log_metrics(told, step=round_.program_calls)
+        mlflow.log_dict(report.to_dict(), "reorder_report.json")
+        with contextlib.suppress(ImportError):  # no matplotlib
+            mlflow.log_figure(report.plot(), "reorder_report.png")
+    except Exception as error:  # of whatever stores it, wherever that is; the compile is paid for
+        logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)

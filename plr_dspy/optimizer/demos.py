@@ -1,30 +1,40 @@
-"""What PLFewShot chooses from: the student's own demos, labelled examples, and what a teacher's right answers make."""
+"""What PLFewShot chooses from, such as demos that a teacher's right answers make, and what is said of the choice."""
 
+import contextlib
 import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 import dspy
+import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.path import Compilation
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
+from plr_dspy.labels.work import NoCalls
+from plr_dspy.lm.prices import price_of
 from plr_dspy.metrics.by_example import takes_trace
-from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, cost_of_attempt, token_counter
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer
+from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
+from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer, own_copy
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
-from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
+from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
-from plr_dspy.report.data import ErrorCount
+from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
+from plr_dspy.retrieval.rule import Pool
+from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime.files import as_json
 from plr_dspy.scoring.ledger import Cell, error_counts
+from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +45,8 @@ The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
 
 NOT_KNOWN = "..."  # stands for what a teacher will answer
+MOST_VOTES = 500
+"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
@@ -209,7 +221,7 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
     contents = list(map(digest, job.demo_examples.values()))
     if job.teacher is not None:
-        budget.expect(None if optimizer.max_cost is None else cost_of_attempt(job))
+        budget.expect(None if optimizer.max_cost is None else size_of_call(job, job.teacher)[1])
     budget.allow(BOOTSTRAP_SHARE)
     limits = [budget.max_seconds, budget.max_cost, budget.max_calls]
     attempts, ended = list[Attempt](), None
@@ -256,3 +268,119 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     """Count the attempts that ended in an exception, by its type."""
     cells = [(("", each.example), replace(each.cell, outcome="gave no demo")) for each in attempts]
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
+
+
+@dataclass(frozen=True)
+class ExpectedScore:
+    """What an ordering is expected to score, with the offsets of labels that calibrate it."""
+
+    ordering: Ordering
+    offsets: Sequence[float]
+    score: float
+    num_examples: int
+    interval: tuple[float, float]
+
+
+def expected_scores(compilation: Compilation, outcome: Outcome) -> list[ExpectedScore]:
+    """All that was scored, best first.
+
+    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
+    means.
+    """
+    original, scores = compilation.original, compilation.scores()
+    if not scores:
+        return []
+    fitted, found = outcome.fitted, []
+    fitted = fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
+    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+    orderings = [estimate.ordering for estimate in fitted.estimates()]
+    reference = original if original in counts else orderings[0]
+    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
+    influence, comparison, kept = compilation.scorer.influence, outcome.comparison, 1.0
+    if influence is not None and comparison is not None and comparison.expected_original is not None:
+        # Near both programs, as the comparison has them.
+        start = comparison.expected_original[0]
+        if (linear := expected[outcome.ordering] - before) > 0 and outcome.chosen:
+            kept = comparison.expected_gain / linear
+        expected = {ordering: start + kept * (value - before) for ordering, value in expected.items()}
+        before = start
+    for ordering in orderings:
+        # The original is not calibrated where that is not better, or it was returned as it was.
+        stays = ordering == reference and (before >= expected[ordering] or outcome.chosen == 0)
+        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
+        ends = fitted.interval(ordering, score, reference=reference)
+        if influence is not None:
+            score, ends = influence.limited(score), (influence.limited(ends[0]), influence.limited(ends[1]))
+        offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
+        found.append(ExpectedScore(ordering, offsets, round(score, 6), counts[ordering], ends))
+    return found
+
+
+def alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) -> Alternative:
+    """Make the report's row of what was scored."""
+    tokens = slots.tokens(each.ordering)
+    expected: Any = {"score": each.score, "interval": each.interval, "num_examples": each.num_examples}
+    return Alternative(name=name, tokens=tokens, **expected, **more)
+
+
+def retrieval_report(
+    job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]
+) -> RetrievalReport:
+    """Compare the ways to show demos: the best of each kind."""
+    kinds: dict[str, ExpectedScore] = {}
+    for each in scored:
+        rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
+        kind = ("no demos", "the best fixed demos")[shown]
+        if rule is not None:
+            kind = ("the best rule for each input", "both together")[shown]
+        if each.ordering == job.original:
+            kind = "your program, calibrated" if each.offsets else "your program"
+        kinds.setdefault(kind, each)
+        if each.ordering in slots.space.beside[:1]:
+            kinds["the nearest demos, nearest last"] = each
+    models = {str(lm.model) for lm in job.models}
+    price = price_of(*models) if len(models) == 1 else None
+    rule, number = slots.rule_of(outcome.ordering), sum(len(pool.demos) for pool in slots.found.values())
+    fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
+    return RetrievalReport(
+        rule=None if rule is None else {**asdict(rule), "order": list(rule.order)},
+        text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
+        num_pooled=number,
+        alternatives=[
+            alternative(
+                slots,
+                each,
+                kind,
+                found_tokens=slots.found_tokens(each.ordering),
+                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
+            )
+            for kind, each in kinds.items()
+        ],
+    )
+
+
+def score_of_vote(job: Job, slots: PoolSlots) -> Alternative | None:
+    """Score the most frequent answer of each example's neighbours by the metric; neither a language model nor an
+    embedder is called."""
+    predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()
+    names = set(predictors[0][1].signature.input_fields)
+    labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
+    if len(predictors) != 1 or job.splits.classes is None or not labelled or language_models(job.optimizer.metric):
+        return None
+    if isinstance(slots, RetrievalSlots) and slots.found:
+        (pool,) = slots.found.values()
+    else:
+        pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
+    examples = [e for e in (*job.splits.selection, *job.splits.train) if pool.knows(e.inputs())][:MOST_VOTES]
+    metric, calls = job.optimizer.metric, NoCalls()
+    over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
+    with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
+        for example in examples:
+            inputs = dict(example.inputs().items())
+            answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
+            answers.append(over_set.outputs(own_copy(example), answer))
+    if not answers or calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
+        return None
+    score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
+    name = f"a vote of the {number} nearest examples, without a language model, scores"
+    return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)

@@ -16,10 +16,21 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.demos import demo_examples, labels_say_all, make_attempts, pools_of, stand_ins, teacher_of
+from plr_dspy.optimizer.demos import (
+    ExpectedScore,
+    alternative,
+    demo_examples,
+    expected_scores,
+    labels_say_all,
+    make_attempts,
+    pools_of,
+    retrieval_report,
+    score_of_vote,
+    stand_ins,
+    teacher_of,
+)
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.optimizer.reporting import best_by_number, choice_of_demos, expected_scores
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
@@ -299,12 +310,25 @@ class PLFewShot(PLReorder):
             max_tokens=self.max_demo_tokens,
         )
 
-    def _report_fields(
+    def _made(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
-    ) -> dict[str, Any]:
-        """Return what a report says of the demos that were chosen, and keep the best program of each number."""
-        scored = expected_scores(compilation, outcome)
+    ) -> tuple[dspy.Module, dict[str, Any]]:
+        """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
+        slots, scored, best = job.slots, expected_scores(compilation, outcome), dict[int, ExpectedScore]()
+        assert isinstance(slots, PoolSlots)
         failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
-        best = {} if failed else best_by_number(job, outcome, scored)
+        # The chosen one stands before all others with as many demos.
+        for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
+            if each.ordering == job.original or slots.space.holds(each.ordering):
+                best.setdefault(slots.num_demos(each.ordering), each)
+        best = dict(sorted(best.items()))
         self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
-        return choice_of_demos(job, outcome, scored, best)
+        fields = {
+            "best_by_number": [
+                alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering))
+                for n, each in best.items()
+            ],
+            "retrieval": retrieval_report(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None,
+            "vote": score_of_vote(job, slots),
+        }
+        return program_in(outcome.ordering, outcome.offsets), fields

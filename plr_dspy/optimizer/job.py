@@ -77,7 +77,9 @@ class Job:
     Attributes:
         program: A copy of the student, or of what the student calibrates if that is to be calibrated anew.
         calibrated_student: That student; None for others.
+        models: The language models of the predictors.
         examples: All that were passed.
+        scored_examples: Those of the train split, then those of the selection split, as cells number them.
         original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
         demo_examples: The examples of the trainset that demos are made of, by their numbers.
         findable: Those that the demos are made of which are found for each input.
@@ -92,17 +94,14 @@ class Job:
     splits: Splits
     plan: Plan
     original: Ordering
+    models: Sequence[dspy.BaseLM]
     examples: Sequence[dspy.Example]
+    scored_examples: Sequence[dspy.Example]
     calibrated_student: CalibratedProgram | None = None
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)
     teacher: dspy.Module | None = None
     attempts: Sequence[Attempt] = ()
-
-    @property
-    def scored_examples(self) -> list[dspy.Example]:
-        """The examples of the train split, then those of the selection split, as cells number them."""
-        return [*self.splits.train, *self.splits.selection]
 
     def planned(self, **told: Any) -> Plan:
         """The plan of the optimizer; where its search can score every ordering, the rest is for the race.
@@ -119,12 +118,6 @@ class Job:
         others = self.slots.most_further + (not space.holds(self.original))
         left = plan.search_calls + plan.race_calls - every
         return replace(plan, most_searched=every, race_calls=min(left, others * plan.num_train_examples))
-
-    @property
-    def models(self) -> list[dspy.BaseLM]:
-        """The language models of the predictors."""
-        models = [each.lm or dspy.settings.lm for _, each in self.program.named_predictors()]
-        return [lm for lm in models if lm is not None]
 
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
@@ -179,12 +172,20 @@ def prepare(
     others, predictors = choices.pop("others", ()), program.named_predictors()
     demos = [demo for _, predictor in predictors for demo in predictor.demos]
     prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
-    splits = make_splits(
-        trainset, valset, [*demos, *others], rng, balanced=optimizer.balanced, name=name, prompted=prompted
+    balanced = getattr(optimizer, "auto", None) != "paper"  # The paper shuffles, no more.
+    splits = make_splits(trainset, valset, [*demos, *others], rng, balanced=balanced, name=name, prompted=prompted)
+    job = Job(
+        optimizer,
+        seed,
+        program,
+        splits=splits,
+        plan=NOTHING_TO_DO,
+        models=[lm for _, each in predictors if (lm := each.lm or dspy.settings.lm) is not None],
+        examples=[*trainset, *valset],
+        scored_examples=[*splits.train, *splits.selection],
+        calibrated_student=calibrated,
+        **choices,
     )
-    examples = [*trainset, *valset]
-    given: dict[str, Any] = {"calibrated_student": calibrated, "splits": splits, "examples": examples, **choices}
-    job = Job(optimizer, seed, program, plan=NOTHING_TO_DO, **given)
     if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
     cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
@@ -193,7 +194,7 @@ def prepare(
         logger.warning(
             "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
             "alone moves the score of an order by %.2f, so little can be found: pass 100 examples or more",
-            *(num_usable, len(examples), (0.25 / num_usable) ** 0.5),
+            *(num_usable, len(job.examples), (0.25 / num_usable) ** 0.5),
         )
     job = replace(job, plan=job.planned())
     if isinstance(optimizer.metric, SetMetric):
@@ -281,13 +282,9 @@ class Estimate:
 def estimate(job: Job) -> Estimate:
     """Say what a prepared compile costs, and the calls that make demos before."""
     plan, max_cost, attempts = job.plan, job.optimizer.max_cost, len(job.attempts)
-    calls, tokens = plan.program_calls + attempts, tokens_a_call(job)
-    prompt_tokens = cost = affordable = None
-    if tokens is not None:
-        prompt_tokens = round(calls * sum(counts["prompt_tokens"] for counts in tokens.values()))
-    a_call = of_teacher = cost_a_call(job, tokens)
-    if job.teacher is not None and attempts:
-        of_teacher = cost_of_attempt(job)
+    calls, (tokens, a_call), cost, affordable = plan.program_calls + attempts, size_of_call(job), None, None
+    prompt_tokens = None if tokens is None else round(calls * tokens)
+    _, of_teacher = size_of_call(job, job.teacher) if job.teacher is not None and attempts else (None, a_call)
     if a_call is not None and of_teacher is not None:
         cost = a_call * plan.program_calls + of_teacher * attempts
         affordable = calls if max_cost is None or cost <= max_cost else int(calls * max_cost / cost)
@@ -335,11 +332,11 @@ def _lines(job: Job, found: Estimate) -> list[str]:
     ]
 
 
-def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[str, float]] | None:
-    """Mean tokens of a program call by model, of prompts and of answers as the demos show them.
+def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | None, float | None]:
+    """Mean tokens of the prompts of a program call, and its dollars with answers as the demos show them.
 
     The models are the program's, or those of another one `asked`, of the same predictors. None where prompts cannot be
-    made; nan for answers where a predictor has no demos to show any.
+    made; no dollars where a price or an answer's size is not known, or the metric calls a model.
     """
     examples = job.scored_examples[:SAMPLED_PROMPTS]
     tokens, count = dict[str, dict[str, float]](), token_counter()
@@ -361,21 +358,9 @@ def tokens_a_call(job: Job, asked: dspy.Module | None = None) -> dict[str, dict[
             answer = count(messages=answers) / len(answers) if answers else math.nan
             kinds["completion_tokens"] += answer / len(examples)
     except Exception:  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
-        return None
-    return tokens or None
-
-
-def cost_a_call(job: Job, tokens: Mapping[str, Mapping[str, float]] | None) -> float | None:
-    """Mean dollars of a program call with so many tokens by model; None where that is not known."""
-    if tokens is None or language_models(job.optimizer.metric):
-        return None
-    cost = cost_of(tokens)
-    return None if cost is None or math.isnan(cost) else cost
-
-
-def cost_of_attempt(job: Job) -> float | None:
-    """Mean dollars of a call that makes demos: one of the teacher, with prompts and answers of the student's size."""
-    return cost_a_call(job, tokens_a_call(job, job.teacher))
+        return None, None
+    cost = None if language_models(job.optimizer.metric) else cost_of(tokens)
+    return sum(kinds["prompt_tokens"] for kinds in tokens.values()), None if cost is None or math.isnan(cost) else cost
 
 
 def token_counter() -> Callable[..., int]:
@@ -410,7 +395,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
     if unknown := without_price([*job.models, *language_models(job.optimizer.metric), *teaching]):
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
-    expected = cost_a_call(job, tokens_a_call(job))
+    _, expected = size_of_call(job)
     if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)

@@ -150,11 +150,6 @@ class PLReorder(Reorderer):
             f"out to go on with scores{of_one}"
         )
 
-    @property
-    def balanced(self) -> bool:  # type: ignore[override]
-        """Whether the splits have the classes evenly mixed; the paper shuffles, no more."""
-        return self.auto != "paper"
-
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -184,7 +179,7 @@ class PLReorder(Reorderer):
             return found
         if found and self._needing_logprobs:
             raise ValueError(self._no_logprobs(found))
-        work = super().work(job)
+        work = MetricWork(self.metric, job.scored_examples)
         work.signal = Signal(used="score", reason=found, labels=[])
         return work
 
