@@ -22,7 +22,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.checks import FINDS, check_given
+from plr_dspy.programs.checks import CHOOSE_RULE, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
@@ -213,15 +213,12 @@ def _checked_copy(
         calibrated, student = student, student.program
     datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
     check_given(student, name=optimizer.student_name, **datasets)
-    finds = any(isinstance(predictor, RetrievingPredict) for predictor in student.predictors())
-    if finds and not optimizer.orders_found:
-        raise ValueError(
-            f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders: pass the program "
-            f"that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
-        )
+    pools = [each.retrieval.input_names for each in student.predictors() if isinstance(each, RetrievingPredict)]
+    if pools and not optimizer.orders_found:
+        told = f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders"
+        raise ValueError(f"{told}: {CHOOSE_RULE}")
     named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
-    for predictor in student.predictors():
-        pooled = predictor.retrieval.input_names if isinstance(predictor, RetrievingPredict) else set()
+    for pooled in pools:
         if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
             raise ValueError(
                 f"{optimizer.trainset_name} must name the inputs that the examples of the pool have, "

@@ -5,7 +5,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
@@ -28,8 +28,11 @@ logger = logging.getLogger(__name__)
 
 LARGEST = 2**63 - 1  # what a file of JSON can hold
 
-FINDS = "which chooses how many demos are found for each input, by what, and in what order"
-"""What messages say of `PLFewShot`."""
+CHOOSE_RULE = (
+    "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which chooses how many demos are "
+    "found for each input, by what, and in what order"
+)
+"""What messages advise for a program that finds its demos."""
 
 
 def _as_python(value: Any) -> Any:
@@ -47,12 +50,6 @@ def _as_folder(value: Any) -> Path:
         raise ValueError(f"log_dir must be the path of a folder, or None; got {shown(value)}") from error
 
 
-def _as_metric(metric: Any) -> Any:
-    """The metric, if it can be called with an example and a prediction."""
-    metric_caller(metric)
-    return metric
-
-
 Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
 WholeNumber = Annotated[int, BeforeValidator(_as_python), Field(strict=True, le=LARGEST)]
 Count = Annotated[WholeNumber, Field(ge=1)]
@@ -62,7 +59,7 @@ Positive = Annotated[Number, Field(gt=0.0)]
 Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
 Probability = Annotated[Number, Field(ge=0.0, le=1.0)]
 Folder = Annotated[str | Path, BeforeValidator(_as_folder)]
-AnyMetric = Annotated[SkipValidation[Metric], AfterValidator(_as_metric)]
+AnyMetric = Annotated[SkipValidation[Metric], AfterValidator(lambda metric: metric_caller(metric) and metric)]
 
 _T = TypeVar("_T")
 
@@ -72,12 +69,13 @@ def arguments(kind: type[_T]) -> type[_T]:
     """Make the annotated attributes of a class the arguments of its constructor."""
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
-    validate = made.__init__
+    validate, signature = made.__init__, inspect.signature(made)
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        with _in_a_line([field.name for field in fields(made) if not field.kw_only]):
-            validate(self, *values, **named)
+        given = signature.bind(*values, **named).arguments
+        with _in_a_line():
+            validate(self, **given)
 
     made.__init__ = __init__
     checked: type[_T] = made
@@ -111,8 +109,8 @@ class Checked:
 
 
 @contextmanager
-def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
-    """Say what pydantic found in a line that names the argument, a positional one too, and shows what came."""
+def _in_a_line() -> Iterator[None]:
+    """Say what pydantic found in a line that names the argument and shows what came."""
     try:
         yield
     except ValidationError as found:
@@ -121,7 +119,7 @@ def _in_a_line(positional: Sequence[str] = ()) -> Iterator[None]:
             first = errors.setdefault((error["loc"][:1], id(error["input"])), error)
             if first is not error:
                 first["msg"] += error["msg"].replace("Input should be", " or")
-        raise ValueError("; ".join(_sentence(error, positional) for error in errors.values())) from None
+        raise ValueError("; ".join(_sentence(error) for error in errors.values())) from None
 
 
 def shown(value: Any) -> str:
@@ -130,19 +128,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def _sentence(error: Any, positional: Sequence[str]) -> str:
+def _sentence(error: Any) -> str:
     """What pydantic found wrong with an argument, as "seed must be a valid integer; got 1.5"."""
-    place = error["loc"][0] if error["loc"] else ""
-    name = positional[place] if isinstance(place, int) and place < len(positional) else str(place)
-    message = error["msg"].removeprefix("Value error, ")
+    name, message = str(error["loc"][0]), error["msg"].removeprefix("Value error, ")
     if (rest := message.removeprefix("Input should ")) != message:
         return f"{name} must {rest}; got {shown(error['input'])}"
-    if error["type"] == "unexpected_positional_argument":
-        return f"only {', '.join(positional)} may come without a name; got {shown(error['input'])}"
-    if error["type"] in ("missing", "missing_argument"):
-        return f"{name} is missing: pass it"
-    if error["type"] == "unexpected_keyword_argument":
-        return f"{name} is no argument; got {shown(error['input'])} for it: help() lists those that there are"
     return message if name in message else f"{name}: {message}"
 
 
@@ -153,7 +143,14 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     """
     _check_student(student, name, to_order)
     _check_demos(student, to_order)
-    signature = _signature(student)
+    signature: inspect.Signature | None = None  # of what a call of the program runs, where that is written in Python
+    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+        fields_of_it = student.named_predictors()[0][1].signature.input_fields.items()
+        required = [Parameter(n, Parameter.KEYWORD_ONLY) for n, field in fields_of_it if field.is_required()]
+        signature = inspect.Signature([*required, Parameter("others", Parameter.VAR_KEYWORD)])
+    else:
+        with suppress(TypeError, ValueError):
+            signature = inspect.signature(forward_of(student) or student)
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature.parameters.values() if signature else ()
     needed = [each.name for each in parameters if each.kind in named and each.default is each.empty]
@@ -200,7 +197,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     if to_order and any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
         raise TypeError(
             f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
-            f"pass the program that it was made of to PLFewShot(metric, demos='retrieved'), {FINDS}"
+            f"{CHOOSE_RULE}"
         )
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
@@ -247,18 +244,6 @@ def _check_demos(student: dspy.Module, to_order: bool) -> None:
         logger.warning("%s", obstacle)
     if mismatches and len(mismatches) == with_demos:
         raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
-
-
-def _signature(student: dspy.Module) -> inspect.Signature | None:
-    """The signature of what a call of the program runs; None where that is not written in Python."""
-    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-        fields = student.named_predictors()[0][1].signature.input_fields.items()
-        needed = [Parameter(n, Parameter.KEYWORD_ONLY) for n, field in fields if field.is_required()]
-        return inspect.Signature([*needed, Parameter("others", Parameter.VAR_KEYWORD)])
-    try:
-        return inspect.signature(forward_of(student) or student)
-    except (TypeError, ValueError):
-        return None
 
 
 def json_obstacle(program: dspy.Module) -> str:

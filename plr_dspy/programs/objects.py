@@ -167,10 +167,7 @@ def facts(values: Mapping[str, Any]) -> dict[str, Any]:
         Whole numbers, bools, None and the names of classes as they are: messages may show them. Of all else, which may
         be long or secret, digests, which begin with `#`.
     """
-    walk = _Walk(values)
-    while walk.pending:
-        walk.take(*walk.pending.popleft())
-    return walk.found
+    return _Walk(values).found
 
 
 def is_library(module: str | None) -> bool:
@@ -193,24 +190,23 @@ class _Walk:
         self._globals: set[str] = set()
         self._open: set[int] = set()
         self._seen: dict[int, Any] = {}  # with the values themselves: an id stays theirs as long as they live
-
-    def take(self, name: str, value: Any) -> None:
-        """Note the facts about a value, and as pending what it reaches."""
-        kind = type(value)
-        if kind in (bool, type(None)) or (kind is int and value.bit_length() <= 63):
-            self._note(name, value)
-        elif _contents(value) is not None:
-            self._note(name, _hashed(self._text(name, value)))
-        elif id(value) not in self._seen:
-            self._seen[id(value)] = value
-            if isinstance(value, FunctionType):
-                self._note(f"the code of {name}", _hashed(self._function(name, value)))
-            elif isinstance(value, type):
-                self._note(f"the name of {name}", _named(value))
-                self.pending.extend(_members(name, value).items())
-            else:
-                self._note(f"the class of {name}", kind.__qualname__)
-                self.pending.extend((_members(name, kind) | _attributes(name, value)).items())
+        while self.pending:
+            name, value = self.pending.popleft()
+            kind = type(value)
+            if kind in (bool, type(None)) or (kind is int and value.bit_length() <= 63):
+                self._note(name, value)
+            elif _contents(value) is not None:
+                self._note(name, _hashed(self._text(name, value)))
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                if isinstance(value, FunctionType):
+                    self._note(f"the code of {name}", _hashed(self._function(name, value)))
+                elif isinstance(value, type):
+                    self._note(f"the name of {name}", _named(value))
+                    self.pending.extend(_members(name, value).items())
+                else:
+                    self._note(f"the class of {name}", kind.__qualname__)
+                    self.pending.extend((_members(name, kind) | _attributes(name, value)).items())
 
     def _note(self, name: str, fact: Any) -> None:
         while name in self.found:  # another function of this name
