@@ -44,6 +44,7 @@ POOL_SHARE, LARGEST_POOL = 0.25, 50
 The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
 of some hundred calls tells more than 50 demos apart no better than it tells 50."""
 
+ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 NOT_KNOWN = "..."  # stands for what a teacher will answer
 MOST_VOTES = 500
 """Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
@@ -94,19 +95,21 @@ def pools_of(
     return pools
 
 
-def labels_say_all(program: dspy.Module, examples: Mapping[int, dspy.Example]) -> bool:
-    """Whether all that the predictors answer are labels which the examples have: a right answer adds nothing."""
+def stand_ins(
+    program: dspy.Module, examples: Mapping[int, dspy.Example], wanted: int, *, beside_labelled: bool
+) -> list[Attempt]:
+    """The attempts at so many demos, before they are made, with demos for predictors whose fields the examples lack.
+
+    There are none beside labelled examples that have all outputs, which are labels: a right answer would add nothing.
+    """
     predictors = program.predictors()
     outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
     labels = {output.name for predictor in predictors for output in label_outputs("", predictor)}
-    return labels == outputs and all(outputs <= dict(example).keys() for example in examples.values())
-
-
-def stand_ins(program: dspy.Module, examples: Mapping[int, dspy.Example], number: int) -> list[Attempt]:
-    """Return so many attempts before they are made, with demos for predictors whose fields the examples lack."""
+    if beside_labelled and labels == outputs and all(outputs <= dict(each).keys() for each in examples.values()):
+        return []
     needed = {name: predictor.signature.fields for name, predictor in program.named_predictors()}
     attempts = []
-    for index, example in islice(examples.items(), number):
+    for index, example in islice(examples.items(), ATTEMPTS * wanted):
         known = {field: value for field, value in example.items() if value is not None}
         demos = {
             name: dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
@@ -316,16 +319,34 @@ def expected_scores(compilation: Compilation, outcome: Outcome) -> list[Expected
     return found
 
 
-def alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) -> Alternative:
+def choice_of_demos(
+    job: Job, compilation: Compilation, outcome: Outcome
+) -> tuple[dict[int, ExpectedScore], dict[str, Any]]:
+    """The best arrangement of each number of demos, and what a report says of these, of other ways, and of a vote."""
+    slots, scored, best = job.slots, expected_scores(compilation, outcome), dict[int, ExpectedScore]()
+    assert isinstance(slots, PoolSlots)
+    failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
+    # The chosen one stands before all others with as many demos.
+    for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
+        if each.ordering == job.original or slots.space.holds(each.ordering):
+            best.setdefault(slots.num_demos(each.ordering), each)
+    best = dict(sorted(best.items()))
+    numbers = [
+        _alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering))
+        for n, each in best.items()
+    ]
+    retrieval = _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
+    return best, {"best_by_number": numbers, "retrieval": retrieval, "vote": _vote(job, slots)}
+
+
+def _alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) -> Alternative:
     """Make the report's row of what was scored."""
     tokens = slots.tokens(each.ordering)
     expected: Any = {"score": each.score, "interval": each.interval, "num_examples": each.num_examples}
     return Alternative(name=name, tokens=tokens, **expected, **more)
 
 
-def retrieval_report(
-    job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]
-) -> RetrievalReport:
+def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> RetrievalReport:
     """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, ExpectedScore] = {}
     for each in scored:
@@ -347,7 +368,7 @@ def retrieval_report(
         text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
         num_pooled=number,
         alternatives=[
-            alternative(
+            _alternative(
                 slots,
                 each,
                 kind,
@@ -359,7 +380,7 @@ def retrieval_report(
     )
 
 
-def score_of_vote(job: Job, slots: PoolSlots) -> Alternative | None:
+def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     """Score the most frequent answer of each example's neighbours by the metric; neither a language model nor an
     embedder is called."""
     predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()

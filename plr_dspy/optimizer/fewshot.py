@@ -16,19 +16,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.demos import (
-    ExpectedScore,
-    alternative,
-    demo_examples,
-    expected_scores,
-    labels_say_all,
-    make_attempts,
-    pools_of,
-    retrieval_report,
-    score_of_vote,
-    stand_ins,
-    teacher_of,
-)
+from plr_dspy.optimizer.demos import choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins, teacher_of
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.plackett_luce.updates import smoothing_of
@@ -44,7 +32,6 @@ from plr_dspy.statistics.calibration import Array
 logger = logging.getLogger(__name__)
 
 KINDS = ("both", "labeled", "bootstrapped")  # kinds of demos that are made of the trainset
-ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 
 
 def _check_candidates(candidates: Any) -> str | list[Any]:
@@ -190,13 +177,9 @@ class PLFewShot(PLReorder):
                 f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
                 f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
             )
-        asks_teacher = self.candidates == "bootstrapped" or (
-            self.candidates == "both" and not labels_say_all(program, examples)
-        )
-        attempts = []
-        if asks_teacher and self.max_metric_calls != 0:
-            attempts = stand_ins(program, examples, ATTEMPTS * self.max_bootstrapped)
-        findable = {}
+        attempts, findable = [], {}
+        if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
+            attempts = stand_ins(program, examples, self.max_bootstrapped, beside_labelled=self.candidates == "both")
         if self.demos != "fixed" and not given:
             findable = {index: trainset[index] for index in by_content(trainset)}  # also prompts stay the same
         slots = self._slots(program, examples, findable, attempts)
@@ -314,21 +297,6 @@ class PLFewShot(PLReorder):
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> tuple[dspy.Module, dict[str, Any]]:
         """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
-        slots, scored, best = job.slots, expected_scores(compilation, outcome), dict[int, ExpectedScore]()
-        assert isinstance(slots, PoolSlots)
-        failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
-        # The chosen one stands before all others with as many demos.
-        for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
-            if each.ordering == job.original or slots.space.holds(each.ordering):
-                best.setdefault(slots.num_demos(each.ordering), each)
-        best = dict(sorted(best.items()))
+        best, fields = choice_of_demos(job, compilation, outcome)
         self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
-        fields = {
-            "best_by_number": [
-                alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering))
-                for n, each in best.items()
-            ],
-            "retrieval": retrieval_report(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None,
-            "vote": score_of_vote(job, slots),
-        }
         return program_in(outcome.ordering, outcome.offsets), fields

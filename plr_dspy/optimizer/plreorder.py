@@ -207,8 +207,19 @@ class PLReorder(Reorderer):
         """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
         if not isinstance(work, LabelWork):
             return None
-        required = bool(self._needing_logprobs)
-        cell = _telling_cell(job, scorer, required=required)
+        # The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid.
+        cell: Cell | None = None
+        required, num_first = bool(self._needing_logprobs), min(job.plan.num_first_examples, FIRST_CALLS)
+        # A student without demos may never say a label; with demos it does.
+        tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
+        for example, ordering in enumerate(tried[: len(job.splits.train)]):
+            if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+                break
+            cell = cells[ordering][example]
+            if cell.label_logprobs is not None or cell.refused:
+                break
+            if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
+                break
         if cell is None or cell.label_logprobs is not None:
             shares = label_shares(self.calibrate, work)
             return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
@@ -264,19 +275,3 @@ def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Arra
     if isinstance(calibrate, Mapping):
         return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
     return shares_to_try(work.scores, between=work.influence is not None)
-
-
-def _telling_cell(job: Job, scorer: CellScorer, *, required: bool) -> Cell | None:
-    """The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid."""
-    cell, num_first = None, min(job.plan.num_first_examples, FIRST_CALLS)
-    # A student without demos may never say a label; with demos it does.
-    tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
-    for example, ordering in enumerate(tried[: len(job.splits.train)]):
-        if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
-            break
-        cell = cells[ordering][example]
-        if cell.label_logprobs is not None or cell.refused:
-            break
-        if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
-            break
-    return cell
