@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
@@ -53,54 +53,34 @@ SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
 BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What a teacher makes of an example.
+class Attempt(NamedTuple):
+    """What a teacher makes of an example."""
 
-    Attributes:
-        example: Its number in the trainset.
-        key: Of its cell in the ledger.
-        demos: By predictor; empty where the answer was not right.
-        cell: That cell; before the attempt is made, one without an error.
-    """
-
-    example: int
-    key: tuple[str, str]
-    demos: dict[str, Any]
-    cell: Cell
+    example: int  # its number in the trainset
+    key: tuple[str, str]  # of its cell in the ledger
+    demos: dict[str, Any]  # by predictor; empty where the answer was not right
+    cell: Cell  # that cell; before the attempt is made, one without an error
 
 
 @dataclass(frozen=True)
 class Job:
-    """A compile, prepared.
-
-    Attributes:
-        program: A copy of the student, or of what the student calibrates if that is to be calibrated anew.
-        calibrated_student: That student; None for others.
-        models: The language models of the predictors.
-        examples: All that were passed.
-        scored_examples: Those of the train split, then those of the selection split, as cells number them.
-        original: What the user has: the identity, `WITHOUT_DEMOS`, or an arrangement.
-        demo_examples: The examples of the trainset that demos are made of, by their numbers.
-        findable: Those that the demos are made of which are found for each input.
-        teacher: Makes demos; None where the student does.
-        attempts: At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
-    """
+    """A compile, prepared."""
 
     optimizer: Reorderer
     seed: int
-    program: dspy.Module
+    program: dspy.Module  # a copy of the student, or of what the student calibrates if that is to be calibrated anew
     slots: PromptSlots
     splits: Splits
     plan: Plan
-    original: Ordering
-    models: Sequence[dspy.BaseLM]
-    examples: Sequence[dspy.Example]
-    scored_examples: Sequence[dspy.Example]
-    calibrated_student: CalibratedProgram | None = None
-    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
-    findable: Mapping[int, dspy.Example] = field(default_factory=dict)
-    teacher: dspy.Module | None = None
+    original: Ordering  # what the user has: the identity, `WITHOUT_DEMOS`, or an arrangement
+    models: Sequence[dspy.BaseLM]  # of the predictors
+    examples: Examples  # all that were passed
+    scored_examples: Examples  # those of the train split, then those of the selection split, as cells number them
+    calibrated_student: CalibratedProgram | None = None  # what is to be calibrated anew
+    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # that demos are made of, by their numbers
+    findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # that found demos are made of
+    teacher: dspy.Module | None = None  # makes demos; None where the student does
+    # At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     attempts: Sequence[Attempt] = ()
 
     def planned(self, **told: Any) -> Plan:

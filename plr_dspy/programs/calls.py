@@ -45,11 +45,7 @@ GOING_ON = (
 
 
 class WrongAnswer(Exception):
-    """The program ended without an answer, by the fault of the order.
-
-    Attributes:
-        told: What the reply says all the same, as fields of a `Cell`.
-    """
+    """The program ended without an answer, by the fault of the order."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -58,28 +54,21 @@ class WrongAnswer(Exception):
             text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
         super().__init__(text)
         self.error = error
-        self.told: dict[str, Any] = {}
+        self.told: dict[str, Any] = {}  # what the reply says all the same, as fields of a `Cell`
 
 
 class MetricWork:
-    """Makes program calls on examples, which cells name by index, and has a metric score the answers.
+    """Makes program calls on examples, which cells name by index, and has a metric score the answers."""
 
-    Attributes:
-        examples: Those that it is called on.
-        sample: The start of the program's first answer, with its score.
-        models: Language models beside the program's own, such as those that the metric calls, as far as they are found.
-        influence: Scores outputs, where the metric is one over a set; else None.
-        signal: What a search learns from calls, as far as it is known; None where nothing is learned.
-    """
-
-    signal: Signal | None = None
+    signal: Signal | None = None  # what a search learns from calls, as far as it is known; None: nothing is learned
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
-        self.sample = ""
-        self.examples, self.models = examples, language_models(metric)
+        self.sample = ""  # the start of the program's first answer, with its score
+        self.examples = examples
+        self.models = language_models(metric)  # beside the program's own, as far as they are found
         self._over_set = metric if isinstance(metric, SetMetric) else None
         self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
-        self.influence: Influence | None = None
+        self.influence: Influence | None = None  # scores outputs, where the metric is one over a set
         if self._over_set is not None:
             self.influence = Influence(self._over_set, [self._over_set.fact(example) for example in examples])
 
@@ -122,29 +111,21 @@ class ProgramEvaluator:
 
     An example that never runs is one failure, however many orders meet it, unless nothing at all has run. A metric
     that returns no number ends the run at once, unless it has returned one before.
-
-    Args:
-        slots: Those of the program, of which each ordering has a copy of its own.
-        names: What messages call the examples, which cells name by index.
-        max_errors: So many failures end the run with the exception of the last; None takes DSPy's setting.
-        on_cell: Called after each cell, from the worker that ran it, one at a time.
-        interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
-        ways_out: What else can be done where there are too many failures.
     """
 
     def __init__(
         self,
-        slots: PromptSlots,
+        slots: PromptSlots,  # those of the program, of which each ordering has a copy of its own
         work: MetricWork,
         *,
-        names: Sequence[str],
+        names: Sequence[str],  # what messages call the examples, which cells name by index
         ledger: Ledger | None = None,
-        num_threads: int | None = None,
-        max_errors: int | None = None,
-        on_cell: Callable[[], object] = lambda: None,
+        num_threads: int | None = None,  # this and the next: None takes DSPy's setting
+        max_errors: int | None = None,  # so many failures end the run with the exception of the last
+        on_cell: Callable[[], object] = lambda: None,  # called after each cell, from its worker, one at a time
         budget: Budget | None = None,
-        interrupted: threading.Event | None = None,
-        ways_out: str = "",
+        interrupted: threading.Event | None = None,  # by a signal: ends the run even if a program swallowed that
+        ways_out: str = "",  # what else can be done where there are too many failures
     ) -> None:
         self.ledger = ledger or Ledger()
         self.budget = budget or Budget(self.ledger)

@@ -37,21 +37,15 @@ class PooledDemo:
 
 @dataclass(frozen=True)
 class Slot:
-    """One predictor's list of demos, or its pool of demos, which is one block.
-
-    Attributes:
-        demos: In their original order; of a pool, the student's own come first.
-        blocks: Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that
-            only orders within either group are seen. Demos that the adapter drops are in no block.
-        space: The orders, or arrangements, of this slot alone. Demos of one kind render alike.
-        classes: Of the demos of each block; demos of one class give the same answer.
-    """
+    """One predictor's list of demos, or its pool of demos, which is one block."""
 
     predictor: str
-    demos: tuple[Any, ...]
+    demos: tuple[Any, ...]  # in their original order; of a pool, the student's own come first
+    # Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that only orders
+    # within either group are seen. Demos that the adapter drops are in no block.
     blocks: tuple[tuple[int, ...], ...]
-    space: OrderingSpace
-    classes: tuple[tuple[int, ...], ...]
+    space: OrderingSpace  # the orders, or arrangements, of this slot alone; demos of one kind render alike
+    classes: tuple[tuple[int, ...], ...]  # of the demos of each block; demos of one class give the same answer
     pool: tuple[PooledDemo, ...] = ()
 
 
