@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, make_plan
+from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.demos import choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins, teacher_of
 from plr_dspy.optimizer.job import Attempt, Job
@@ -108,6 +108,7 @@ class PLFewShot(PLReorder):
     """
 
     name = "PLFewShot"
+    searched: ClassVar[str] = "demos"
     orders_found: ClassVar[bool] = False
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_iterations: ClassVar[None] = None  # type: ignore[misc]
@@ -143,10 +144,6 @@ class PLFewShot(PLReorder):
             raise ValueError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
-
-    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
-        """Lay out what follows the calls that make demos."""
-        return make_plan(self.auto, signal=signal, searched="demos", max_metric_calls=self.max_metric_calls, **sizes)
 
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.

@@ -107,6 +107,7 @@ class PLReorder(Reorderer):
     """
 
     name = "PLReorder"
+    searched: ClassVar[str] = "orders"  # as of `make_plan`
     orders_found: ClassVar[bool] = True
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
@@ -153,7 +154,7 @@ class PLReorder(Reorderer):
     def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
         names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return make_plan(self.auto, signal=signal, **chosen, **sizes)
+        return make_plan(self.auto, signal=signal, searched=self.searched, **chosen, **sizes)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
