@@ -4,7 +4,7 @@ import contextlib
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -127,6 +127,12 @@ class TeacherWork(MetricWork):
     DSPy's `trace` is passed to metrics that take three arguments. Teacher and student must be of the same structure.
     """
 
+    ways_out = (
+        " of the teacher's calls that make demos. If the teacher is at fault, pass another one, or "
+        "candidates='labeled', which needs none where the examples have the outputs; a larger max_errors allows more "
+        "failures"
+    )
+
     def __init__(self, job: Job) -> None:
         optimizer: Any = job.optimizer
         examples = list(job.demo_examples.values())
@@ -196,25 +202,8 @@ def _one_of(demos: Examples) -> dspy.Example:
     return rng.choice(demos[:-1]) if rng.random() < 0.5 else demos[-1]
 
 
-def teacher_of(job: Job, evaluator: Callable[..., ProgramEvaluator]) -> ProgramEvaluator:
-    """Make what runs the teacher of a job on examples, as an evaluator of the compile."""
-    teaching = evaluator(
-        job.slots,
-        TeacherWork(job),
-        names=[f"trainset[{number}]" for number in job.demo_examples],
-        num_threads=1,
-        ways_out=(
-            " of the teacher's calls that make demos. If the teacher is at fault, pass another one, or "
-            "candidates='labeled', which needs none where the examples have the outputs; a larger max_errors allows "
-            "more failures"
-        ),
-    )
-    teaching.ledger.number_examples(list(map(digest, job.demo_examples.values())))
-    return teaching
-
-
 def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:
-    """Run the teacher of a job on one example after the other, until so many of its answers were right.
+    """Run the teacher of a job on one example after the other, until enough of its answers were right.
 
     When calls, or the share of money or time, are up, the attempts made are all there will be; what the ledger is to
     note of that is returned, too.
@@ -223,6 +212,7 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     ledger, budget, of_student = teaching.ledger, teaching.budget, teaching.budget.expected
     prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
     contents = list(map(digest, job.demo_examples.values()))
+    ledger.number_examples(contents)
     if job.teacher is not None:
         budget.expect(None if optimizer.max_cost is None else size_of_call(job, job.teacher)[1])
     budget.allow(BOOTSTRAP_SHARE)

@@ -16,7 +16,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.demos import choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins, teacher_of
+from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.plackett_luce.updates import smoothing_of
@@ -207,7 +207,8 @@ class PLFewShot(PLReorder):
         """Make the demos that a teacher makes, and lay out the search among them."""
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
-        teaching = teacher_of(job, evaluator)
+        names = [f"trainset[{number}]" for number in job.demo_examples]
+        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1, ways_out=TeacherWork.ways_out)
         attempts, ended = make_attempts(job, teaching)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
