@@ -130,7 +130,7 @@ def shown(value: Any) -> str:
 
 def _sentence(error: Any) -> str:
     """What pydantic found wrong with an argument, as "seed must be a valid integer; got 1.5"."""
-    name, message = str(error["loc"][0]), error["msg"].removeprefix("Value error, ")
+    name, message = "".join(map(str, error["loc"][:1])), error["msg"].removeprefix("Value error, ")
     if (rest := message.removeprefix("Input should ")) != message:
         return f"{name} must {rest}; got {shown(error['input'])}"
     return message if name in message else f"{name}: {message}"
