@@ -35,7 +35,7 @@ from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
-from plr_dspy.programs.objects import digest, facts, language_models
+from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
@@ -265,7 +265,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             "the calibration of student": student and digest(student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
-            **facts(values),
+            **Facts(values).found,
             "the examples": digest(sorted(map(digest, job.examples))),
         }
 
@@ -376,7 +376,8 @@ def _program_as_scored(
 
 def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    no_price = without_price([*job.models, *language_models(job.optimizer.metric)])
+    metric = job.optimizer.metric
+    no_price = without_price([*job.models, *language_models(metric)])
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     errors = error_counts(scorer.ledger.cells.items(), names)
     if job.attempts:
@@ -402,7 +403,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
         tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
         cost=None if no_price else cost_of(scorer.ledger.tokens),
         errors=errors,
-        confusion=_confusion(job, outcome),
+        confusion=_confusion(job, metric, outcome) if isinstance(metric, LabelMetric) and outcome.answered else None,
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         settings=job.settings(),
@@ -411,11 +412,9 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
     )
 
 
-def _confusion(job: Job, outcome: Outcome) -> Confusion | None:
-    """Count the labels that both programs answered, where the metric is one of labels over a set."""
-    metric, examples = job.optimizer.metric, job.scored_examples
-    if not isinstance(metric, LabelMetric) or not outcome.answered:
-        return None
+def _confusion(job: Job, metric: LabelMetric, outcome: Outcome) -> Confusion:
+    """Count the labels that both programs answered."""
+    examples = job.scored_examples
     facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
     labels = sorted(set(facts))
 

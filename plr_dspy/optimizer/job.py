@@ -25,7 +25,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import PromptSlots, messages_of
-from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
+from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget
@@ -168,8 +168,10 @@ def prepare(
     )
     if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
         return job
-    cure = "pass more examples" + ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
-    check_splits(splits, num_trainset=len(trainset), num_valset=len(valset), name=name, cure=cure)
+    if not (splits.train and splits.selection):
+        from_list = ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
+        cure = f"pass more examples{from_list}"
+        raise ValueError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
     if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
             "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "

@@ -153,21 +153,7 @@ def _parts(value: Any) -> list[Any]:
 
 def digest(value: Any) -> str:
     """Digest a value and the user's code that it needs: `#` and 16 hexadecimal digits, the same in every process."""
-    return _hashed(repr(sorted(facts({"": value}).items())))
-
-
-def facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect, by name, what decides what values do, and what the user's functions and objects do that they reach.
-
-    Functions are told by their bytecode (there is source for few, and it may have been edited since), what they close
-    over and the global variables that they read; objects by their class and public attributes; what belongs to an
-    installed package by its name.
-
-    Returns:
-        Whole numbers, bools, None and the names of classes as they are: messages may show them. Of all else, which may
-        be long or secret, digests, which begin with `#`.
-    """
-    return _Walk(values).found
+    return _hashed(repr(sorted(Facts({"": value}).found.items())))
 
 
 def is_library(module: str | None) -> bool:
@@ -181,10 +167,17 @@ def is_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-class _Walk:
-    """Takes values apart one after the other: notes facts about each, and what it reaches as pending."""
+class Facts:
+    """What decides what values do, by name, and what the user's functions and objects do that they reach.
+
+    Functions are told by their bytecode (there is source for few, and it may have been edited since), what they close
+    over and the global variables that they read; objects by their class and public attributes; what belongs to an
+    installed package by its name. All are taken apart one after the other.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        # Whole numbers, bools, None and the names of classes as they are: messages may show them. Of all else, which
+        # may be long or secret, digests, which begin with `#`.
         self.found: dict[str, Any] = {}
         self.pending = deque(values.items())
         self._globals: set[str] = set()

@@ -88,25 +88,22 @@ def make_splits(
     return Splits(train_examples, selection_examples, [names[i] for i in (*train, *selection)], num_shared)
 
 
-def check_splits(
-    splits: Splits, *, num_trainset: int, num_valset: int, name: str = "trainset", cure: str = "pass more examples"
-) -> None:
-    """Raise unless both splits hold an example; the name is what the user knows the trainset by."""
+def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
+    """Say why a split is without any example; the name is what the user knows the trainset by."""
     if num_valset and not splits.selection:
-        raise ValueError(f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}")
+        return f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}"
     if splits.num_shared > 1 and not splits.train:
-        raise ValueError(
+        return (
             f"trainset must hold an example that valset does not; all {splits.num_shared} that no demo shows are in "
             "both: leave valset out (20 % of trainset take its place), or split the examples between the two"
         )
-    if not splits.train or not splits.selection:
-        usable = len(splits.train) + (0 if num_valset else len(splits.selection))
-        beside = ", or one beside a valset" * (num_valset > 0)
-        shared = " or in valset too" * (splits.num_shared > 0)
-        left = f"of its {num_trainset} examples {usable} are left, the others are shown by demos{shared} or given twice"
-        if usable == num_trainset:
-            left = f"it holds {num_trainset}"
-        raise ValueError(f"{name} must hold at least two examples that no demo shows{beside}; {left}: {cure}")
+    usable = len(splits.train) + (0 if num_valset else len(splits.selection))
+    beside = ", or one beside a valset" * (num_valset > 0)
+    shared = " or in valset too" * (splits.num_shared > 0)
+    left = f"of its {num_trainset} examples {usable} are left, the others are shown by demos{shared} or given twice"
+    if usable == num_trainset:
+        left = f"it holds {num_trainset}"
+    return f"{name} must hold at least two examples that no demo shows{beside}; {left}: {cure}"
 
 
 def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: Collection[str] = ()) -> set[int]:

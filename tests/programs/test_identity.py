@@ -19,7 +19,7 @@ import pydantic
 import pytest
 from fakes import printed_whatever_the_hashes
 
-from plr_dspy.programs.objects import digest, facts
+from plr_dspy.programs.objects import Facts, digest
 
 
 class Weighted:
@@ -247,7 +247,7 @@ def test_a_large_graph_is_one_fact_however_deep_the_stack_is():
         node.next = nodes[(i + 1) % 3000]
 
     def found(depth):
-        return facts({"the metric": Weighted(1, nodes=nodes)}) if depth == 0 else found(depth - 1)
+        return Facts({"the metric": Weighted(1, nodes=nodes)}).found if depth == 0 else found(depth - 1)
 
     before = found(0)
     assert len(before) < 12
