@@ -2,6 +2,7 @@ from ._version import __version__ as __version__
 from .evaluation import Evaluation as Evaluation
 from .evaluation import ProgramScore as ProgramScore
 from .evaluation import evaluate_programs as evaluate_programs
+from .evaluation import load_program as load_program
 from .labels.batch_calibration import BatchCalibration as BatchCalibration
 from .labels.calibrated_program import CalibratedProgram as CalibratedProgram
 from .labels.calibrated_program import Calibration as Calibration
@@ -9,7 +10,6 @@ from .lm.engines import AsyncCompletionEngine as AsyncCompletionEngine
 from .lm.engines import CompletionEngine as CompletionEngine
 from .lm.engines import completion_lm as completion_lm
 from .lm.plain_text_adapter import PlainTextAdapter as PlainTextAdapter
-from .loading import load_program as load_program
 from .metrics.over_set import F1 as F1
 from .metrics.over_set import AverageScoreBy as AverageScoreBy
 from .metrics.over_set import BalancedAccuracy as BalancedAccuracy

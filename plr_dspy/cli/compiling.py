@@ -17,12 +17,11 @@ from typing import Any
 import dspy
 from dspy.adapters.utils import parse_value
 
-from plr_dspy.evaluation import Answers, evaluate_programs
+from plr_dspy.evaluation import Answers, evaluate_programs, load_program
 from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
-from plr_dspy.loading import load_program
 from plr_dspy.local.server import local_lm
 from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
