@@ -7,7 +7,6 @@ import math
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -43,7 +42,7 @@ LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")
 NAMED_ELSEWHERE = {*LIMITS, "metric", "seed", "log_dir", "accept_changes", "display_progress"}
 """Arguments that do not decide the result, or that an identity or the settings of a job name otherwise."""
 
-LOCAL_PRICES, _IMPORTING = "LITELLM_LOCAL_MODEL_COST_MAP", threading.Lock()
+LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 """Set while litellm is imported, its import looks for no price list on the network."""
 
 TOKENIZER = "gpt-4o"
@@ -344,15 +343,14 @@ def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | No
 
 def token_counter() -> Callable[..., int]:
     """What counts the tokens of messages."""
-    with _IMPORTING:
-        ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
+    ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
+    if ours:
+        os.environ[LOCAL_PRICES] = "True"
+    try:
+        import litellm
+    finally:
         if ours:
-            os.environ[LOCAL_PRICES] = "True"
-        try:
-            import litellm
-        finally:
-            if ours:
-                os.environ.pop(LOCAL_PRICES, None)
+            os.environ.pop(LOCAL_PRICES, None)
     # Images count as so many tokens each, so that none is downloaded.
     return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
 
