@@ -18,7 +18,7 @@ from plr_dspy.programs.arguments import Count, arguments
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import check_given
 from plr_dspy.programs.splits import Examples
-from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval

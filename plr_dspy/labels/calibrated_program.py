@@ -24,7 +24,7 @@ from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.identity import digest
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)

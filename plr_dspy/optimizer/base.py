@@ -35,7 +35,7 @@ from plr_dspy.report.data import Report
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots
-from plr_dspy.runtime.terminal import interrupts, progress_bar
+from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.ledger import open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses

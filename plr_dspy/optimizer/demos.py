@@ -24,7 +24,7 @@ from plr_dspy.programs.slots import OWN, PooledDemo, as_text, demo_messages
 from plr_dspy.programs.splits import Examples, by_content, label_keys, mixed, shown_by, source_of
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
-from plr_dspy.runtime.files import as_json
+from plr_dspy.runtime import as_json
 from plr_dspy.scoring.ledger import Cell, error_counts
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, RetrievalReport, SlotReport
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
-from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.ledger import error_counts
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering

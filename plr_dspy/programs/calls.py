@@ -22,8 +22,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
-from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.terminal import interrupts
+from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, CellKey, Ledger

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
-from plr_dspy.runtime.files import as_json
+from plr_dspy.runtime import as_json
 
 logger = logging.getLogger(__name__)
 

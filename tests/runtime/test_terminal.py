@@ -13,7 +13,7 @@ from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.runtime import progress_bar
 
 EXAMPLES = questions(60)
 
