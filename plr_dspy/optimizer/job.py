@@ -20,7 +20,6 @@ from plr_dspy.compilation.path import MIN_COMPARED
 from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import FINDS, check_given
 from plr_dspy.programs.copies import ProgramFactory, language_models
@@ -29,7 +28,7 @@ from plr_dspy.programs.slots import PromptSlots, prompt_messages
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import MARGIN, Budget
+from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, without_price
 from plr_dspy.scoring.ledger import Cell, Ledger
 from plr_dspy.search.space import Ordering
 
@@ -399,7 +398,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
-    plan, max_cost = job.plan, job.optimizer.max_cost
+    plan, max_cost, ledger = job.plan, job.optimizer.max_cost, ledger or Ledger()
     limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started}
     if plan.max_metric_calls is not None:
         planned = plan.max_metric_calls + len(job.attempts)
@@ -412,7 +411,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
     if unknown := without_price([*job.models, *language_models(job.optimizer.metric), *teaching]):
         raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
-    if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
+    if expected is not None and plan.program_calls and not ledger.num_resumed:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
         calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
@@ -422,4 +421,4 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
                 f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
                 f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
-    return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)
+    return Budget(ledger, max_cost=max_cost, expected=expected, **limits)

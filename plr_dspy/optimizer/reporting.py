@@ -17,7 +17,6 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.path import Compilation
 from plr_dspy.labels.work import NoCalls
-from plr_dspy.lm.prices import cost_of, price_of, without_price
 from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Job
@@ -29,6 +28,7 @@ from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime import Redactor
+from plr_dspy.scoring.budget import cost_of, price_of, without_price
 from plr_dspy.scoring.ledger import error_counts
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
