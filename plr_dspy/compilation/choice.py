@@ -55,7 +55,6 @@ class Outcome:
 
 
 def judge(
-    undecided: Outcome,
     entries: Sequence[tuple[str, Ordering]],
     examples: Sequence[int],
     scores: Scores,
@@ -64,11 +63,12 @@ def judge(
     as_they_came: Scores,
     min_probability: float | None,
     by_score: bool,
-) -> Outcome:
-    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
+) -> dict[str, Any]:
+    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it:
+    fields of the outcome.
 
-    All scores that are known decide, as they count; all finalists have them on these examples. `undecided` is the
-    outcome where the original stays, and the rest as in `choose`.
+    All scores that are known decide, as they count; all finalists have them on these examples. The rest is as in
+    `choose`.
     """
     original = entries[0][1]
     fitted, results = model.fit(scores, kept=[ordering for _, ordering in entries]), list[Result]()
@@ -105,17 +105,16 @@ def judge(
         expected_original=(before, *fitted.interval(original, before, reference=original)),
         expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
     )
-    return replace(
-        undecided,
-        ordering=ordering,
-        comparison=compared,
-        candidates=results,
-        chosen=best,
-        offsets=results[best].offsets,
-        evidence=count_evidence(told, original, ordering) if best else evidence,
-        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
-        fitted=fitted,
-    )
+    return {
+        "ordering": ordering,
+        "comparison": compared,
+        "candidates": results,
+        "chosen": best,
+        "offsets": results[best].offsets,
+        "evidence": count_evidence(told, original, ordering) if best else evidence,
+        "calibration": calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
+        "fitted": fitted,
+    }
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:

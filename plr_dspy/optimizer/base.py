@@ -20,7 +20,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
@@ -285,7 +285,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             original=job.original,
             sample=lambda: work.sample,
             min_probability=self.min_probability,
-            limits=ending,
+            ending=ending,
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
             further=partial(job.slots.further, inputs=inputs),

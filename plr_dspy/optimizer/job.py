@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dspy
 
-from plr_dspy.compilation.path import MIN_COMPARED
+from plr_dspy.compilation.phases import MIN_COMPARED
 from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output

@@ -277,7 +277,7 @@ def _telling_cell(job: Job, scorer: CellScorer, *, required: bool) -> Cell | Non
     # A student without demos may never say a label; with demos it does.
     tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
     for example, ordering in enumerate(tried[: len(job.splits.train)]):
-        if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+        if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
             break
         cell = cells[ordering][example]
         if cell.label_logprobs is not None or cell.refused:

@@ -15,7 +15,7 @@ from dspy.adapters.utils import format_field_value
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.metrics.over_set import AverageScoreBy, LabelMetric, SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
