@@ -169,7 +169,7 @@ class LabelCompilation(Compilation):
             self._winner = max(scores, key=scores.__getitem__)
             try:
                 both = [self.original, self._winner]
-                table, _ = self._compare(both, self._to_compare(both, 1.0))
+                table, *_ = self._compare(both)
                 if len(table) == 2:
                     return self._compared(*table)
             except NothingRan as error:

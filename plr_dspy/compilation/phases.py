@@ -162,9 +162,8 @@ class Compilation:
                 winners = self.race(entrants, ended["race_calls"], kept=ended["kept"])
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
-        orderings = [ordering for _, ordering in entries]
-        compared = self._to_compare(orderings, ended["share"]) if done is None else done["compared"]
-        rows, examples = self._compare(orderings, compared)
+        finalists = [ordering for _, ordering in entries]
+        rows, examples, compared = self._compare(finalists, ended["share"], asked=done and done["compared"])
         limited = self.stopped in (TIME_LIMIT, COST_LIMIT) or self.scorer.budget.max_seconds is not None
         if done is None and not limited:
             done = {"winners": winners, "asked": list(self.staged.asked.items()), "compared": compared}
@@ -174,7 +173,8 @@ class Compilation:
     def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
-        alike = (each for each in reversed(course.ended) if each["limits"] == self._limits_of(each["stopped"]))
+        limits, costs = {**asdict(self.plan), **self.ending}, (None, scorer.budget.max_cost)
+        alike = (e for e in reversed(course.ended) if e["limits"] == limits and e.get("max_cost") in costs)
         ended: dict[str, Any] | None = next(alike, None)
         rounds = course.rounds if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
@@ -211,7 +211,8 @@ class Compilation:
             "race_calls": max(0, race_calls),
             "kept": max(0, kept - len(scorer.known_cells({self.original: self.selection})[self.original])),
             "cut": self._cut,
-            "limits": self._limits_of(self.stopped),
+            "limits": {**asdict(plan), **self.ending},  # which must be the same for a search to end there again
+            "max_cost": scorer.budget.max_cost if self.stopped == COST_LIMIT else None,  # this, too, unless it is None
         }
         if self.stopped != TIME_LIMIT:
             scorer.ledger.note({"ended": ended})
@@ -222,11 +223,6 @@ class Compilation:
         but those that the search has asked for, or is about to, of which there are so many."""
         made = self.scorer.known_cells({self.original: range(self.selection.stop)})[self.original]
         return max(0, len(made) - max(num_asked, self.staged.num_asked(self.original)))
-
-    def _limits_of(self, stopped: str) -> dict[str, Any]:
-        """What must be as it was for a search that stopped so to have ended."""
-        cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
-        return {**asdict(self.plan), **self.ending, **cost}
 
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
@@ -297,7 +293,7 @@ class Compilation:
         """Begin a phase that leaves money and time to so many calls of the plan, or to the least comparison."""
         self.scorer.phase = phase
         budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
-        affordable = max(1, min(planned, budget.calls + budget.calls_left))
+        affordable = max(1, min(planned, len(self.scorer.ledger.paid) + budget.calls_left))
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept), kept=self._least_compared)
 
@@ -419,26 +415,30 @@ class Compilation:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _to_compare(self, orderings: Sequence[Ordering], share: float) -> list[int]:
-        """The examples that finalists are compared on: as many as calls, and the time, pay for; none if too few."""
-        scorer = self.scorer
-        count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
-        known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
-        unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
-        least, left = min(MIN_EXAMPLES, len(self.selection)), math.inf
-        cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
-        if scorer.budget.max_seconds is not None:
-            left = max(scorer.budget.calls_left, least * len(orderings))
-        wanted = dict.fromkeys(orderings, cheapest_first)
-        while sum(map(unpaid.__getitem__, cheapest_first)) > left or scorer.affordable(wanted) != wanted:
-            cheapest_first.pop()
-        return sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
+    def _compare(
+        self, orderings: Sequence[Ordering], share: float = 1.0, *, asked: Sequence[int] | None = None
+    ) -> tuple[list[list[float]], list[int], Sequence[int]]:
+        """Score finalists on a share of the selection split, of which calls and time may pay for less, or for too
+        little; or on what was asked before.
 
-    def _compare(self, orderings: Sequence[Ordering], asked: Sequence[int]) -> tuple[list[list[float]], list[int]]:
-        """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""
+        Returns rows of scores, when time or money is up of the first finalists, the examples that they are on, and all
+        examples that were asked for.
+        """
         scorer = self.scorer
+        if asked is None:
+            count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
+            known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
+            unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
+            least, left = min(MIN_EXAMPLES, len(self.selection)), math.inf
+            cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
+            if scorer.budget.max_seconds is not None:
+                left = max(scorer.budget.calls_left, least * len(orderings))
+            wanted = dict.fromkeys(orderings, cheapest_first)
+            while sum(map(unpaid.__getitem__, cheapest_first)) > left or scorer.affordable(wanted) != wanted:
+                cheapest_first.pop()
+            asked = sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
         if len(orderings) < 2 or not asked:
-            return [], []
+            return [], [], asked
         scorer.phase = "final"
         scorer.budget.allow(1.0)
         examples, rows = scorer.table(orderings, asked, favoured=0)
@@ -453,7 +453,7 @@ class Compilation:
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
             self.stopped = scorer.budget.refused or self.stopped
-        return rows, examples
+        return rows, examples, asked
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -468,7 +468,7 @@ class Compilation:
     def _outcome(self, **found: Any) -> Outcome:
         """The outcome with what was found; unless that is a comparison, the original order stays or the one given, and
         a compile that calibrates says what that does. Calls by phase are as in `Report`."""
-        scorer, total, model = self.scorer, self.scorer.budget.calls, self.search.model
+        scorer, total, model = self.scorer, len(self.scorer.ledger.paid), self.search.model
         counts = {phase: scorer.num_cells(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
         known: dict[str, Any] = {"ordering": self.original, "stopped": self.stopped, **found}

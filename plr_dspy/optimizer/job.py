@@ -28,7 +28,7 @@ from plr_dspy.programs.slots import PromptSlots, prompt_messages
 from plr_dspy.programs.splits import Examples, Splits, check_splits, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, without_price
+from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, price_of
 from plr_dspy.scoring.ledger import Cell, Ledger
 from plr_dspy.search.space import Ordering
 
@@ -408,8 +408,9 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
-    if unknown := without_price([*job.models, *language_models(job.optimizer.metric), *teaching]):
-        raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
+    models = [*job.models, *language_models(job.optimizer.metric), *teaching]
+    if unknown := {name for lm in models if price_of(name := str(lm.model)) is None}:
+        raise ValueError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
     expected = cost_a_call(job, tokens_a_call(job))
     if expected is not None and plan.program_calls and not ledger.num_resumed:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)

@@ -258,7 +258,7 @@ def label_responses(
     """Say where the log-probabilities of labels are found: in the cells that were paid."""
 
     def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-        cell = scorer.cell(ordering, example)
+        cell = scorer.ledger.cells.get(scorer.key(ordering, example))
         return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
     return LabelResponses(work.counted_scores(), told, shares, calibrating, work.influence)

@@ -28,7 +28,7 @@ from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime import Redactor
-from plr_dspy.scoring.budget import cost_of, price_of, without_price
+from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.ledger import error_counts
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
@@ -45,7 +45,7 @@ _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTI
 
 def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    no_price = without_price([*job.models, *language_models(job.optimizer.metric)])
+    models, tokens = [*job.models, *language_models(job.optimizer.metric)], scorer.ledger.tokens
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     errors = error_counts(scorer.ledger.cells.items(), names)
     if job.attempts:
@@ -68,8 +68,8 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
             )
             for result in outcome.candidates
         ],
-        tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
-        cost=None if no_price else cost_of(scorer.ledger.tokens),
+        tokens=tokens,
+        cost=cost_of(tokens) if all(price_of(str(lm.model)) for lm in models) else None,
         errors=errors,
         confusion=_confusion(job, outcome),
         plr_dspy_version=__version__,

@@ -246,7 +246,7 @@ class RandomSample(Reorderer):
                     reverse=None if reverse is None else float(means[reverse]),
                     num_examples=scores.shape[1],
                     num_usable=num_usable,
-                    program_calls=scorer.budget.calls,
+                    program_calls=len(scorer.ledger.paid),
                     **sizes,
                     **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
                     **more,

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -56,19 +56,14 @@ class Budget:
         self.unpriced = ""  # the first model whose price, or whose tokens in a call, nobody knows
         self._lock = threading.Lock()
         self.expect(self.expected)
-        self._under_way, self._most_under_way = self.calls, 0
+        self._under_way, self._most_under_way = len(self.ledger.paid), 0
         for tokens in self.ledger.paid:
             self.end(tokens)
 
-    @property
-    def calls(self) -> int:
-        """Program calls made, those of earlier parts included."""
-        return len(self.ledger.paid)
-
     def expect(self, dollars: float | None) -> None:
         """Take the calls to come for others than those made, such as a teacher's were, of which so much is expected."""
-        self.expected, self._before = dollars, (self.calls, self._elapsed)
-        self._ended = deque([self._elapsed], RECENT + 1)  # when the last calls did
+        self.expected, self._before = dollars, (len(self.ledger.paid), now := time.monotonic())
+        self._ended = deque([now], RECENT + 1)  # when the last calls did
         self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
         self._paid = 0.0
         self.dearest = dollars or 0.0  # that a call may cost; 0 where nobody knows
@@ -85,11 +80,11 @@ class Budget:
                 self.unpriced or self.cost + (self._under_way + 1) * self.dearest > self._share * self.max_cost
             ):
                 self.refused = COST_LIMIT
-            elif (seconds := self.max_seconds) is not None and self._elapsed >= min(
+            elif (seconds := self.max_seconds) is not None and time.monotonic() - self._started >= min(
                 self._share * seconds, seconds - min(self._kept * MARGIN * self._recent, MAX_KEPT * seconds)
             ):
                 self.refused = TIME_LIMIT
-            elif self.calls + self._under_way >= self.max_calls:
+            elif len(self.ledger.paid) + self._under_way >= self.max_calls:
                 self.refused = CALL_LIMIT
             else:
                 self._under_way += 1
@@ -100,7 +95,7 @@ class Budget:
     def end(self, tokens: Tokens) -> None:
         """Pay for a call that has ended; one that was not made after all has no tokens."""
         with self._lock:
-            self._ended.append(self._elapsed)
+            self._ended.append(time.monotonic())
             self._under_way -= 1
             self.needs_one = self.needs_one and not tokens
             cost = 0.0 if self.max_cost is None else cost_of(tokens)
@@ -117,15 +112,16 @@ class Budget:
     @property
     def calls_left(self) -> int:
         """Further calls that the scarcest of the limits pays for, at the price and the pace of those made."""
-        left: list[float] = [max(0, self.max_calls - self.calls)]
+        num_made, now = len(self.ledger.paid), time.monotonic()
+        left: list[float] = [max(0, self.max_calls - num_made)]
         mean = self._paid / self._num_paid if self._num_paid else self.expected
         if self.max_cost is not None and mean:
             left.append((self.max_cost - self.cost - self.dearest) / (MARGIN * mean))
-        made, taken = self.calls - self._before[0], self._elapsed - self._before[1]
+        made, taken = num_made - self._before[0], now - self._before[1]
         if self.max_seconds is not None and made:
             pace = MARGIN * max(taken / made, self._recent, 1e-9)
             # Of calls under way together all but one may end later.
-            left.append((self.max_seconds - self._elapsed) / pace + max(0, self._most_under_way - 1))
+            left.append((self._started + self.max_seconds - now) / pace + max(0, self._most_under_way - 1))
         return max(0, int(min(left)))
 
     @property
@@ -134,11 +130,6 @@ class Budget:
         there were few, or several at once."""
         gaps = [after - before for before, after in pairwise(self._ended)]
         return median(gaps) if len(gaps) == RECENT else 0.0
-
-    @property
-    def _elapsed(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self._started
 
 
 class Price(NamedTuple):
@@ -180,11 +171,6 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
         cost += fresh * price.prompt + cached * price.cached + written * price.written
         cost += counts.get("completion_tokens", 0) * price.completion
     return cost
-
-
-def without_price(models: Iterable[Any]) -> list[str]:
-    """The names of those of the language models that no price is known for."""
-    return sorted({name for lm in models if price_of(name := str(lm.model)) is None})
 
 
 @lru_cache(maxsize=1)

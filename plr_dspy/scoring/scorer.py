@@ -75,7 +75,7 @@ class CellScorer:
             new |= keys - self._asked.keys()
             unpaid |= keys - self.ledger.cells.keys()
             within_plan = not new or self.num_cells() + len(new) + kept <= min(most, self.budget.planned)
-            if not within_plan or (unpaid and self.budget.calls + len(unpaid) + kept > most):
+            if not within_plan or (unpaid and len(self.ledger.paid) + len(unpaid) + kept > most):
                 break
             found[ordering] = examples
         return found
@@ -92,11 +92,11 @@ class CellScorer:
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
         unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
-        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.max_calls):
+        if unpaid and len(self.ledger.paid) + len(unpaid) > (limit := self.budget.max_calls):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
                 f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} "
-                f"({self.budget.calls} made){cure}"
+                f"({len(self.ledger.paid)} made){cure}"
             )
         try:
             if unpaid:
@@ -104,17 +104,15 @@ class CellScorer:
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in asked if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
-        rows = {}
-        for ordering, row in self.known_cells(wanted).items():
-            if len(row) < len(set(wanted[ordering])):
-                break
-            rows[ordering] = row
-        return rows
+        known = self.known_cells(wanted)
+        whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
+        return {ordering: known[ordering] for ordering in whole}
 
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
+        cells = self.ledger.cells
         return {
-            ordering: {e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None}
+            ordering: {e: self._read(e, cells[key]) for e in examples if (key := self.key(ordering, e)) in cells}
             for ordering, examples in wanted.items()
         }
 
@@ -129,12 +127,11 @@ class CellScorer:
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
+        assert self.influence is not None
         found = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
-        if self.influence is not None and labels is not None:
-            found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
-        return found
+        return found | {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
 
     def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
         """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
@@ -147,13 +144,10 @@ class CellScorer:
             answered += self.outputs(ordering, labels).items()
         self.influence.refer(answered)
 
-    def cell(self, ordering: Ordering, example: int) -> Cell | None:
-        """The outcome of a cell that has been paid; None of others."""
-        return self.ledger.cells.get(self.key(ordering, example))
-
     def cells_of(self, ordering: Ordering) -> dict[int, Cell]:
         """The paid cells of an ordering that were asked for, by example, as the ledger has them."""
-        return {e: cell for e in self._asked_of.get(ordering, ()) if (cell := self.cell(ordering, e)) is not None}
+        keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
+        return {e: self.ledger.cells[key] for e, key in keys.items() if key in self.ledger.cells}
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""

@@ -45,7 +45,7 @@ class TestCells:
         first, second, again = scored(cells, [IDENTITY, REVERSED, IDENTITY], range(5))
         assert first == again != second
         scored(cells, [REVERSED], range(8))
-        assert cells.budget.calls == engine.num_calls == 13
+        assert len(cells.ledger.paid) == engine.num_calls == 13
         assert set(engine.requests.values()) == {1}
         assert cells.ledger.tokens["fake/order-sensitive"]["completion_tokens"] == 13 * 5
         with pytest.raises(RuntimeError, match="max_metric_calls=13"):
@@ -109,7 +109,7 @@ class TestErrors:
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
-        assert cells.budget.calls == 12
+        assert len(cells.ledger.paid) == 12
         assert cells.table([IDENTITY, REVERSED], range(6), favoured=0) == (list(range(6)), [[1.0] * 6] * 2)
 
     def test_an_unparsable_answer_is_as_bad_as_the_worst_and_no_worse_for_other_examples(self):

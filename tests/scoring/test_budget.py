@@ -93,7 +93,7 @@ class TestMoney:
     def test_earlier_calls_count_and_tell_what_those_to_come_cost(self, resumed, earlier):
         budget = Budget(resumed(*earlier), max_cost=1000, expected=3)
         paid = [dollars for dollars in earlier if dollars]
-        assert (budget.calls, budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
+        assert (len(budget.ledger.paid), budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
