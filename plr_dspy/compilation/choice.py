@@ -239,9 +239,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, expected))
     finalists = []
     for number, (each, told) in enumerate(zip(outcome.candidates, answers, strict=True)):
-        counted = [example for example in told if examples is None or example in examples]
-        if number in (0, outcome.chosen):
-            counted = both
+        counted = both if number in (0, outcome.chosen) else [e for e in told if examples is None or e in examples]
         score = influence.value((example, told[example]) for example in counted) if counted else each.score
         finalists.append(replace(each, score=score, gain=gains[number]))
     return replace(
@@ -299,8 +297,8 @@ def _effect_on_metric(
     return told
 
 
-def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
-    """Count the examples that could tell orderings apart, by all scores, and those that did."""
+def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
+    """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
@@ -309,7 +307,7 @@ def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evide
     return Evidence(
         num_met=len(met),
         num_differing=sum(min(seen) < max(seen) for seen in met),
-        num_compared=len(scores[original].keys() & scores[other].keys()),
+        num_compared=len(set.intersection(*(set(scores[each]) for each in compared))) if compared else 0,
     )
 
 

@@ -3,16 +3,16 @@
 import itertools
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, likely, measure
+from plr_dspy.compilation.choice import Outcome, calibration_effect, count_evidence, judge, likely, measure
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
-from plr_dspy.report.data import Evidence, Iteration
+from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
@@ -146,10 +146,8 @@ class Compilation:
             self.stopped = self._ask_score_tell()
             ended = self._note_end()
         if ended["nothing_found"] and search.space.holds(self.original):
-            met = Counter(example for row in self.staged.scores().values() for example in row)
-            num_met = sum(count > 1 for count in met.values())
-            evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
-            return self._outcome(evidence=evidence)
+            evidence = count_evidence(self.staged.scores())  # failed calls may differ
+            return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
         # What was done is done again as it was, whatever calls the ledger has got from others since.
         entries, done, winners = self._finalists(), ended.get("done"), list[Ordering]()
         if plan.racing:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,7 +45,10 @@ _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTI
 
 def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    models, tokens = [*job.models, *language_models(job.optimizer.metric)], scorer.ledger.tokens
+    models = [*job.models, *language_models(job.optimizer.metric)]
+    tokens: dict[str, Any] = defaultdict(Counter)
+    for model, counts in (each for paid in list(scorer.ledger.paid) for each in paid.items()):
+        tokens[model].update(counts)
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     errors = error_counts(scorer.ledger.cells.items(), names)
     if job.attempts:

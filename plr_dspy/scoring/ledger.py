@@ -89,14 +89,6 @@ class Ledger:
         if path is not None:
             self._read(path)
 
-    @property
-    def tokens(self) -> dict[str, dict[str, int]]:
-        """Tokens of all calls, by model and kind."""
-        counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for model, found in (each for tokens in list(self.paid) for each in tokens.items()):
-            counts[model].update(found)
-        return {model: dict(found) for model, found in counts.items()}
-
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
         alike: Counter[str] = Counter()

@@ -47,7 +47,8 @@ class TestCells:
         scored(cells, [REVERSED], range(8))
         assert len(cells.ledger.paid) == engine.num_calls == 13
         assert set(engine.requests.values()) == {1}
-        assert cells.ledger.tokens["fake/order-sensitive"]["completion_tokens"] == 13 * 5
+        paid = [tokens["fake/order-sensitive"]["completion_tokens"] for tokens in cells.ledger.paid]
+        assert paid == [5] * 13
         with pytest.raises(RuntimeError, match="max_metric_calls=13"):
             scored(cells, [IDENTITY], range(8))
         assert engine.num_calls == 13
@@ -105,7 +106,7 @@ class TestErrors:
 
         calls, cells = [], scorer(metric=metric, num_threads=1)
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
-        assert cells.cell(IDENTITY, 2).score is None
+        assert cells.cells_of(IDENTITY)[2].score is None
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
