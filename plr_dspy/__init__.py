@@ -8,7 +8,7 @@ Method: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:
 
 import lazy_loader
 
-from plr_dspy.runtime.terminal import show_log_lines
+from plr_dspy.runtime import show_log_lines
 
 # The public names are those that __init__.pyi imports. Each is loaded when it is first asked for, because torch, scipy
 # and DSPy take seconds to import.

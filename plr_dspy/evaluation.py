@@ -24,7 +24,7 @@ from plr_dspy.programs.checks import Count, arguments, check_given, saved_state
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
-from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval

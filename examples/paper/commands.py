@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.terminal import interrupts
+from plr_dspy.runtime import Redactor, interrupts
 
 from .model import LOCAL, ServedModel
 from .protocol import ABLATIONS, METHODS, Experiment, grid

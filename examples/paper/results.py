@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime import write_atomically
 
 from .protocol import Run
 

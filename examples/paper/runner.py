@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import dspy
 
 from plr_dspy import __version__
-from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime import Redactor
 
 from .data import load
 from .held_out import HeldOut, digest

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.comparisons import paired_interval
 
 from .model import LOCAL

@@ -7,7 +7,6 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
@@ -19,7 +18,7 @@ from scipy.special import ndtr
 from scipy.stats import entropy
 
 from plr_dspy.compilation.choice import Outcome, Result, comparison
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
@@ -170,14 +169,14 @@ class LabelCompilation(Compilation):
             self._winner = max(scores, key=scores.__getitem__)
             try:
                 both = [self.original, self._winner]
-                table, _ = self._compare(both, self._to_compare(both, 1.0))
+                table, *_ = self._compare(both)
                 if len(table) == 2:
                     return self._compared(*table)
             except NothingRan as error:
                 logger.warning("what was chosen could not be compared with the original: %s", error)
                 reason = f": {error}"
         stopped = f"{self.stopped}, nothing compared{reason}"
-        return replace(self._keep_original(), ordering=self._winner, stopped=stopped)
+        return self._outcome(ordering=self._winner, stopped=stopped)
 
     def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
         """The outcome by scores of the original order and the best one on the same examples."""
@@ -187,8 +186,7 @@ class LabelCompilation(Compilation):
         results = [Result("original", self.original, math.fsum(before) / len(before), Gain(0.0, 0.0))]
         if self._winner != self.original:
             results.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
-        return replace(
-            self._keep_original(),
+        return self._outcome(
             ordering=self._winner,
             comparison=comparison(before, after, num_candidates=2, gain=results[-1].gain),
             candidates=results,

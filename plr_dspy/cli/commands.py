@@ -15,7 +15,7 @@ from typing import Any
 from plr_dspy._version import __version__
 from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.metrics import OVER_SETS
-from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime import Redactor
 
 # Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C.
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130

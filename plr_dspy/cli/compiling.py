@@ -29,8 +29,7 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import check_given, json_obstacle, shown
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.report.text import KEEP, count, shares_by_label
-from plr_dspy.runtime.files import as_json, write_atomically
-from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.runtime import as_json, progress_bar, write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
 

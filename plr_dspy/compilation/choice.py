@@ -55,7 +55,6 @@ class Outcome:
 
 
 def judge(
-    undecided: Outcome,
     entries: Sequence[tuple[str, Ordering]],
     examples: Sequence[int],
     scores: Scores,
@@ -64,11 +63,12 @@ def judge(
     as_they_came: Scores,
     min_probability: float | None,
     by_score: bool,
-) -> Outcome:
-    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it.
+) -> dict[str, Any]:
+    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it:
+    fields of the outcome.
 
-    All scores that are known decide, as they count; all finalists have them on these examples. `undecided` is the
-    outcome where the original stays, and the rest as in `choose`.
+    All scores that are known decide, as they count; all finalists have them on these examples. The rest is as in
+    `choose`.
     """
     original = entries[0][1]
     fitted, results = model.fit(scores, kept=[ordering for _, ordering in entries]), list[Result]()
@@ -105,17 +105,16 @@ def judge(
         expected_original=(before, *fitted.interval(original, before, reference=original)),
         expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
     )
-    return replace(
-        undecided,
-        ordering=ordering,
-        comparison=compared,
-        candidates=results,
-        chosen=best,
-        offsets=results[best].offsets,
-        evidence=count_evidence(told, original, ordering) if best else evidence,
-        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
-        fitted=fitted,
-    )
+    return {
+        "ordering": ordering,
+        "comparison": compared,
+        "candidates": results,
+        "chosen": best,
+        "offsets": results[best].offsets,
+        "evidence": count_evidence(told, original, ordering) if best else evidence,
+        "calibration": calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
+        "fitted": fitted,
+    }
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
@@ -240,9 +239,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
         effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, expected))
     finalists = []
     for number, (each, told) in enumerate(zip(outcome.candidates, answers, strict=True)):
-        counted = [example for example in told if examples is None or example in examples]
-        if number in (0, outcome.chosen):
-            counted = both
+        counted = both if number in (0, outcome.chosen) else [e for e in told if examples is None or e in examples]
         score = influence.value((example, told[example]) for example in counted) if counted else each.score
         finalists.append(replace(each, score=score, gain=gains[number]))
     return replace(
@@ -300,8 +297,8 @@ def _effect_on_metric(
     return told
 
 
-def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evidence:
-    """Count the examples that could tell orderings apart, by all scores, and those that did."""
+def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
+    """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
@@ -310,7 +307,7 @@ def count_evidence(scores: Scores, original: Ordering, other: Ordering) -> Evide
     return Evidence(
         num_met=len(met),
         num_differing=sum(min(seen) < max(seen) for seen in met),
-        num_compared=len(scores[original].keys() & scores[other].keys()),
+        num_compared=len(set.intersection(*(set(scores[each]) for each in compared))) if compared else 0,
     )
 
 

@@ -1,8 +1,9 @@
 """The shape of one compile: rounds, orderings and examples of each phase, and the calls that these make."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
@@ -72,14 +73,9 @@ class Plan:
         return self.num_iterations * self.num_samples * self.num_train_examples
 
     @property
-    def planned_calls(self) -> int:
-        """Program calls of search, race and final comparison, at most."""
-        return self.search_calls + self.race_calls + self.final_calls
-
-    @property
     def program_calls(self) -> int:
-        """Program calls of the compile, at most."""
-        planned = self.planned_calls
+        """Program calls of search, race and final comparison, at most."""
+        planned = self.search_calls + self.race_calls + self.final_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
@@ -117,10 +113,9 @@ def make_plan(
     """
     sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
     fixed = {name: value for name, value in chosen.items() if value is not None}
-
-    def plan_for(calls: int, **changed: Any) -> Plan | None:
-        return _racing_plan(calls, {**fixed, **changed}, searched=searched, min_first=MIN_FIRST[signal], **sizes)
-
+    plan_for: Callable[..., Plan | None] = partial(
+        _racing_plan, searched=searched, min_first=MIN_FIRST[signal], **sizes, **fixed
+    )
     if auto == "paper":  # with its values: 15 rounds of 15, elites of a fifth, and 10 draws
         own = {"num_initial": 0, "elite_fraction": 0.2, "num_final_draws": 10, "with_mode": True}
         whole: dict[str, Any] = {"num_examples": num_train, "num_compared": num_selection, "budget": max_metric_calls}
@@ -149,14 +144,7 @@ def make_plan(
 
 
 def _racing_plan(
-    budget: int,
-    fixed: Mapping[str, Any],
-    *,
-    num_train: int,
-    num_selection: int,
-    num_distinct: int,
-    searched: str,
-    min_first: int,
+    budget: int, *, num_train: int, num_selection: int, num_distinct: int, searched: str, min_first: int, **fixed: Any
 ) -> Plan | None:
     """Rounds, samples and entrants that a budget affords; None if it is too small."""
     num_best_seen = min(2, num_distinct - 1)

@@ -26,7 +26,7 @@ from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Count, Flag, Number, Seed, WholeNumber, arguments, check_given
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
-from plr_dspy.runtime.terminal import progress_bar
+from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares

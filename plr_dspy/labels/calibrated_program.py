@@ -23,7 +23,7 @@ from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.objects import ProgramFactory, digest
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import calibrated
 
 logger = logging.getLogger(__name__)

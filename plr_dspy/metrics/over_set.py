@@ -15,7 +15,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from plr_dspy.lm.finite_outputs import decided, name_of_label
 from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
-from plr_dspy.runtime.files import as_json
+from plr_dspy.runtime import as_json
 
 logger = logging.getLogger(__name__)
 

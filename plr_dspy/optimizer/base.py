@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, field, replace
 from functools import partial
@@ -25,11 +25,10 @@ from tqdm import tqdm
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
@@ -42,8 +41,8 @@ from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, Slo
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
-from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.terminal import interrupts, progress_bar
+from plr_dspy.runtime import Redactor, interrupts, progress_bar
+from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.ledger import error_counts, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
@@ -300,7 +299,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             original=job.original,
             sample=lambda: work.sample,
             min_probability=self.min_probability,
-            limits=ending,
+            ending=ending,
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
             **further,
@@ -377,7 +376,9 @@ def _program_as_scored(
 def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any) -> Report:
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     metric = job.optimizer.metric
-    no_price = without_price([*job.models, *language_models(metric)])
+    models, tokens = [*job.models, *language_models(metric)], defaultdict[str, Any](Counter)
+    for model, counts in (each for paid in list(scorer.ledger.paid) for each in paid.items()):
+        tokens[model].update(counts)
     found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
     errors = error_counts(scorer.ledger.cells.items(), names)
     if job.attempts:
@@ -400,8 +401,8 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
             )
             for result in outcome.candidates
         ],
-        tokens={model: dict(counts) for model, counts in scorer.ledger.tokens.items()},
-        cost=None if no_price else cost_of(scorer.ledger.tokens),
+        tokens=tokens,
+        cost=cost_of(tokens) if all(price_of(str(lm.model)) for lm in models) else None,
         errors=errors,
         confusion=_confusion(job, metric, outcome) if isinstance(metric, LabelMetric) and outcome.answered else None,
         plr_dspy_version=__version__,

@@ -16,11 +16,10 @@ from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.labels.work import NoCalls
-from plr_dspy.lm.prices import price_of
 from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
@@ -32,7 +31,8 @@ from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.rule import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
-from plr_dspy.runtime.files import as_json
+from plr_dspy.runtime import as_json
+from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.ledger import Cell, error_counts
 from plr_dspy.search.space import Ordering
 

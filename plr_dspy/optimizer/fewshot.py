@@ -13,7 +13,7 @@ import dspy
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
-from plr_dspy.compilation.path import MIN_COMPARED
+from plr_dspy.compilation.phases import MIN_COMPARED
 from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.lm.prices import cost_of, without_price
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
@@ -27,7 +26,7 @@ from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import MARGIN, Budget
+from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, price_of
 from plr_dspy.scoring.ledger import Cell, Ledger
 from plr_dspy.search.space import Ordering
 
@@ -360,7 +359,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
-    plan, max_cost = job.plan, job.optimizer.max_cost
+    plan, max_cost, ledger = job.plan, job.optimizer.max_cost, ledger or Ledger()
     limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started}
     if plan.max_metric_calls is not None:
         planned = plan.max_metric_calls + len(job.attempts)
@@ -370,10 +369,11 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
-    if unknown := without_price([*job.models, *language_models(job.optimizer.metric), *teaching]):
-        raise ValueError(f"max_cost needs a price for {', '.join(unknown)}: pass max_metric_calls instead")
+    models = [*job.models, *language_models(job.optimizer.metric), *teaching]
+    if unknown := {name for lm in models if price_of(name := str(lm.model)) is None}:
+        raise ValueError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
     _, expected = size_of_call(job)
-    if expected is not None and plan.program_calls and not (ledger and ledger.num_resumed):
+    if expected is not None and plan.program_calls and not ledger.num_resumed:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
         calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
@@ -383,4 +383,4 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
                 f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
                 f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
-    return Budget(ledger, max_cost=max_cost, price=cost_of, expected=expected, **limits)
+    return Budget(ledger, max_cost=max_cost, expected=expected, **limits)

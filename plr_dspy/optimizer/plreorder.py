@@ -214,7 +214,7 @@ class PLReorder(Reorderer):
         # A student without demos may never say a label; with demos it does.
         tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
         for example, ordering in enumerate(tried[: len(job.splits.train)]):
-            if not scorer.fits({ordering: [example]}) or not (cells := scorer.cells({ordering: [example]})):
+            if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
                 break
             cell = cells[ordering][example]
             if cell.label_logprobs is not None or cell.refused:
@@ -265,7 +265,7 @@ def label_responses(
     """Say where the log-probabilities of labels are found: in the cells that were paid."""
 
     def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-        cell = scorer.cell(ordering, example)
+        cell = scorer.ledger.cells.get(scorer.key(ordering, example))
         return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
     return LabelResponses(work.counted_scores(), told, shares, calibrating, work.influence)

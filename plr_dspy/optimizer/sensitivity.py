@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from plr_dspy.compilation.first_signs import ENOUGH_ANSWERS, FirstSigns
+from plr_dspy.compilation.phases import ENOUGH_ANSWERS, FirstSigns
 from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
@@ -215,7 +215,7 @@ class RandomSample(Reorderer):
             num_usable = len(job.scored_examples)
             asked = list(range(num_usable)) if influence is None else influence.turns(num_usable)
             asked = asked[: job.plan.num_train_examples]
-            while len(asked) > 2 and not scorer.fits(dict.fromkeys(orders, asked)):
+            while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
                 asked.pop()
             few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
@@ -246,7 +246,7 @@ class RandomSample(Reorderer):
                     reverse=None if reverse is None else float(means[reverse]),
                     num_examples=scores.shape[1],
                     num_usable=num_usable,
-                    program_calls=scorer.budget.calls,
+                    program_calls=len(scorer.ledger.paid),
                     **sizes,
                     **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
                     **more,

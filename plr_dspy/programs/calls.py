@@ -16,15 +16,13 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.lm.prices import UNCOUNTED
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
-from plr_dspy.runtime.redaction import Redactor
-from plr_dspy.runtime.terminal import interrupts
-from plr_dspy.scoring.budget import Budget
+from plr_dspy.runtime import Redactor, interrupts
+from plr_dspy.scoring.budget import UNCOUNTED, Budget
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, CellKey, Ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -180,7 +178,8 @@ class ProgramEvaluator:
         if self._ended_by is not None:
             self.ledger.retry()
             raise self._ended_by
-        self.budget.check()
+        if self.budget.unpriced:
+            raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_all(
         self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Ordering | None, dspy.Module]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from plr_dspy.report import text
-from plr_dspy.runtime.files import write_atomically
+from plr_dspy.runtime import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

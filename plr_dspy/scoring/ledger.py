@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
-from plr_dspy.runtime.files import as_json
+from plr_dspy.runtime import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +88,6 @@ class Ledger:
         self._file: int | None = None
         if path is not None:
             self._read(path)
-
-    @property
-    def tokens(self) -> dict[str, Counter[str]]:
-        """Tokens of all calls, by model and kind."""
-        counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for model, found in (each for tokens in list(self.paid) for each in tokens.items()):
-            counts[model].update(found)
-        return counts
 
     def number_examples(self, keys: Sequence[str]) -> None:
         """Say by which content the file names the examples that cells name by number; of like ones, each by its own."""
@@ -210,36 +202,31 @@ class Ledger:
                     unsettled.append(key)
                 elif key in unsettled:
                     unsettled.remove(key)
-                return
             case {"lost": int(count)}:
                 self.paid += [{}] * count
-                return
             case {"retry": _}:
                 for key in unsettled:
                     self.earlier.pop(key, None)
             case {"schema_version": version} if version != SCHEMA_VERSION:
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
-            case {"identity": identity, "unstable": unstable}:  # No decision, as those below are.
+            case {"identity": identity, "unstable": unstable}:
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
-                return
             case {"out_of_time": ended}:
                 self.out_of_time.append(ended)
-                return
             case {"arguments": arguments}:
                 self.course = self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
-                return
             case {"round": scored}:
                 self.course.rounds.append(scored)
             case {"ended": ended}:
                 self.course.ended.append({"rounds": list(self.course.rounds), **ended})
-            case {"replayed": rounds}:  # No decision: the others were of another budget.
+            case {"replayed": rounds}:  # The others were of another budget.
                 self.course.rounds = rounds
-                return
             case {"settled": _}:
                 pass
             case _:
                 raise ValueError("it is none of the kinds of lines")
-        unsettled.clear()
+        if record.keys() & {"retry", "round", "ended", "settled"}:  # These are decisions.
+            unsettled.clear()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,23 +62,23 @@ class CellScorer:
             self._fingerprints[asked] = self.payer.fingerprint(*asked)
         return self._fingerprints[asked], example
 
-    def calls(self, phase: str = "") -> int:
+    def num_cells(self, phase: str = "") -> int:
         """Cells that this phase was the first to ask for; without a name, all that were asked for."""
         return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
 
-    def fits(self, wanted: Mapping[Ordering, Sequence[int]], *, kept: int = 0) -> bool:
-        """Whether the budget pays for these orderings on these examples, with so many calls kept for what follows."""
-        keys = {self.key(ordering, e) for ordering, examples in wanted.items() for e in examples}
-        new, unpaid = len(keys - self._asked.keys()), len(keys - self.ledger.cells.keys())
-        limit, planned = self.budget.max_calls, min(self.budget.max_calls, self.budget.planned)
-        within_plan = not new or self.calls() + new + kept <= planned
-        return within_plan and (not unpaid or self.budget.calls + unpaid + kept <= limit)
-
-    def affordable(self, wanted: Mapping[Ordering, list[int]], *, kept: int = 0) -> dict[Ordering, list[int]]:
-        """The first of these orderings that the budget pays for."""
-        items = list(wanted.items())
-        exceed = bisect_left(range(len(items)), True, key=lambda n: not self.fits(dict(items[: n + 1]), kept=kept))
-        return dict(items[:exceed])
+    def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
+        """The first of these orderings that the budget pays for on these examples, with so many calls kept for what
+        follows."""
+        most, new, unpaid, found = self.budget.max_calls, set[CellKey](), set[CellKey](), Wanted()
+        for ordering, examples in wanted.items():
+            keys = {self.key(ordering, example) for example in examples}
+            new |= keys - self._asked.keys()
+            unpaid |= keys - self.ledger.cells.keys()
+            within_plan = not new or self.num_cells() + len(new) + kept <= min(most, self.budget.planned)
+            if not within_plan or (unpaid and len(self.ledger.paid) + len(unpaid) + kept > most):
+                break
+            found[ordering] = examples
+        return found
 
     def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
@@ -93,11 +92,11 @@ class CellScorer:
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
         unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
-        if unpaid and self.budget.calls + len(unpaid) > (limit := self.budget.max_calls):
+        if unpaid and len(self.ledger.paid) + len(unpaid) > (limit := self.budget.max_calls):
             cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
             raise RuntimeError(
                 f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} "
-                f"({self.budget.calls} made){cure}"
+                f"({len(self.ledger.paid)} made){cure}"
             )
         try:
             if unpaid:
@@ -105,17 +104,15 @@ class CellScorer:
         finally:  # calls that were not made, for want of time or money, count for no phase
             paid = [key for key in asked if key in self.ledger.cells]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
-        rows = {}
-        for ordering, row in self.known_cells(wanted).items():
-            if len(row) < len(set(wanted[ordering])):
-                break
-            rows[ordering] = row
-        return rows
+        known = self.known_cells(wanted)
+        whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
+        return {ordering: known[ordering] for ordering in whole}
 
     def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
+        cells = self.ledger.cells
         return {
-            ordering: {e: self._read(e, cell) for e in examples if (cell := self.cell(ordering, e)) is not None}
+            ordering: {e: self._read(e, cells[key]) for e in examples if (key := self.key(ordering, e)) in cells}
             for ordering, examples in wanted.items()
         }
 
@@ -130,12 +127,11 @@ class CellScorer:
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int] | None = None) -> dict[int, Any]:
+    def outputs(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
+        assert self.influence is not None
         found = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
-        if self.influence is not None and labels is not None:
-            found |= {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
-        return found
+        return found | {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
 
     def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
         """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
@@ -148,13 +144,10 @@ class CellScorer:
             answered += self.outputs(ordering, labels).items()
         self.influence.refer(answered)
 
-    def cell(self, ordering: Ordering, example: int) -> Cell | None:
-        """The outcome of a cell that has been paid; None of others."""
-        return self.ledger.cells.get(self.key(ordering, example))
-
     def cells_of(self, ordering: Ordering) -> dict[int, Cell]:
         """The paid cells of an ordering that were asked for, by example, as the ledger has them."""
-        return {e: cell for e in self._asked_of.get(ordering, ()) if (cell := self.cell(ordering, e)) is not None}
+        keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
+        return {e: self.ledger.cells[key] for e, key in keys.items() if key in self.ledger.cells}
 
     def cells_asked(self) -> dict[CellKey, Cell]:
         """The paid cells that were asked for, by prompt and example."""
@@ -218,7 +211,6 @@ class StagedScores:
         self._shifted = self.shifted and self.num_train % self.num_first == 0
         self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
         self._under_way: Wanted = {}
-        self._ran: set[int] = set()
 
     def num_asked(self, ordering: Ordering) -> int:
         """Examples that the ordering has been scored on."""
@@ -227,8 +219,8 @@ class StagedScores:
     def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
-        found, num_seen = {}, len(self.asked)
-        failed = Counter(e for asked in self.asked.values() for e in asked if e not in self._ran)
+        found, num_seen, ran = {}, len(self.asked), _ran(self.scorer.known_cells(self.asked).values())
+        failed = Counter(e for asked in self.asked.values() for e in asked if e not in ran)
         given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         for ordering in dict.fromkeys(orderings):
             asked = self.asked.get(ordering, [])
@@ -259,14 +251,13 @@ class StagedScores:
         """
         self._under_way = wanted = wanted if kept is None else self.scorer.affordable(wanted, kept=kept)
         rows = self.scorer.cells(wanted)
-        asked = {ordering: set(self.asked.get(ordering, ())) for ordering in rows}
-        new = [cell for o, cells in rows.items() for e, cell in cells.items() if e not in asked[o]]
-        several = len(rows) > 1 or not self._ran
+        new = [cell for o, cells in rows.items() for cell in [*cells.values()][self.num_asked(o) :]]
+        several = len(rows) > 1 or not _ran(self.scorer.known_cells(self.asked).values())
         # Then something is down, and it is not the order.
         if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
             raise self.scorer.nothing_ran(new)
         tried = {example for cells in rows.values() for example in cells}
-        num_lost = len(tried - {e for cells in rows.values() for e in _ran(cells)})
+        num_lost = len(tried - _ran(rows.values()))
         if not self.asked and 2 * num_lost > len(tried):
             self.scorer.ledger.retry()
             raise RuntimeError(
@@ -276,36 +267,33 @@ class StagedScores:
             )
         if not self.asked and num_lost:
             logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
-        return self._take(rows)
+        self.asked |= {ordering: list(cells) for ordering, cells in rows.items()}
+        return list(rows)
 
     def salvage(self) -> list[Ordering]:
         """Take those orderings of a round that was not ended which were scored whole; costs nothing."""
         known = self.scorer.known_cells(self._under_way)
-        return self._take({o: row for o, row in known.items() if row and len(row) == len(self._under_way[o])})
+        whole = {o: list(row) for o, row in known.items() if row and len(row) == len(self._under_way[o])}
+        self.asked |= whole
+        return list(whole)
 
     def scores(self) -> dict[Ordering, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
         rows, found = self.scorer.known_cells(self.asked), {}
+        ran = _ran(rows.values())
         worst = min([0.0, *(c.score for cells in rows.values() for c in cells.values() if c.score is not None)])
         for ordering, cells in rows.items():
             # Those that ran for no ordering count for none, unless the ordering has no others.
-            counted = self._ran & cells.keys() or cells.keys()
+            counted = ran & cells.keys() or cells.keys()
             if ordering == self.favoured:
-                counted = _ran(cells) or counted
+                counted = _ran([cells]) or counted
             if counted:
                 found[ordering] = {
                     e: worst if (score := c.score) is None else score for e, c in cells.items() if e in counted
                 }
         return found
 
-    def _take(self, rows: Mapping[Ordering, dict[int, Cell]]) -> list[Ordering]:
-        """Note the cells of orderings, and return these."""
-        for ordering, cells in rows.items():
-            self.asked[ordering] = list(cells)
-            self._ran |= _ran(cells)
-        return list(rows)
 
-
-def _ran(cells: Mapping[int, Cell]) -> set[int]:
-    """The examples whose call ended with an answer."""
-    return {example for example, cell in cells.items() if cell.outcome != FAILED}
+def _ran(rows: Iterable[Mapping[int, Cell]]) -> set[int]:
+    """The examples with a call that ended with an answer."""
+    return {example for cells in rows for example, cell in cells.items() if cell.outcome != FAILED}

@@ -10,8 +10,7 @@ import torch
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
 from plr_dspy.report.data import Iteration
-from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
+from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from plr_dspy.plackett_luce.updates import UpdateRule
-from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel
+from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, check_whole, num_elites

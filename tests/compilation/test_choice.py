@@ -10,7 +10,7 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer

@@ -9,7 +9,7 @@ from fakes import FIELD, OrderSensitiveEngine, Program, digest, engine_for, exac
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.first_signs import FirstSigns
+from plr_dspy.compilation.phases import FirstSigns
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 

@@ -30,7 +30,7 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
         assert "max_metric_calls must be at least" in str(error)
         return
     budget = options["max_metric_calls"] or BUDGETS[auto]
-    assert plan.program_calls <= plan.planned_calls <= budget
+    assert plan.program_calls <= plan.search_calls + plan.race_calls + plan.final_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection
     assert plan.racing

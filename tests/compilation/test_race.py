@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.path import Compilation
+from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.thompson import ThompsonSearch

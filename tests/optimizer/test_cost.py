@@ -14,8 +14,8 @@ from fakes import OrderSensitiveEngine, digest, engine_for, exact_match, lm_of, 
 
 from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.lm.prices import cost_of, price_of
 from plr_dspy.report.text import dollars
+from plr_dspy.scoring.budget import cost_of, price_of
 
 EXAMPLES = questions(60)
 PROMPT, COMPLETION = 2e-6, 8e-6

@@ -11,7 +11,7 @@ from dspy.utils import logging_utils
 import plr_dspy
 import plr_dspy.baselines
 import plr_dspy.local
-from plr_dspy.runtime import terminal
+from plr_dspy import runtime
 
 HEAVY = {"dspy", "torch", "scipy", "numpy", "pandas", "openai", "litellm", "pydantic"}
 
@@ -81,8 +81,8 @@ def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy(
         ["WARNING", "plr_dspy.x:", "shown"],
         ["INFO", "plr_dspy.x:", "seen"],
     ]
-    assert terminal.LINE_FORMAT == logging_utils.LOGGING_LINE_FORMAT
-    assert terminal.TIME_FORMAT == logging_utils.LOGGING_DATETIME_FORMAT
+    assert runtime.LINE_FORMAT == logging_utils.LOGGING_LINE_FORMAT
+    assert runtime.TIME_FORMAT == logging_utils.LOGGING_DATETIME_FORMAT
 
 
 def test_what_is_needed_is_loaded_then_and_no_extra_and_an_estimate_asks_no_network_and_prints_nothing():

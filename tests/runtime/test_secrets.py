@@ -6,7 +6,7 @@ import dspy
 import pytest
 
 from plr_dspy import completion_lm
-from plr_dspy.runtime.redaction import Redactor
+from plr_dspy.runtime import Redactor
 
 KEYS = """
 Incorrect API key provided: sk-proj-SECRET123456 | http://x/v1?api_key=SECRET99&a=b

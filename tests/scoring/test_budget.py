@@ -14,8 +14,12 @@ def tokens(dollars):
     return {"model": {"prompt_tokens": dollars}}
 
 
-def price(counts):
-    return sum(kinds["prompt_tokens"] for kinds in counts.values())
+@pytest.fixture(autouse=True)
+def price(monkeypatch):
+    def cost_of(counts):
+        return sum(kinds["prompt_tokens"] for kinds in counts.values())
+
+    monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", cost_of)
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def resumed(tmp_path):
 
 class TestMoney:
     def test_of_calls_under_way_is_set_aside(self):
-        budget = Budget(max_cost=10, price=price, expected=1)
+        budget = Budget(max_cost=10, expected=1)
         assert (begun(budget), budget.refused) == (10, COST_LIMIT)
         budget.end({})  # not made after all
         assert budget.needs_one
@@ -64,7 +68,7 @@ class TestMoney:
         assert begun(budget) == 1
 
     def test_a_call_may_cost_what_the_dearest_did(self):
-        budget = Budget(max_cost=101, price=price)
+        budget = Budget(max_cost=101)
         for dollars in (50, 1, 1):
             assert budget.begin()
             budget.end(tokens(dollars))
@@ -73,7 +77,7 @@ class TestMoney:
         assert budget.calls_left == 0
 
     def test_is_never_passed_by_threads(self):
-        budget, waiting = Budget(max_cost=97, price=price, expected=3), threading.Event()
+        budget, waiting = Budget(max_cost=97, expected=3), threading.Event()
 
         def work():
             while budget.begin():
@@ -87,20 +91,18 @@ class TestMoney:
 
     @pytest.mark.parametrize("earlier", [[5], [5, 5, 5], [1, 9, 4], [0, 0, 7]])
     def test_earlier_calls_count_and_tell_what_those_to_come_cost(self, resumed, earlier):
-        budget = Budget(resumed(*earlier), max_cost=1000, price=price, expected=3)
+        budget = Budget(resumed(*earlier), max_cost=1000, expected=3)
         paid = [dollars for dollars in earlier if dollars]
-        assert (budget.calls, budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
+        assert (len(budget.ledger.paid), budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
-    def test_a_model_without_a_price_lets_no_further_call_begin(self):
-        budget = Budget(max_cost=1.0, price=lambda _: None)
-        assert budget.begin()
-        budget.check()
+    def test_a_model_without_a_price_lets_no_further_call_begin(self, monkeypatch):
+        monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", lambda _: None)
+        budget = Budget(max_cost=1.0)
+        assert (budget.begin(), budget.unpriced) == (True, "")
         budget.end(tokens(1))
-        assert not budget.begin()
-        with pytest.raises(ValueError, match="max_cost needs a price for model"):
-            budget.check()
+        assert (budget.begin(), budget.unpriced) == (False, "a price for model")
 
 
 class TestTimeAndCalls:
@@ -148,7 +150,7 @@ class TestTimeAndCalls:
         assert number == 1 + math.ceil(300 - 130 - 24 * MARGIN)
 
     def test_a_phase_may_use_a_share_of_money_and_time(self, clock):
-        budget = Budget(max_cost=10, max_seconds=10, price=price, expected=1)
+        budget = Budget(max_cost=10, max_seconds=10, expected=1)
         budget.allow(0.5)
         assert (begun(budget), budget.refused) == (5, COST_LIMIT)
         budget.allow(0.8)
@@ -160,7 +162,7 @@ class TestTimeAndCalls:
 
     def test_those_left_are_of_the_scarcest_limit(self, clock):
         ledger = Ledger()
-        budget = Budget(ledger, price=price, expected=1, max_calls=100, max_cost=400, max_seconds=1000)
+        budget = Budget(ledger, expected=1, max_calls=100, max_cost=400, max_seconds=1000)
         assert budget.calls_left == 100
         for _ in range(10):
             assert budget.begin()

@@ -182,20 +182,19 @@ class TestBudgets:
         wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
         scorer = self.scorer(max_calls=max_calls)
         assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
-        assert scorer.fits(wanted, kept=kept) == (count == 3)
         assert len(scorer.cells(scorer.affordable(wanted, kept=kept))) == count
 
     def test_cells_that_were_paid_before_count_for_the_phase_that_asks_for_them(self):
         """So a compile that goes on ends a phase where it would have ended it in one go."""
         scorer = self.scorer(max_calls=12, paid=8)
-        assert (scorer.calls(), scorer.budget.calls) == (0, 8)
-        assert not scorer.fits({ORDERINGS[0]: range(9)}, kept=4)
-        assert scorer.fits({ORDERINGS[0]: range(8)}, kept=4)
-        assert not scorer.fits({ORDERINGS[0]: range(8)}, kept=5)
+        assert (scorer.num_cells(), len(scorer.ledger.paid)) == (0, 8)
+        assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
+        assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
+        assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
         scorer.cells({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
         scorer.cells({ORDERINGS[0]: range(10)})
-        assert (scorer.calls("search"), scorer.calls("race"), scorer.budget.calls) == (8, 2, 10)
-        assert scorer.fits({ORDERINGS[0]: range(12)})
-        assert not scorer.fits({ORDERINGS[0]: range(13)})
-        assert not scorer.fits({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})
+        assert (scorer.num_cells("search"), scorer.num_cells("race"), len(scorer.ledger.paid)) == (8, 2, 10)
+        assert scorer.affordable({ORDERINGS[0]: range(12)})
+        assert not scorer.affordable({ORDERINGS[0]: range(13)})
+        assert ORDERINGS[1] not in scorer.affordable({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.linalg  # noqa: F401  # brings a library of its own, which is to be among those limited
+import torch
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
-from plr_dspy.runtime.threads import one_thread
 from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import KINDS, gain_of_calibration
 from plr_dspy.search.model.offsets import Calibrated
@@ -27,6 +31,23 @@ DEVIATIONS = 1.96  # standard errors on either side of a mean that an interval o
 # Standard errors, at most, between what is expected of a program as it is and what its own scores say: it may be of
 # another kind than the orderings that tell of it (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
+
+_LIBRARIES, _ARITHMETIC = ThreadpoolController(), threading.RLock()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for linear algebra, whose number belongs to the process, so that compiles take turns, and for torch.
+
+    For matrices of some hundred rows, further threads cost more than they bring: on a busy machine ten times as much.
+    """
+    with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 class OrderingModel:

@@ -1,16 +1,21 @@
-"""What a compile does with the terminal: log lines, one progress bar below them, and signals."""
+"""What belongs to the process: the terminal, signals, files, and keys that no text may show."""
 
+import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import orjson
 from tqdm import tqdm
 
 PACKAGE = "plr_dspy"
@@ -18,6 +23,20 @@ HANDLER = "dspy_handler"  # this and the formats are DSPy's
 LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
 
 _shows_progress = ContextVar("shows_progress", default=True)  # whether what runs now says how far it is
+
+SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
+
+SHAPES = (  # what looks like a secret, after what is kept of it
+    # "api_key": "...", token=..., Authorization: Basic ...
+    r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
+    r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}",
+    r"(?i)(\b(?:bearer|basic)\s+)[^\s\"',;]{6,}",
+    r"(://[^\s/:@]+:)[^\s/@]+(?=@)",
+    r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
+    r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
+)
+
+SHORTEST = 6  # shorter values of arguments are no keys; those of the environment need twice as many characters
 
 
 class LogLines(logging.Handler):
@@ -117,3 +136,58 @@ def interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def as_json(value: Any) -> bytes:
+    """JSON of a value; half of a pair of characters, which no file can hold, becomes a question mark."""
+    try:
+        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file through a temporary one in the same folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # with the permissions of any new file
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class Redactor:
+    """Hides secrets among the arguments of LMs and in the environment, by their names, and what looks like one.
+
+    `variables` of the environment hold one, whatever they are called.
+    """
+
+    def __init__(self, models: Iterable[Any], *, variables: Iterable[str | None] = ()) -> None:
+        told = [(name, value) for name, value in os.environ.items() if len(value) >= 2 * SHORTEST]
+        holding: list[Any] = [*variables]
+        for model in models:  # An LM, or an embedder: its attributes, arguments and headers, and those of its engines.
+            engines = [getattr(model, name, None) for name in ("_engine_spec", "_async_engine_spec")]
+            given = {**getattr(model, "kwargs", {}), **getattr(model, "default_kwargs", {})}
+            held = [given.get("headers"), given.get("extra_headers")]
+            held += [getattr(owner, "__dict__", None) for owner in (model, *engines)]
+            for each in held:
+                given.update(each if isinstance(each, Mapping) else {})
+            told += given.items()
+            holding.append(given.get("api_key_env"))
+        values = {value for name, value in told if SECRET_NAME.search(name) and isinstance(value, str)}
+        named = {os.environ.get(name, "") for name in holding if isinstance(name, str)}
+        long = {value for value in values if len(value) >= SHORTEST}
+        self._values = sorted(filter(None, long | named), key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """The text without them."""
+        for value in self._values:
+            text = text.replace(value, "[hidden]")
+        for shape in SHAPES:
+            text = re.sub(shape, r"\g<1>[hidden]", text)
+        return text

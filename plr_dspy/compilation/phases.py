@@ -3,19 +3,19 @@
 import itertools
 import logging
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from plr_dspy.compilation.choice import Outcome, calibration_effect, judge, likely, measure
-from plr_dspy.compilation.first_signs import FirstSigns
+from plr_dspy.compilation.choice import Outcome, calibration_effect, count_evidence, judge, likely, measure
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
-from plr_dspy.report.data import Evidence, Iteration
+from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.search import Search, as_ordering, mean_score, reason_to_stop
@@ -28,6 +28,63 @@ NOTHING_LEFT, ALL_ROUNDS, INTERRUPTED = "no new ordering left", "all iterations 
 MIN_SHARE = 0.5  # of a round, but the first, must be scored for a refit: fewer orderings would have too few elites
 MIN_COMPARED = 8  # examples of the final comparison, at least, where there are so many
 KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
+
+ENOUGH_ANSWERS = 20  # answers from which on most of them say something
+UNPARSED, MOSTLY_UNPARSED = 0.9, 0.5  # shares of answers that could not be parsed: to stop at, and to warn of
+ENOUGH_SCORES = 60  # scores, all of them the same, that say there is nothing to find
+ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair alike, that say so too
+
+
+@dataclass
+class FirstSigns:
+    """Ends a search that can find nothing, before its budget does."""
+
+    scorer: CellScorer  # makes the calls
+    num_train: int  # those on so many first examples count
+    sample: Callable[[], str] = str  # says one of the program's answers, for messages
+    by_scores: bool = True  # whether scores that are all the same say that there is nothing to find
+    warned: bool = False  # that many answers could not be parsed
+    found: str = ""  # why more scores would be for nothing, as `check` said it last
+
+    def check(self) -> str:
+        """Say why more scores would be for nothing, or nothing; RuntimeError: hardly any answer could be parsed."""
+        by_prompt: dict[str, list[Cell]] = defaultdict(list)
+        by_example: dict[int, list[Cell]] = defaultdict(list)
+        for (prompt, example), cell in self.scorer.cells_asked().items():
+            if example < self.num_train and cell.outcome != FAILED:
+                by_prompt[prompt].append(cell)
+                by_example[example].append(cell)
+        cells = [cell for row in by_prompt.values() for cell in row]
+        unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
+        if len(cells) >= ENOUGH_ANSWERS and len(unparsed) >= MOSTLY_UNPARSED * len(cells):
+            said = (
+                f"{len(unparsed)} of {len(cells)} answers could not be parsed; one says: {unparsed[0].message}. Try "
+                "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger "
+                "max_tokens, or a larger model"
+            )
+            readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
+            if len(unparsed) >= UNPARSED * len(cells) and not readable:
+                raise RuntimeError(said)
+            if not self.warned:
+                logger.warning("%s", said)
+            self.warned = True
+        # What a metric over a set reads beside scores tells answers apart, too.
+        rows = [[(cell.score or 0.0, repr(cell.value)) for cell in row] for row in by_example.values()]
+        # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
+        scores = [score for row in rows for score, value in row if not value.startswith("{")]
+        pairs = sum(len(row) - 1 for row in rows)
+        if self.by_scores and len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+            self.found = f"every score was {scores[0]:g} in {len(scores)} calls"
+        elif self.by_scores and pairs >= ENOUGH_PAIRS and all(len(set(row)) == 1 for row in rows):
+            self.found = f"no score differed between two prompts in {pairs} comparisons"
+        if self.found:
+            logger.warning(
+                "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
+                "fields, and that the demos reach the model. One answer: %s",
+                self.found,
+                self.sample() or "not known",
+            )
+        return self.found
 
 
 @dataclass(kw_only=True)
@@ -47,7 +104,7 @@ class Compilation:
     original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
     min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
-    limits: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
+    ending: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
     shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
     further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()  # more entrants
@@ -64,6 +121,7 @@ class Compilation:
             strata=influence.strata(self.num_train) if influence and plan.racing else (),
         )
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
+        self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
         self.stopped = INTERRUPTED
         if self.min_probability is None and not plan.racing:
             self.min_probability = 0.0
@@ -78,9 +136,9 @@ class Compilation:
         """Search, race the best, compare the winners with the original on the selection split, and choose."""
         if self.search.space.num_distinct < 2:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
-            return replace(self._keep_original(), stopped="all choices give the same prompt")
+            return self._outcome(stopped="all choices give the same prompt")
         if not self.plan.program_calls:
-            return replace(self._keep_original(), stopped="no call to make, nothing compared")
+            return self._outcome(stopped="no call to make, nothing compared")
         plan, search = self.plan, self.search
         self._begin("search", calls_to_come=plan.race_calls + plan.final_calls)
         ended = self._replay()
@@ -88,10 +146,8 @@ class Compilation:
             self.stopped = self._ask_score_tell()
             ended = self._note_end()
         if ended["nothing_found"] and search.space.holds(self.original):
-            met = Counter(example for row in self.staged.scores().values() for example in row)
-            num_met = sum(count > 1 for count in met.values())
-            evidence = Evidence(num_met=num_met, num_differing=0, num_compared=0)
-            return self._with_calibration(replace(self._keep_original(), evidence=evidence))
+            evidence = count_evidence(self.staged.scores())  # failed calls may differ
+            return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
         # What was done is done again as it was, whatever calls the ledger has got from others since.
         entries, done, winners = self._finalists(), ended.get("done"), list[Ordering]()
         if plan.racing:
@@ -104,26 +160,26 @@ class Compilation:
                 winners = self.race(entrants, ended["race_calls"], kept=ended["kept"])
             self.stopped = self.scorer.budget.refused or self.stopped
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
-        orderings = [ordering for _, ordering in entries]
-        compared = self._to_compare(orderings, ended["share"]) if done is None else done["compared"]
-        rows, examples = self._compare(orderings, compared)
+        finalists = [ordering for _, ordering in entries]
+        rows, examples, compared = self._compare(finalists, ended["share"], asked=done and done["compared"])
         limited = self.stopped in (TIME_LIMIT, COST_LIMIT) or self.scorer.budget.max_seconds is not None
         if done is None and not limited:
             done = {"winners": winners, "asked": list(self.staged.asked.items()), "compared": compared}
             self.scorer.ledger.note({"ended": {**ended, "done": done}})
-        return self._with_calibration(self._choose(entries, rows, examples))
+        return self._choose(entries, rows, examples)
 
     def _replay(self) -> dict[str, Any] | None:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
-        alike = (each for each in reversed(course.ended) if each["limits"] == self._limits_of(each["stopped"]))
+        limits, costs = {**asdict(self.plan), **self.ending}, (None, scorer.budget.max_cost)
+        alike = (e for e in reversed(course.ended) if e["limits"] == limits and e.get("max_cost") in costs)
         ended: dict[str, Any] | None = next(alike, None)
         rounds = course.rounds if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
             wanted = {as_ordering(ordering): examples for ordering, examples in scored}
             kept = 0 if ended else self.plan.race_calls + self.plan.final_calls
-            if not scorer.fits(wanted, kept=kept):  # The budget is smaller now.
+            if scorer.affordable(wanted, kept=kept) != wanted:  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
                 return None
             self.search.ask()  # which draws what it drew before
@@ -135,14 +191,14 @@ class Compilation:
 
     def _note_end(self) -> dict[str, Any]:
         """Note why the search has ended, the share of race and final comparison to be done, and the race's calls."""
-        plan, scorer, made = self.plan, self.scorer, self.scorer.calls("search")
+        plan, scorer, made = self.plan, self.scorer, self.scorer.num_cells("search")
         planned = {TIME_LIMIT, COST_LIMIT, BUDGET, NOTHING_LEFT} | (set() if plan.racing else {ALL_ROUNDS})
         # Whoever ended the search early wants to spend less.
         wanted = 1.0 if self.stopped in planned else made / max(1, plan.search_calls)
         affordable = scorer.budget.calls_left + self._made_before()
         share = min(1.0, wanted, affordable / max(1, plan.race_calls + plan.final_calls))
-        most = min(scorer.budget.max_calls, plan.planned_calls + scorer.calls("bootstrap"))
-        race_calls, kept = most - plan.final_calls - scorer.calls(), plan.final_calls
+        most = min(scorer.budget.max_calls, plan.program_calls + scorer.num_cells("bootstrap"))
+        race_calls, kept = most - plan.final_calls - scorer.num_cells(), plan.final_calls
         if share < 1.0:
             kept = max(self._least_compared, round(share * plan.final_calls))
             race_calls = min(race_calls, round(share * plan.race_calls), affordable - kept)
@@ -153,7 +209,8 @@ class Compilation:
             "race_calls": max(0, race_calls),
             "kept": max(0, kept - len(scorer.known_cells({self.original: self.selection})[self.original])),
             "cut": self._cut,
-            "limits": self._limits_of(self.stopped),
+            "limits": {**asdict(plan), **self.ending},  # which must be the same for a search to end there again
+            "max_cost": scorer.budget.max_cost if self.stopped == COST_LIMIT else None,  # this, too, unless it is None
         }
         if self.stopped != TIME_LIMIT:
             scorer.ledger.note({"ended": ended})
@@ -165,18 +222,13 @@ class Compilation:
         made = self.scorer.known_cells({self.original: range(self.selection.stop)})[self.original]
         return max(0, len(made) - max(num_asked, self.staged.num_asked(self.original)))
 
-    def _limits_of(self, stopped: str) -> dict[str, Any]:
-        """What must be as it was for a search that stopped so to have ended."""
-        cost = {"max_cost": self.scorer.budget.max_cost} if stopped == COST_LIMIT else {}
-        return {**asdict(self.plan), **self.limits, **cost}
-
     def _ask_score_tell(self) -> str:
         """Go round until the search has made its calls or something ends it; returns what it was."""
         while True:
             if self._history and self._signs.check():
                 return self._signs.found
-            ending = {name: self.limits.get(name) for name in ("stop_at_score", "patience")}
-            if reason := reason_to_stop(self._history, **ending):
+            stoppers = {name: self.ending.get(name) for name in ("stop_at_score", "patience")}
+            if reason := reason_to_stop(self._history, **stoppers):
                 return reason
             if len(self._history) >= self.plan.num_iterations:
                 return ALL_ROUNDS
@@ -222,7 +274,7 @@ class Compilation:
                 best_score=max(scores),
                 best_score_so_far=limited(best.score),
                 best_ordering=best.ordering,
-                program_calls=self.scorer.calls(),
+                program_calls=self.scorer.num_cells(),
             )
         )
 
@@ -235,16 +287,11 @@ class Compilation:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
-    @property
-    def _least_compared(self) -> int:
-        """Program calls of the least final comparison."""
-        return self.plan.num_finalists * min(MIN_COMPARED, self.plan.num_selection_examples)
-
     def _begin(self, phase: str, *, calls_to_come: int) -> None:
         """Begin a phase that leaves money and time to so many calls of the plan, or to the least comparison."""
         self.scorer.phase = phase
         budget, planned = self.scorer.budget, max(1, self.plan.program_calls)
-        affordable = max(1, min(planned, budget.calls + budget.calls_left))
+        affordable = max(1, min(planned, len(self.scorer.ledger.paid) + budget.calls_left))
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept), kept=self._least_compared)
 
@@ -305,13 +352,10 @@ class Compilation:
             alive = _first(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
         return _first(alive, num_winners)
 
-    def scores(self) -> Scores:
-        """The scores of the train split as they count."""
-        return self._weighted(self.staged.scores())
-
-    def _weighted(self, scores: Scores) -> Scores:
-        """Of a metric over a set, facts have the shares that they have among all examples."""
-        influence = self.scorer.influence
+    def scores(self, known: Scores | None = None) -> Scores:
+        """The scores of the train split, or those that are given, as they count: of a metric over a set, facts have the
+        shares that they have among all examples."""
+        scores, influence = self.staged.scores() if known is None else known, self.scorer.influence
         if influence is None:
             return scores
         found = {}
@@ -332,7 +376,7 @@ class Compilation:
                     made,
                     self.scorer.budget.max_calls,
                 )
-            return replace(self._keep_original(), stopped=f"{self.stopped}, nothing compared")
+            return self._outcome(stopped=f"{self.stopped}, nothing compared")
         if len(rows) == len(entries):
             self.scorer.ledger.settle()
         entries, racing = entries[: len(rows)], self.plan.racing
@@ -341,9 +385,8 @@ class Compilation:
             known = self.staged.scores() if racing else {}
             for (_, ordering), row in zip(entries, rows, strict=True):
                 known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-            kept, scores, model = self._keep_original(), self._weighted(known), self.search.model
             options: dict[str, Any] = {"as_they_came": known, "min_probability": least, "by_score": not racing}
-            return judge(kept, entries, examples, scores, model, **options)
+            return self._outcome(**judge(entries, examples, self.scores(known), self.search.model, **options))
 
         least = self.min_probability
         outcome = judged(rows, least)
@@ -370,27 +413,30 @@ class Compilation:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _to_compare(self, orderings: Sequence[Ordering], share: float) -> list[int]:
-        """The examples that finalists are compared on: as many as calls, and the time, pay for; none if too few."""
-        scorer = self.scorer
-        count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
-        known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
-        unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
-        least, left = min(MIN_EXAMPLES, len(self.selection)), math.inf
-        cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
-        if scorer.budget.max_seconds is not None:
-            left = max(scorer.budget.calls_left, least * len(orderings))
-        while sum(map(unpaid.__getitem__, cheapest_first)) > left or not (
-            scorer.fits(dict.fromkeys(orderings, cheapest_first))
-        ):
-            cheapest_first.pop()
-        return sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
+    def _compare(
+        self, orderings: Sequence[Ordering], share: float = 1.0, *, asked: Sequence[int] | None = None
+    ) -> tuple[list[list[float]], list[int], Sequence[int]]:
+        """Score finalists on a share of the selection split, of which calls and time may pay for less, or for too
+        little; or on what was asked before.
 
-    def _compare(self, orderings: Sequence[Ordering], asked: Sequence[int]) -> tuple[list[list[float]], list[int]]:
-        """Scores of finalists, when time or money is up of the first ones, and the examples that they are on."""
+        Returns rows of scores, when time or money is up of the first finalists, the examples that they are on, and all
+        examples that were asked for.
+        """
         scorer = self.scorer
+        if asked is None:
+            count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
+            known = scorer.known_cells(dict.fromkeys(orderings, self.selection[:count]))
+            unpaid = {e: sum(e not in row for row in known.values()) for e in self.selection[:count]}
+            least, left = min(MIN_EXAMPLES, len(self.selection)), math.inf
+            cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
+            if scorer.budget.max_seconds is not None:
+                left = max(scorer.budget.calls_left, least * len(orderings))
+            wanted = dict.fromkeys(orderings, cheapest_first)
+            while sum(map(unpaid.__getitem__, cheapest_first)) > left or scorer.affordable(wanted) != wanted:
+                cheapest_first.pop()
+            asked = sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
         if len(orderings) < 2 or not asked:
-            return [], []
+            return [], [], asked
         scorer.phase = "final"
         scorer.budget.allow(1.0)
         examples, rows = scorer.table(orderings, asked, favoured=0)
@@ -405,18 +451,7 @@ class Compilation:
         if len(rows) < len(orderings):
             logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
             self.stopped = scorer.budget.refused or self.stopped
-        return rows, examples
-
-    def _with_calibration(self, outcome: Outcome) -> Outcome:
-        """The outcome with what calibrates its ordering, where a compile that calibrates has compared nothing."""
-        model, scores = self.search.model, self.scores()
-        known = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
-        if outcome.calibration is not None or not model.calibrating or not known:
-            return outcome
-        fitted, applied = model.fit(scores, kept=known), outcome.ordering != self.original
-        effect = calibration_effect(fitted, known[0], known[-1], applied=applied)
-        offsets = tuple(effect.offsets) if effect is not None and applied else ()
-        return replace(outcome, calibration=effect, offsets=offsets)
+        return rows, examples, asked
 
     def unfinished(self, error: BaseException) -> Outcome:
         """What is known where the compile ended in an exception: the best order of the search, not compared."""
@@ -426,14 +461,26 @@ class Compilation:
         ended = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"ended by {type(error).__name__}"
         stopped = ended + phases.get(self.scorer.phase, "")
         (ordering,) = self._best(1) or [self.original]
-        return self._with_calibration(replace(self._keep_original(), ordering=ordering, stopped=stopped))
+        return self._outcome(ordering=ordering, stopped=stopped)
 
-    def _keep_original(self) -> Outcome:
-        """The outcome where the original order stays and nothing was compared, with calls by phase as in `Report`."""
-        scorer, total = self.scorer, self.scorer.budget.calls
-        counts = {phase: scorer.calls(phase) for phase in ("bootstrap", "search", "race", "final")}
+    def _outcome(self, **found: Any) -> Outcome:
+        """The outcome with what was found; unless that is a comparison, the original order stays or the one given, and
+        a compile that calibrates says what that does. Calls by phase are as in `Report`."""
+        scorer, total, model = self.scorer, len(self.scorer.ledger.paid), self.search.model
+        counts = {phase: scorer.num_cells(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts |= {"unused": total - sum(counts.values()), "total": total, "resumed": scorer.ledger.num_resumed}
-        return Outcome(self.original, self.search.distributions, self._history, counts, self.stopped)
+        known: dict[str, Any] = {"ordering": self.original, "stopped": self.stopped, **found}
+        outcome = Outcome(distributions=self.search.distributions, history=self._history, program_calls=counts, **known)
+        if outcome.comparison is not None or not model.calibrating:
+            return outcome
+        scores = self.scores()
+        both = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
+        if not both:
+            return outcome
+        applied = outcome.ordering != self.original
+        effect = calibration_effect(model.fit(scores, kept=both), both[0], both[-1], applied=applied)
+        offsets = tuple(effect.offsets) if effect is not None and applied else ()
+        return replace(outcome, calibration=effect, offsets=offsets)
 
 
 def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:

@@ -1,1 +1,0 @@
-"""What belongs to the process: the terminal, signals, threads, files, and keys that no text may show."""
