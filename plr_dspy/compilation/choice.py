@@ -322,18 +322,19 @@ def calibration_effect(
     In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
     differ from that of the original as it is by the expected gain, which is shrunk for being the best of many.
     """
-    before, after = fitted.calibration(original), fitted.calibration(chosen)
-    if before is None or after is None:
+    before, after, responses = fitted.calibration(original), fitted.calibration(chosen), fitted.responses
+    if before is None or after is None or responses is None:
         return None
+    shares = [round(share, 6) for share in responses.labels.shares.tolist()] if responses.labels.calibrates else []
     calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
     return CalibrationEffect(
-        num_examples=fitted.num_examples,
+        num_examples=responses.num_examples,
         original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(expected[original] if calibrating else before.after, 6),
         chosen=round(fitted.as_it_is(chosen) if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
         applied=applied,
-        shares=fitted.shares,
-        always=fitted.always,
+        shares=shares,
+        always=responses.always,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import fit_components
+from plr_dspy.search.model.process import fit_components
 from plr_dspy.search.model.table import Array, Mask
 
 NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 3  # at most, and of a fit that only says which orderings promise most
@@ -148,7 +148,13 @@ class EffectProcess:
     """
 
     def __init__(
-        self, kernels: Sequence[Array], measured: Posterior, *, unit: float, earlier: Sequence[float] | None = None
+        self,
+        features: Sequence[Array],
+        kernels: Sequence[Array],
+        measured: Posterior,
+        *,
+        unit: float,
+        earlier: Sequence[float] | None = None,
     ) -> None:
         means, variances, level, priors = measured
         # What the ordering's own cells say: the posterior less the prior.
@@ -157,6 +163,7 @@ class EffectProcess:
         usual = float(priors.min())
         apart = (priors - usual) / unit
         fit = fit_components(
+            features,
             [*kernels, np.diag((apart == 0.0).astype(np.float64))],
             np.diag(1.0 / (precisions * unit)),
             lambda covariance, inverse: (told, unit),

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import KINDS, gain_of_calibration
-from plr_dspy.search.model.offsets import Calibrated
-from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features
+from plr_dspy.search.model.responses import Calibrated, LabelResponses, ResponseModel
 from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
 
@@ -60,7 +58,7 @@ class OrderingModel:
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
                 responses = self._respond(told, logs, kinds=kinds)
-                means = np.array(told.shrunk_means if responses is None else responses.means)
+                means = np.array(told.adjusted_means * told.trust if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
@@ -75,12 +73,12 @@ class OrderingModel:
             responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
-                table = responses.calibrated(table)
+                table = responses.calibrated
             elif responses is None and self._example_classes is not None:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
-                ScoreTable(table if responses is None else table - responses.expected(told.known)),
+                ScoreTable(table if responses is None else table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,
@@ -148,42 +146,34 @@ class FittedModel:
         table: Array,  # their scores as they count, [m, E]: where answers are calibrated, those of these
     ) -> None:
         self.orderings, self.table, self._told = list(orderings), table, told
-        self._model, self._process, self._responses = model, process, responses
+        self._model, self._process, self.responses = model, process, responses
         self._both = np.stack([table, told.scores])
+        self._ends = float(np.nanmin(self._both)), float(np.nanmax(self._both))
         self.calibrating = responses is not None and responses.calibrating
-        self.num_examples = 0 if responses is None else responses.num_examples
-        self.always: list[float] = [] if responses is None else responses.always
         # What the next fit may go on from, as JSON data.
         self.variances = {**process.state, "responses": responses and responses.components}
 
-    @property
-    def shares(self) -> list[float]:
-        """Shares of the labels that answers are calibrated to; empty where they are not."""
-        if self._responses is None or not self._responses.labels.calibrates:
-            return []
-        return [round(share, 6) for share in self._responses.labels.shares.tolist()]
-
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means = self._process.mean if self._responses is None else self._responses.means + self._process.mean
+        means = self._process.mean if self.responses is None else self.responses.means + self._process.mean
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
         """What each ordering fitted is expected to score on new examples: the score of one as it is, and the gain."""
         score, gains = self.as_it_is(reference), self.gains(reference)
-        return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
+        expected = np.clip([score + gain.expected for gain in gains.values()], *self._ends).tolist()
+        return {ordering: round(value, 9) for ordering, value in zip(gains, expected, strict=True)}
 
     def as_it_is(self, ordering: Ordering) -> float:
         """What an ordering is expected to score without calibration, never far from what its own calls say: the program
         that the user has."""
-        known = self.calibration(ordering)
-        if known is None:
-            own = float(self._process.unshrunk[self.orderings.index(ordering)])
-            expected = dict(self.estimates())[ordering]
+        number = self.orderings.index(ordering)
+        if self.responses is None:
+            own, expected = float(self._process.unshrunk[number]), dict(self.estimates())[ordering]
         else:
-            own, expected = self._corrected(ordering)[0], known.before
+            own, expected = self.responses.corrected(number)[0], self.responses.calibration(number).before
         most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
-        return self._limited(min(max(expected, own - most), own + most))
+        return float(np.clip(min(max(expected, own - most), own + most), *self._ends))
 
     def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
@@ -197,8 +187,8 @@ class FittedModel:
             counts = self._told.counts
             margin = 3.0 / min(int(counts[self.orderings.index(each)]) for each in (ordering, reference))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
-        low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
-        return round(min(score, self._limited(low)), 6), round(max(score, self._limited(high)), 6)
+        low, high = np.clip([score - DEVIATIONS * error, score + DEVIATIONS * error], *self._ends).tolist()
+        return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Ordering) -> float:
         """The standard error of the sum of mean scores of different orderings, by their own calls."""
@@ -207,31 +197,21 @@ class FittedModel:
         spreads = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         return float(np.sqrt((spreads**2 / (~np.isnan(rows[0])).sum(axis=1)).sum()))
 
-    def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
-        """As `ResponseModel.corrected`, of an ordering fitted."""
-        assert self._responses is not None
-        number = self.orderings.index(ordering)
-        return self._responses.corrected(number, self._told.scores[number], self.table[number])
-
-    def _limited(self, score: float) -> float:
-        """The score, or the nearest to it between the lowest and the highest that were given, or that count."""
-        return float(np.clip(score, np.nanmin(self._both), np.nanmax(self._both)))
-
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering beside one of them as it is."""
         number, found = self.orderings.index(reference), []
         alone = np.array([[1.0], [0.0]]) * np.ones(len(self.orderings))
-        foreseen = None if self._responses is None else self._responses.gains(number)
+        foreseen = None if self.responses is None else self.responses.gains(number)
         with one_thread():
             # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
             # come, a gain is no surer than if it were of another kind for certain.
             for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
                 gains = self._process.gains(number, kinds=kinds)
                 gains = gains if foreseen is None else gains.plus(foreseen)
-                if self.calibrating:
+                if self.responses is not None and self.calibrating:
                     above, below = (each.round(6) for each in gains.summary()[1:3])
                     alone = np.stack([np.minimum(alone[0], above), np.maximum(alone[1], below)])
-                    gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
+                    gains = gains.plus(gain_of_calibration(*self.responses.corrected(number)[1:]))
                 found.append(gains.summary())
             alone[:, number] = 1.0, 0.0
             expected, above, below, deviations = map(np.array, zip(*found, strict=True))
@@ -252,30 +232,29 @@ class FittedModel:
     def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
         """The labels, by example, of an ordering's answers where they are, or as a search scores them, calibrated."""
         wanted = self.calibrating if calibrated is None else calibrated
-        if self._responses is None or not wanted or ordering not in self.orderings:
+        if self.responses is None or not wanted or ordering not in self.orderings:
             return {}
-        number, labels = self.orderings.index(ordering), self._responses.labels
+        number, labels = self.orderings.index(ordering), self.responses.labels
         known = labels.known[number]
         return dict(zip(self._told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
-        if self._responses is None or ordering not in self.orderings:
+        if self.responses is None or ordering not in self.orderings:
             return None
-        number = self.orderings.index(ordering)
-        return self._responses.calibration(number, self._told.scores[number])
+        return self.responses.calibration(self.orderings.index(ordering))
 
     def predict(self, orderings: Sequence[Ordering]) -> Array:
         """What the process expects of orderings, fitted or not, ``[m]``."""
         features = self._model.features(orderings)
         expected = self._process.predict(features)
-        return expected if self._responses is None else expected + self._responses.predict_means(features)
+        return expected if self.responses is None else expected + self.responses.predict_means(features)
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
-        if self._responses is None:
+        if self.responses is None:
             return self._process.sample(features, num_draws, rng)
-        means, variances = self._responses.predict(features)
+        means, variances = self.responses.predict(features)
         drawn = self._process.sample(features, num_draws, rng, extra_variances=variances)
-        return np.asarray(drawn + np.concatenate([self._responses.means, means]))
+        return np.asarray(drawn + np.concatenate([self.responses.means, means]))

@@ -25,7 +25,8 @@ NUM_ALTERNATIONS = 10  # of the two-way fit
 
 class ScoreTable:
     """Scores ``[m, E]`` of orderings on numbered examples, NaN where there is none, and their crossed effects: means
-    that know how easy the examples were. There are `counts` scores of each ordering."""
+    that know how easy the examples were. There are `counts` scores of each ordering, whose means are trusted the more
+    of them there are: by `trust` their true distance from the mean of all is smaller, ``[m]``."""
 
     def __init__(self, scores: Array, examples: NDArray[np.int64] | None = None) -> None:
         self.scores, self.known = scores, ~np.isnan(scores)
@@ -34,7 +35,7 @@ class ScoreTable:
         self.counts, self._on_examples = self.known.sum(axis=1), self.known.sum(axis=0)
         self.seen = self._on_examples > 0
         self._sums, self._sums_on_examples = self._values.sum(axis=1), self._values.sum(axis=0)
-        self._trust: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
+        self.trust: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
@@ -89,10 +90,5 @@ class ScoreTable:
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
             means = self.ordering_effects(effects)
-            effects = means * self._trust
+            effects = means * self.trust
         return means
-
-    @cached_property
-    def shrunk_means(self) -> Array:
-        """The adjusted means, the nearer to 0 the fewer examples they come from, ``[m]``."""
-        return self.adjusted_means * self._trust
