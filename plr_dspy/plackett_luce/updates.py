@@ -44,9 +44,6 @@ class _Rule:
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
-    def initial(self, num_items: int) -> PlackettLuce:
-        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
-
     def _checked(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
         """The weights ``[m]`` like the distribution's logits; the elites and they are checked."""
         logits, shape, size = distribution.logits, list(elites.shape), distribution.num_items
@@ -81,6 +78,9 @@ class RankEMA(_Rule):
 
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         weights = self._checked(distribution, elites, weights)
@@ -120,10 +120,10 @@ class MixtureEM(_Rule):
     l2: float = Field(default=0.0, ge=0)
 
     def initial(self, num_items: int) -> PlackettLuce:
-        if (count := self.num_components) == 1:
-            return super().initial(num_items)
-        logits = torch.zeros(count, num_items, dtype=torch.float64)
-        return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
+        logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
+        if len(logits) == 1:
+            return PlackettLuce(logits[0])
+        return PlackettLuce(logits, weights=logits.new_full((len(logits),), 1.0 / len(logits)))
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.

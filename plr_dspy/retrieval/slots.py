@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.plackett_luce.covariates import fit
+from plr_dspy.plackett_luce.distribution import fit_coefficients
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
@@ -187,7 +187,7 @@ class RetrievalSlots(PoolSlots):
                     weights.append(score - mean)
         if len(rankings) < MIN_ELITES:
             return []
-        found = fit(features, rankings, weights, l2=PENALTY)
+        found = fit_coefficients(features, rankings, weights, l2=PENALTY)
         scale = max(np.abs(found).max(), 1e-9)
         return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 

@@ -109,6 +109,8 @@ class ThompsonSearch(Search):
         """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
         with estimates of their scores, best first, within what scores can be."""
         self.check(orderings, scores)
+        if any(e >= self._num_classed for o in orderings for e in scores[o]):
+            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
         self._counts = counts
@@ -116,14 +118,11 @@ class ThompsonSearch(Search):
         earlier = None if self.fitted is None else self.fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        elites = self._inside(self.fitted)[: self._num_elites(self.fitted)]
+        self._best = [each for each in self.fitted.estimates() if self.space.holds(each.ordering)]
+        self._num_elites = max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))
+        elites = self._best[: self._num_elites]
         self.refit(elites, anew=True)
         return self.model.shown(elites, scores)
-
-    def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
-        super().check(orderings, scores)
-        if any(e >= self._num_classed for o in orderings for e in scores[o]):
-            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
@@ -131,35 +130,23 @@ class ThompsonSearch(Search):
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
-    def _num_elites(self, fitted: FittedModel) -> int:
-        return max(MIN_ELITES, num_elites(len(fitted.orderings), self.elite_fraction))
-
-    def _inside(self, fitted: FittedModel) -> list[ScoreEstimate]:
-        """Estimates of the orderings of the space that were fitted, best first."""
-        return [each for each in fitted.estimates() if self.space.holds(each.ordering)]
-
     def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """New orderings; of a small space, all."""
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(self.space.enumerate())
         else:
-            best = [estimate.ordering for estimate in self._inside(fitted)]
-            parents = best[: self._num_elites(fitted)]
+            best = [estimate.ordering for estimate in self._best]
+            parents, beam = best[: self._num_elites], best[:NUM_CLIMBERS]
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            found |= dict.fromkeys(self._climb(best[:NUM_CLIMBERS], fitted, rng))
+            # What a beam of orderings meets on its way up what the process expects, by random moves.
+            for _ in range(NUM_CLIMBS):
+                around = dict.fromkeys(beam)
+                for ordering in beam:
+                    around |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+                reached = list(around)
+                beam = [reached[index] for index in np.argsort(-fitted.predict(reached), kind="stable")[:NUM_CLIMBERS]]
+                found |= dict.fromkeys(beam)
         return [ordering for ordering in found if ordering not in self._counts]
-
-    def _climb(self, beam: list[Ordering], fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """What a beam of orderings meets on its way up what the process expects, by random moves."""
-        met: dict[Ordering, None] = {}
-        for _ in range(NUM_CLIMBS):
-            around = dict.fromkeys(beam)
-            for ordering in beam:
-                around |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
-            reached = list(around)
-            beam = [reached[index] for index in np.argsort(-fitted.predict(reached), kind="stable")[:NUM_CLIMBERS]]
-            met |= dict.fromkeys(beam)
-        return list(met)
