@@ -13,9 +13,8 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
-from plr_dspy.search.model.table import Array, Scores
-from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.comparisons import paired_interval, paired_probability
+from plr_dspy.search.space import Ordering, Scores
+from plr_dspy.statistics.comparisons import Array, paired_interval, paired_probability
 
 CONFIDENCE = 0.95
 

@@ -17,8 +17,7 @@ from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
+from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace, Scores
 
 logger = logging.getLogger(__name__)
 

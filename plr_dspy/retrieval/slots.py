@@ -17,8 +17,7 @@ from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, NEAREST, Pool, Rule
-from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import Ordering, OrderingSpace
+from plr_dspy.search.space import Ordering, OrderingSpace, Scores
 from plr_dspy.statistics.calibration import Array
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5  # coefficients of labels that many neighbours have, and of likeness to demos shown

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, Features, Leaning, preference_shares
-from plr_dspy.search.model.table import ScoreTable
+from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, Features, Leaning, ScoreTable, preference_shares
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = Features(SPACE, classes=[[0, 1] * 4])

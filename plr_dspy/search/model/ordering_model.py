@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from plr_dspy.runtime.threads import one_thread
-from plr_dspy.search.model.gains import KINDS, gain_of_calibration
-from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features
+from plr_dspy.search.model.gains import KINDS, Array, Mask, Numbers, gain_of_calibration
+from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features, ScoreTable
 from plr_dspy.search.model.responses import Calibrated, LabelResponses, ResponseModel
-from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
 
 # Orderings that the process is fitted to, which bounds its time. Half of them are the most promising; the others are
 # evenly spread over the rest: from good ones alone nobody learns what is bad.
@@ -50,8 +48,6 @@ class OrderingModel:
     ) -> FittedModel:
         """Fit the process to the orderings kept, those that were scored most, those that promise most, and some of the
         others; it goes on from the variances of an earlier fit in fewer steps."""
-        if not scores:
-            raise ValueError("scores must be of one ordering at least; got none")
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
             told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
@@ -111,7 +107,7 @@ class OrderingModel:
             return None
         return ResponseModel(self._responses, told.examples, logs, told=told.scores, **options)
 
-    def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
+    def _kinds(self, orderings: Sequence[Ordering]) -> Numbers:
         """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
         holds = self._space.holds
         kinds = [ORDERING if any(o) and holds(o) else RULE if is_rule(o) else APART for o in orderings]

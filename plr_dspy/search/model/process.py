@@ -7,18 +7,21 @@ smooth function of the leaning, and of an effect of every ordering's own. g_e is
 alone says what orderings score on examples not seen.
 """
 
+from __future__ import annotations
+
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
-from plr_dspy.search.model.gains import KINDS, Gains, expected_gains
-from plr_dspy.search.model.table import PRIOR_SHRINKAGE, PRIOR_VARIANCE, Array, Mask, ScoreTable
+from plr_dspy.search.model.gains import KINDS, Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.space import Ordering, OrderingSpace
 
-Family = Callable[[NDArray[np.int64]], Array]  # items at places from the end, the block's size for none, to features
+Earlier: TypeAlias = Sequence[float] | None  # variances of an earlier fit, which a fit may go on from
+Family = Callable[[Numbers], Array]  # items at places from the end, the block's size for none, to features
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
 """The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
 same by the classes of items, such as demos that give the same answer."""
@@ -30,6 +33,12 @@ NUM_REFERENCES = 300  # random orderings that centre and scale the features
 # of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them.
 MAX_PAIRS = 1_500
 
+PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's: of accuracy .6, orders that differ by .06
+PRIOR_SHRINKAGE = 3.0  # noise variance over that of examples' effects, as long as little is known of them
+PRIOR_EXAMPLES = 10.0  # that this prior counts as much as
+MIN_SHRINKAGE, MAX_SHRINKAGE = 0.05, 30.0
+NUM_ALTERNATIONS = 10  # of the two-way fit
+
 PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; small lets components vanish
 NUM_STEPS, NUM_FIRST_STEPS = 3, 15  # of a fit of variances that goes on from an earlier one, and of the first
 
@@ -40,6 +49,77 @@ PRIOR_SHARE, MAX_SHARE = 0.2, 0.95  # of the residual variance, that examples' p
 PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
 ORDERING, APART, RULE = range(3)  # rows: orderings, programs alone of their kind, rules that find demos by input
 CENTRES = np.arange(-4.0, 4.01, 0.5)  # of bumps, which add up to a function of the leaning, in its deviations at random
+
+
+class ScoreTable:
+    """Scores ``[m, E]`` of orderings on numbered examples, NaN where there is none, and their crossed effects: means
+    that know how easy the examples were. There are `counts` scores of each ordering, whose means are trusted the more
+    of them there are: by `trust` their true distance from the mean of all is smaller, ``[m]``."""
+
+    def __init__(self, scores: Array, examples: Numbers | None = None) -> None:
+        self.scores, self.known = scores, ~np.isnan(scores)
+        self.examples = np.arange(scores.shape[1]) if examples is None else examples
+        self._shown, self._values = self.known.astype(np.float64), np.where(self.known, scores, 0.0)
+        self.counts, self._on_examples = self.known.sum(axis=1), self.known.sum(axis=0)
+        self.seen = self._on_examples > 0
+        self._sums, self._sums_on_examples = self._values.sum(axis=1), self._values.sum(axis=0)
+        self.trust: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
+        """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
+        told = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
+        examples, columns = np.unique(told, return_inverse=True)
+        table = np.full((len(rows), len(examples)), np.nan)
+        values = itertools.chain.from_iterable(row.values() for row in rows)
+        table[np.repeat(np.arange(len(rows)), [*map(len, rows)]), columns] = np.fromiter(values, np.float64)
+        return cls(table, examples)
+
+    @cached_property
+    def shrinkage(self) -> float:
+        """Noise variance over the variance of examples' effects, by the analysis of variance of the examples that have
+        two scores or more, and a prior. The mean of all counts as so many scores of an example's own."""
+        several = self._on_examples >= 2
+        if not several.any():
+            return PRIOR_SHRINKAGE
+        counts, number = self._on_examples[several], int(several.sum())
+        means = self._sums_on_examples[several] / counts
+        rest = np.where(self.known[:, several], self._values[:, several] - means, 0.0)
+        within = float((rest * rest).sum() / (counts - 1).sum())
+        if within <= 0.0:
+            return MIN_SHRINKAGE if means.var() > 0.0 else PRIOR_SHRINKAGE
+        between = float(means.var(ddof=min(1, number - 1)) - within * (1.0 / counts).mean())
+        share = number * max(between, 0.0) / within + PRIOR_EXAMPLES / PRIOR_SHRINKAGE
+        return float(np.clip((number + PRIOR_EXAMPLES) / share, MIN_SHRINKAGE, MAX_SHRINKAGE))
+
+    @cached_property
+    def num_example_parameters(self) -> float:
+        """Parameters that the shrunk effects of examples use up."""
+        return float((self._on_examples / (self._on_examples + self.shrinkage)).sum())
+
+    def example_effects(self, effects: Array) -> Array:
+        """Shrunk mean of each example over its scores, less the effects ``[m]`` of the orderings, ``[E]``."""
+        rest = self._sums_on_examples - effects @ self._shown
+        mean = rest.sum() / max(1, self._on_examples.sum())
+        return np.asarray((rest + self.shrinkage * mean) / (self._on_examples + self.shrinkage))
+
+    def ordering_effects(self, effects: Array) -> Array:
+        """Mean of each ordering above the effects that its examples have beside these of orderings, ``[m]``."""
+        return np.asarray((self._sums - self._shown @ self.example_effects(effects)) / np.maximum(1, self.counts))
+
+    def residuals(self, effects: Array) -> Array:
+        """What effects of orderings and of examples leave of the scores, ``[m, E]``; 0 where there is none."""
+        return (self._values - self.example_effects(effects) - effects[:, None]) * self._shown
+
+    @cached_property
+    def adjusted_means(self) -> Array:
+        """Mean of each ordering as if all had been scored on all examples, less the mean example, ``[m]``: a two-way
+        additive fit with shrunk effects, by alternation."""
+        means = effects = np.zeros(len(self.scores))
+        for _ in range(NUM_ALTERNATIONS):
+            means = self.ordering_effects(effects)
+            effects = means * self.trust
+        return means
 
 
 class Features:
@@ -127,18 +207,18 @@ class Components(NamedTuple):
         return np.asarray(self.noise * np.maximum(before - explained, 1e-9))
 
 
-def linear(features: Sequence[Array], weights: Sequence[Array]) -> Array:
+def linear(features: Families, weights: Families) -> Array:
     """The function of orderings' features, ``[c, d]`` of each family, that has these weights, ``[c]``."""
     return np.asarray(sum(f @ w for f, w in zip(features, weights, strict=True)))
 
 
 def fit_components(
-    features: Sequence[Array],  # of all components but the last, [m, d]
-    kernels: Sequence[Array],  # covariances of the components at variance 1, [m, m] each
+    features: Families,  # of all components but the last, [m, d]
+    kernels: Families,  # covariances of the components at variance 1, [m, m] each
     errors: Array,  # covariance of what was measured beside the values, [m, m]
     measure: Callable[[Array, Array], tuple[Array, float]],
     *,
-    earlier: Array | Sequence[float] | None = None,  # variances of the fit before, if of the same components
+    earlier: Earlier = None,  # that of a fit of the same components counts
     total: float = PRIOR_VARIANCE,  # sum of the variances that the first fit begins with
     noise: float = 1.0,
     fixed: Array | float = 0.0,  # further prior covariance, [m, m]
@@ -182,13 +262,12 @@ class Leaning:
 
     def __init__(
         self,
-        features: Sequence[Array],
-        kernels: Sequence[Array],
+        features: Families,
+        kernels: Families,
         table: ScoreTable,
-        classes: NDArray[np.int64],
-        *,
-        references: Sequence[Array],
-        earlier: Array | Sequence[float] | None,
+        classes: Numbers,
+        references: Families,
+        earlier: Earlier,
     ) -> None:
         rest = table.residuals(table.adjusted_means * table.trust)
         of_class = np.eye(classes.max() + 1)[classes]
@@ -221,13 +300,13 @@ class Leaning:
         self._mean = bumps.mean(axis=0)
         self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
-    def added_to(self, features: Sequence[Array]) -> list[Array]:
+    def added_to(self, features: Families) -> list[Array]:
         """The features, and a family of bumps ``[m, d]``, of which a linear function is a smooth one of the leaning."""
         standard = (linear(features, self._weights) - self._centre) / self._spread
         return [*features, (np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2) - self._mean) * self._scale]
 
 
-def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
+def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Covariance of what mean scores have beside true scores, over the variance of one score, ``[m, m]``.
 
     Orderings that look alike do well on the same examples, by kernels ``[m, m]`` with diagonals of about 1: scores on n
@@ -246,7 +325,7 @@ def covariance_of_means(kernels: Sequence[Array], table: ScoreTable) -> Array:
     return np.asarray(preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts))
 
 
-def preference_shares(kernels: Sequence[Array], rest: Array, known: Mask) -> Array:
+def preference_shares(kernels: Families, rest: Array, known: Mask) -> Array:
     """The share of the residual variance, of `rest` ``[m, E]``, that examples' preferences along each kernel have.
 
     Least squares on the products of two orderings' residuals on one example (J. K. Haseman and R. C. Elston, Behavior
@@ -283,12 +362,12 @@ class AdditiveProcess:
 
     def __init__(
         self,
-        features: Sequence[Array],  # of the orderings, [m, d] for each family
+        features: Families,  # of the orderings, [m, d] for each family
         table: ScoreTable,  # of one score at least of each
         *,
-        classes: NDArray[np.int64] | None = None,  # of the examples, numbers from 0 without gaps, [E]
-        references: Sequence[Array] | None = None,  # of random orderings; without them no leaning is modelled
-        kinds: NDArray[np.int64] | None = None,  # `ORDERING`, `APART` or `RULE`, [m]; None for orderings alone
+        classes: Numbers | None = None,  # of the examples, numbers from 0 without gaps, [E]
+        references: Families | None = None,  # of random orderings; without them no leaning is modelled
+        kinds: Numbers | None = None,  # `ORDERING`, `APART` or `RULE`, [m]; None for orderings alone
         extra_variances: Array | float = 0.0,  # prior variances beside those that are estimated, [m]
         earlier: Mapping[str, Any] | None = None,  # `state` of the process that this one goes on from
     ) -> None:
@@ -301,11 +380,10 @@ class AdditiveProcess:
         self._apart: Array = APART_VARIANCE * (alone + together) + RULE_VARIANCE * rules
         kernels = [family @ family.T for family in features]
         effects = table.adjusted_means * table.trust
-        self._with_leaning: Callable[[Sequence[Array]], list[Array]] = list
+        self._with_leaning: Callable[[Families], list[Array]] = list
         of_leaning = earlier.get("leaning")
         if classes is not None and classes.max() > 0 and references is not None:
-            options: Any = {"references": references, "earlier": of_leaning}
-            leaning = Leaning(features, [*kernels, own], table, classes, **options)
+            leaning = Leaning(features, [*kernels, own], table, classes, references, earlier=of_leaning)
             self._with_leaning, of_leaning = leaning.added_to, leaning.variances.tolist()
             table = ScoreTable(table.scores - leaning.explained)
         self._features, self._num_examples = self._with_leaning(features), int(table.seen.sum())
@@ -342,7 +420,7 @@ class AdditiveProcess:
         self.variances = self._unit**2 * fit.left(np.diag(fit.covariance), fit.covariance)
         self.state = {"variances": fit.variances.tolist(), "leaning": of_leaning}
 
-    def predict(self, features: Sequence[Array]) -> Array:
+    def predict(self, features: Families) -> Array:
         """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._fit.weights) + self._level)
 
@@ -361,7 +439,7 @@ class AdditiveProcess:
         ).times(self._unit * self._deviation)
 
     def sample(
-        self, features: Sequence[Array], num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
+        self, features: Families, num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
     ) -> Array:
         """Joint posterior draws of the scores of the orderings fitted and of others, ``[draws, m + c]``.
 

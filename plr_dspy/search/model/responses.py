@@ -12,14 +12,12 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import helmert
 from scipy.special import log_softmax
 
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
-from plr_dspy.search.model.gains import Gains, independent_gains
-from plr_dspy.search.model.process import RULE, AdditiveProcess, covariance_of_means, linear
-from plr_dspy.search.model.table import Array, Mask, ScoreTable
+from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, independent_gains
+from plr_dspy.search.model.process import RULE, AdditiveProcess, Earlier, ScoreTable, covariance_of_means, linear
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
@@ -122,15 +120,15 @@ class LabelResponses:
     calibrating: bool = False  # whether answers are calibrated to it, or taken as they are
     influence: Any = None  # the `scoring.influence.Influence` of a metric over a set: what each example counts
 
-    def weights(self, known: Mask, examples: NDArray[np.int64]) -> Array:
+    def weights(self, known: Mask, examples: Numbers) -> Array:
         """What scores on examples count, ``[m, E]``; see `Influence.weights`."""
         return known.astype(np.float64) if self.influence is None else self.influence.weights(known, examples)
 
-    def stratified(self, table: Array, examples: NDArray[np.int64]) -> Array:
+    def stratified(self, table: Array, examples: Numbers) -> Array:
         """Scores on examples as they count, ``[m, E]``; see `Influence.stratified`."""
         return table if self.influence is None else self.influence.stratified(table, examples)
 
-    def table(self, rows: Mapping[Ordering, Collection[int]], examples: NDArray[np.int64]) -> tuple[Array, Mask]:
+    def table(self, rows: Mapping[Ordering, Collection[int]], examples: Numbers) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
         columns = {example: column for column, example in enumerate(examples.tolist())}
@@ -148,34 +146,22 @@ class Silence:
     """What replies without a label, which have a mean `score`, do to expected scores. Orderings may differ in how many
     they are by far more than in the labels said, so that the shares of others, ``[m]``, are a process of their own."""
 
-    def __init__(
-        self,
-        told: Array,
-        heard: Mask,
-        features: Sequence[Array] | None,
-        kinds: NDArray[np.int64],
-        earlier: Sequence[float] | None,
-    ) -> None:
+    def __init__(self, told: Array, heard: Mask, features: Families | None, kinds: Numbers, earlier: Earlier) -> None:
         self.score, self.shares, self.variances = 0.0, np.ones(len(told)), np.zeros(len(told))
-        self._process, self.state = None, list[float]()
+        self.process, self.state = None, list[float]()
         if not (silent := ~np.isnan(told) & ~heard).any():
             return
         table, self.score = ScoreTable(np.where(np.isnan(told), np.nan, heard)), float(told[silent].mean())
         shares = table.scores[table.known].mean() + table.adjusted_means * table.trust
         if features is not None:
-            self._process = process = AdditiveProcess(features, table, kinds=kinds, earlier={"variances": earlier})
+            self.process = process = AdditiveProcess(features, table, kinds=kinds, earlier={"variances": earlier})
             shares, self.variances, self.state = process.mean, process.variances, process.state["variances"]
         self.shares = np.clip(shares, 0.0, 1.0)
 
-    def of(self, features: Sequence[Array]) -> Array:
+    def of(self, features: Families) -> Array:
         """The expected shares of other orderings, ``[c]``."""
-        shares = 1.0 if self._process is None else self._process.predict(features)
+        shares = 1.0 if self.process is None else self.process.predict(features)
         return np.clip(shares, 0.0, 1.0)
-
-    def gains(self, reference: int, *, worth: float) -> Gains | None:
-        """What orderings gain over one of them, if a reply with a label is worth so much more than a silent one; None
-        if none is silent."""
-        return None if self._process is None else self._process.gains(reference).condensed().times(worth)
 
     def counted(self, scores: Array, shares: Array) -> Array:
         """Scores that are expected where those of replies with a label are, and their shares."""
@@ -195,12 +181,12 @@ class ResponseModel:
     def __init__(
         self,
         responses: LabelResponses,
-        examples: NDArray[np.int64],  # the columns, [E]
+        examples: Numbers,  # the columns, [E]
         logs: tuple[Array, Mask],  # as of `LabelResponses.table`
         *,
-        kinds: NDArray[np.int64],  # log-probabilities of rules calibrate these, and no more
+        kinds: Numbers,  # log-probabilities of rules calibrate these, and no more
         told: Array,  # what calls scored, [m, E], NaN for none
-        features: Sequence[Array] | None = None,  # None takes effects as measured: quick, and says nothing of others
+        features: Families | None = None,  # None takes effects as measured: quick, and says nothing of others
         earlier: Sequence[Sequence[float]] | None = None,  # the `state` of the fit before
     ) -> None:
         self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
@@ -268,12 +254,12 @@ class ResponseModel:
             logits = logits + self.labels.offsets[:, None]
         return self._answered(logits, self._cells.noise / left_out, self._scores, calibrated=self.calibrating)
 
-    def _counts(self, examples: NDArray[np.int64]) -> Array:
+    def _counts(self, examples: Numbers) -> Array:
         """What each of these examples counts in a mean, ``[E]``."""
         weights = self._responses.weights(np.ones((1, len(examples)), dtype=bool), self._examples[examples])[0]
         return np.asarray(weights / weights.sum())
 
-    def _logits_of(self, effects: Array, examples: NDArray[np.int64]) -> tuple[Array, Array]:
+    def _logits_of(self, effects: Array, examples: Numbers) -> tuple[Array, Array]:
         """Mean logits ``[m, E, L]`` of orderings with these effects on examples, and variances of contrasts ``[E]``."""
         means = self._cells.examples[examples] + effects[:, None, :-1]
         means += effects[:, -1:, None] * self._directions[examples]
@@ -288,7 +274,7 @@ class ResponseModel:
             chances = softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
         return np.asarray(np.einsum("mel,el->me", chances, scores))
 
-    def _score(self, effects: Array, examples: NDArray[np.int64], counts: Array, further: Array | float = 0.0) -> Array:
+    def _score(self, effects: Array, examples: Numbers, counts: Array, further: Array | float = 0.0) -> Array:
         """Expected scores ``[m, E]`` of orderings with these effects on examples that count so much; leanings may have
         further variances, ``[m]``."""
         logits, variances = self._logits_of(effects, examples)
@@ -311,7 +297,7 @@ class ResponseModel:
         deviations = np.concatenate([leanings.repeat(effects.shape[1] - 1, axis=1), slopes], axis=1)
         return np.stack([self._mean_scores(effects + deviations * draw) for draw in (*half, *-half)])
 
-    def predict(self, features: Sequence[Array]) -> tuple[Array, Array]:
+    def predict(self, features: Families) -> tuple[Array, Array]:
         """Expected mean scores of other orderings, and the variances of these, ``[c]`` each."""
         across = [other @ known.T for other, known in zip(features, self._features, strict=True)]
         squares = np.stack([(other**2).sum(axis=1) for other in features], axis=1)
@@ -321,7 +307,7 @@ class ResponseModel:
         of_shares = (heard - silence.score) ** 2 * silence.variances.mean()
         return silence.counted(heard, shares), shares**2 * drawn.var(axis=0, ddof=1) + of_shares
 
-    def predict_means(self, features: Sequence[Array]) -> Array:
+    def predict_means(self, features: Families) -> Array:
         """Expected mean scores of other orderings, about as `predict` says but in less time, ``[c]``."""
         effects = [linear(features, each.fit.weights) + each.level for each in self._processes]
         # Leanings are taken to be as sure as those of the orderings fitted are on the mean.
@@ -335,7 +321,7 @@ class ResponseModel:
         counted = self._responses.stratified(np.where(np.isnan(self._told), np.nan, scores), self._examples)
         return np.where(self.labels.known, counted, self._told)
 
-    def _expected_of(self, number: int, examples: NDArray[np.int64]) -> Array:
+    def _expected_of(self, number: int, examples: Numbers) -> Array:
         """Scores that are expected of an ordering on examples, as it is and calibrated, ``[2, n]``."""
         # Its own cells count for its effects alone: an ordering that was chosen for its cells is not as good as these.
         logits, variances = self._logits_of(self._effects[[number]], examples)
@@ -379,7 +365,10 @@ class ResponseModel:
     def gains(self, reference: int) -> Gains | None:
         """What the orderings fitted score on new examples above one of them, by what replies with a label say, and by
         how many of them do; None where nothing tells orderings apart."""
-        by_silence = self._silence.gains(reference, worth=float(self._heard[reference]) - self._silence.score)
+        silence, by_silence = self._silence, None
+        if silence.process is not None:
+            by_silence = silence.process.gains(reference).condensed()
+            by_silence = by_silence.times(float(self._heard[reference]) - silence.score)
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
         mute = self._rules | (self._cells.weights <= 0)
         first, seen = int(mute.argmax()), ~mute
@@ -395,7 +384,7 @@ class ResponseModel:
             num_examples=self.num_examples,
         )
         by_labels = Gains(shares, means[:, places], variances[:, places], possible[:, places])
-        by_labels = by_labels.times(self._silence.shares)
+        by_labels = by_labels.times(silence.shares)
         return by_labels if by_silence is None else by_labels.plus(by_silence)
 
     def _errors(self, seen: Mask, mute: Mask) -> Array:
