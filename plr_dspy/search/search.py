@@ -69,12 +69,6 @@ class Search(ABC):
             scores: All that are known, by ordering and example; a ValueError for those that are none, and then nothing
                 is learnt.
         """
-        self.check(orderings, scores)
-        told = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
-        return told[: num_elites(len(told), self.elite_fraction)]
-
-    def check(self, orderings: Sequence[Ordering], scores: Scores) -> None:
-        """Refuse with a ValueError what a search cannot be told."""
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
         for ordering in orderings:
@@ -90,6 +84,8 @@ class Search(ABC):
                     raise ValueError(
                         f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {ordering}"
                     )
+        told = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
+        return told[: num_elites(len(told), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Estimates of the orderings that have scores, best first; without a model of its own, the mean scores."""
@@ -289,7 +285,7 @@ class ThompsonSearch(Search):
     def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
         with estimates of their scores, best first, within what scores can be."""
-        self.check(orderings, scores)
+        super().tell(orderings, scores)
         if any(e >= self._num_classed for o in orderings for e in scores[o]):
             raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}

@@ -42,58 +42,15 @@ class Calibrated(NamedTuple):
     after: float  # and with it
 
 
-class LabelOffsets:
-    """The offsets of labels that calibrate orderings, from their cells and, where these are unknown, what is expected.
+class Labels(NamedTuple):
+    """The labels that orderings answer when their offsets calibrate them."""
 
-    Attributes:
-        shares, offsets: The guess that was taken, ``[L]``, and the offsets, 0 on the mean, ``[m, L]``.
-        calibrates: Whether that guess calibrates answers.
-        answers: The likeliest labels with these, ``[m, E]``; an unseen label wins none. They are `known` in some cells.
-    """
-
-    def __init__(
-        self,
-        log_probabilities: Array,  # of labels, [m, E, L], NaN where there are none
-        unseen: Mask,  # which of these were not among the likeliest tokens
-        logits: Array,  # what is expected, up to a constant, [m, E, L]
-        variances: Array,  # of contrasts of these
-        *,
-        guesses: Array,  # of how many examples each label is right for, [S, L]; one of NaN: answers stay as they are
-        scores: Array,  # of the labels, [E, L]
-        alone: Mask,  # whose own cells calibrate them, as what is expected of them is of others, [m]
-        weigh: Callable[[Mask], Array],  # what each known cell of a row counts, [m, E]
-    ) -> None:
-        self.known = known = ~np.isnan(log_probabilities[..., 0])
-        logs, counts = np.where(known[..., None], log_probabilities, 0.0), known.sum(axis=1)[:, None]
-        self._never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
-        expected, every = np.log(probable(logits, variances)), weigh(np.ones((1, logits.shape[1]), dtype=bool))
-        told = np.where(known[..., None], log_softmax(logs, axis=-1), expected)
-        cells = np.where(counts > 0, weigh(known), every)  # Without any cell, what is known is what is expected.
-        found, trust = log_mean(told, cells), counts / (counts + PRIOR_CELLS)
-        filled = log_mean(expected, every) + trust * (found - log_mean(expected, cells))
-        own, options = softmax(found), []
-        for shares in guesses:
-            of_alone = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
-            means, offsets = np.where(alone[:, None], of_alone, filled), np.zeros_like(filled)
-            if not np.isnan(shares).any():
-                offsets = label_offsets(means, shares, held=self._never_seen)
-            options.append((shares, offsets, calibrated(logs, offsets[:, None], unseen=unseen).argmax(axis=2)))
-        seen, right = np.asarray(known.any(axis=0)), np.arange(len(scores))
-        tables = np.array([np.where(known, scores[right, answers], 0.0) for *_, answers in options])
-        means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, seen]
-        weights = weigh(seen[None])[0, seen]
-        gains, weights = means - means[0], weights / weights.sum()
-        mean_gains = gains @ weights
-        # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
-        errors = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2) * (not np.isnan(guesses[0]).any())
-        best = int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())
-        self.shares, self.offsets, self.answers = options[best]
-        self.calibrates = not np.isnan(self.shares).any()
-
-    def expected(self, logits: Array, variances: Array, counts: Array) -> Array:
-        """Offsets ``[c, L]`` of any orderings from what is expected of them alone, where answers are calibrated; each
-        example counts so much."""
-        return label_offsets(np.log(counts @ probable(logits, variances)), self.shares, held=self._never_seen)
+    shares: Array  # the guess that was taken, [L], of NaN where answers stay as they are
+    offsets: Array  # 0 on the mean, [m, L]
+    answers: Numbers  # the likeliest labels with these, [m, E]; an unseen label wins none
+    known: Mask  # whether answers are known, [m, E]
+    never_seen: Mask  # labels that were among the likeliest tokens of no answer, [L]
+    calibrates: bool  # whether that guess calibrates answers
 
 
 def softmax(logits: Array) -> Array:
@@ -234,17 +191,38 @@ class ResponseModel:
             self.expected = responses.stratified(np.where(np.isnan(told), np.nan, expected), examples)
 
     @cached_property
-    def labels(self) -> LabelOffsets:
-        """The offsets of labels; of no use to rounds where answers are not calibrated, they are found when needed."""
-        even, shares = np.full(self._scores.shape[1], 1.0 / self._scores.shape[1]), self._responses.shares
-        return LabelOffsets(
-            *self._logs,
-            *self._logits_of(self._effects, np.arange(len(self._examples))),
-            guesses=np.atleast_2d(even if shares is None else shares),
-            scores=self._scores,
-            alone=self._rules,
-            weigh=partial(self._responses.weights, examples=self._examples),
-        )
+    def labels(self) -> Labels:
+        """The offsets of labels, from cells and, where these are unknown, what is expected; of no use to rounds where
+        answers are not calibrated, they are found when needed."""
+        (log_probabilities, unseen), weigh = self._logs, partial(self._responses.weights, examples=self._examples)
+        known = ~np.isnan(log_probabilities[..., 0])
+        logs, counts = np.where(known[..., None], log_probabilities, 0.0), known.sum(axis=1)[:, None]
+        never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
+        logits, variances = self._logits_of(self._effects, np.arange(len(self._examples)))
+        expected, every = np.log(probable(logits, variances)), weigh(np.ones((1, logits.shape[1]), dtype=bool))
+        told = np.where(known[..., None], log_softmax(logs, axis=-1), expected)
+        cells = np.where(counts > 0, weigh(known), every)  # Without any cell, what is known is what is expected.
+        found, trust = log_mean(told, cells), counts / (counts + PRIOR_CELLS)
+        filled = log_mean(expected, every) + trust * (found - log_mean(expected, cells))
+        even = np.full(logits.shape[2], 1.0 / logits.shape[2])
+        own, options = softmax(found), list[Labels]()
+        for shares in np.atleast_2d(even if self._responses.shares is None else self._responses.shares):
+            # Of rules, their own cells alone tell.
+            of_rules = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
+            means, offsets = np.where(self._rules[:, None], of_rules, filled), np.zeros_like(filled)
+            if calibrates := not np.isnan(shares).any():
+                offsets = label_offsets(means, shares, held=never_seen)
+            answers = calibrated(logs, offsets[:, None], unseen=unseen).argmax(axis=2)
+            options.append(Labels(shares, offsets, answers, known, never_seen, calibrates))
+        seen, right = np.asarray(known.any(axis=0)), np.arange(len(self._scores))
+        tables = np.array([np.where(known, self._scores[right, each.answers], 0.0) for each in options])
+        means = (tables.sum(axis=1) / np.maximum(1, known.sum(axis=0)))[:, seen]
+        weights = weigh(seen[None])[0, seen]
+        gains, weights = means - means[0], weights / weights.sum()
+        mean_gains = gains @ weights
+        # Scores of a few rare examples differ far too much for a gain to be clear, and it is the larger for it.
+        errors = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2) * options[0].calibrates
+        return options[int(np.where(mean_gains > errors, mean_gains, 0.0).argmax())]
 
     def _expected_alone(self) -> Array:
         """Expected scores in the cells known, each from all other cells, ``[m, E]``."""
@@ -280,7 +258,8 @@ class ResponseModel:
         logits, variances = self._logits_of(effects, examples)
         if self.calibrating and self.labels.calibrates:
             # Calibration takes a leaning away, and with it the doubt about it.
-            logits = logits + self.labels.expected(logits, variances, counts)[:, None]
+            means, labels = np.log(counts @ probable(logits, variances)), self.labels
+            logits = logits + label_offsets(means, labels.shares, held=labels.never_seen)[:, None]
         else:
             variances = variances + np.reshape(further, (-1, 1))
         return self._answered(logits, variances, self._scores[examples], calibrated=self.calibrating)
