@@ -61,10 +61,11 @@ class OrderingModel:
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
                 ranked = np.argsort(-means, kind="stable")
                 chosen = np.sort(ranked[[*range(top), *spread]])
-                orderings, kinds, every = [orderings[number] for number in chosen], kinds[chosen], told.examples
-                told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
-                rows_and_columns = np.ix_(chosen, np.isin(every, told.examples))
-                logs = logs and (logs[0][rows_and_columns], logs[1][rows_and_columns])
+                orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
+                columns = told.known[chosen].any(axis=0)
+                cells = np.ix_(chosen, columns)
+                told = ScoreTable(told.scores[cells], told.examples[columns])
+                logs = logs and (logs[0][cells], logs[1][cells])
             features = self.features(orderings)
             responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
@@ -81,7 +82,7 @@ class OrderingModel:
                 extra_variances=0.0 if responses is None else responses.mean_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, orderings, process, responses, told=told, table=table)
+        return FittedModel(self, orderings, process, responses, told, table)
 
     def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """The estimates as people may be told them, within all scores that are known, and those of labels: the process
@@ -127,31 +128,28 @@ class Gain:
     worse_calibrated: float = 0.0
 
 
+@dataclass(eq=False)
 class FittedModel:
     """A model of scores as it was fitted; most methods are about the orderings fitted, others being ruled out, but
     `predict` and `sample` take any."""
 
-    def __init__(
-        self,
-        model: OrderingModel,
-        orderings: Sequence[Ordering],
-        process: AdditiveProcess,
-        responses: ResponseModel | None,
-        *,
-        told: ScoreTable,
-        table: Array,  # their scores as they count, [m, E]: where answers are calibrated, those of these
-    ) -> None:
-        self.orderings, self.table, self._told = list(orderings), table, told
-        self._model, self._process, self.responses = model, process, responses
-        self._both = np.stack([table, told.scores])
+    model: OrderingModel
+    orderings: list[Ordering]
+    process: AdditiveProcess
+    responses: ResponseModel | None
+    told: ScoreTable
+    table: Array  # their scores as they count, [m, E]: where answers are calibrated, those of these
+
+    def __post_init__(self) -> None:
+        self._both = np.stack([self.table, self.told.scores])
         self._ends = float(np.nanmin(self._both)), float(np.nanmax(self._both))
-        self.calibrating = responses is not None and responses.calibrating
+        self.calibrating = self.responses is not None and self.responses.calibrating
         # What the next fit may go on from, as JSON data.
-        self.variances = {**process.state, "responses": responses and responses.components}
+        self.variances = {**self.process.state, "responses": self.responses and self.responses.components}
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means = self._process.mean if self.responses is None else self.responses.means + self._process.mean
+        means = self.process.mean if self.responses is None else self.responses.means + self.process.mean
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
@@ -165,7 +163,7 @@ class FittedModel:
         that the user has."""
         number = self.orderings.index(ordering)
         if self.responses is None:
-            own, expected = float(self._process.unshrunk[number]), dict(self.estimates())[ordering]
+            own, expected = float(self.process.unshrunk[number]), dict(self.estimates())[ordering]
         else:
             own, expected = self.responses.corrected(number)[0], self.responses.calibration(number).before
         most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
@@ -180,7 +178,7 @@ class FittedModel:
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
-            counts = self._told.counts
+            counts = self.told.counts
             margin = 3.0 / min(int(counts[self.orderings.index(each)]) for each in (ordering, reference))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
         low, high = np.clip([score - DEVIATIONS * error, score + DEVIATIONS * error], *self._ends).tolist()
@@ -202,7 +200,7 @@ class FittedModel:
             # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
             # come, a gain is no surer than if it were of another kind for certain.
             for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
-                gains = self._process.gains(number, kinds=kinds)
+                gains = self.process.gains(number, kinds=kinds)
                 gains = gains if foreseen is None else gains.plus(foreseen)
                 if self.responses is not None and self.calibrating:
                     above, below = (each.round(6) for each in gains.summary()[1:3])
@@ -221,7 +219,7 @@ class FittedModel:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
         if not self.calibrating:
             return scores
-        columns = {example: column for column, example in enumerate(self._told.examples.tolist())}
+        columns = {example: column for column, example in enumerate(self.told.examples.tolist())}
         rows = dict(zip(self.orderings, self.table.tolist(), strict=True))
         return {o: {e: rows[o][columns[e]] for e in row} if o in rows else row for o, row in scores.items()}
 
@@ -232,7 +230,7 @@ class FittedModel:
             return {}
         number, labels = self.orderings.index(ordering), self.responses.labels
         known = labels.known[number]
-        return dict(zip(self._told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
+        return dict(zip(self.told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
@@ -242,15 +240,15 @@ class FittedModel:
 
     def predict(self, orderings: Sequence[Ordering]) -> Array:
         """What the process expects of orderings, fitted or not, ``[m]``."""
-        features = self._model.features(orderings)
-        expected = self._process.predict(features)
+        features = self.model.features(orderings)
+        expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
-        features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
+        features = [f[: len(others)] for f in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
-            return self._process.sample(features, num_draws, rng)
+            return self.process.sample(features, num_draws, rng)
         means, variances = self.responses.predict(features)
-        drawn = self._process.sample(features, num_draws, rng, extra_variances=variances)
+        drawn = self.process.sample(features, num_draws, rng, extra_variances=variances)
         return np.asarray(drawn + np.concatenate([self.responses.means, means]))
