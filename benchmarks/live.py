@@ -56,7 +56,7 @@ from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReord
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.plackett_luce.covariates import choose, fit
+from plr_dspy.plackett_luce.distribution import choose, fit_coefficients
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
@@ -180,7 +180,7 @@ class Draw:
                 told = read_replies(program, self.labelled, self.output, num_threads=self.args.threads)
             likelihoods[told.inputs] = np.exp(told.log_probabilities[range(len(told.inputs)), right[told.inputs]])
         weights = np.maximum(0.0, likely - likely.mean(axis=0)).ravel()
-        return fit(features * len(drawn), list(itertools.chain(*drawn)), weights, l2=PENALTY)
+        return fit_coefficients(features * len(drawn), list(itertools.chain(*drawn)), weights, l2=PENALTY)
 
 
 class Chosen(dspy.Predict):

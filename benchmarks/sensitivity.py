@@ -19,7 +19,7 @@ import numpy as np
 from command import options, print_table
 from scipy import optimize, special, stats
 
-from plr_dspy.statistics import spread as analysis
+from plr_dspy.statistics import comparisons as analysis
 
 SEARCHED = 100
 

@@ -37,7 +37,7 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.rule import Pool, Rule
-from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.search.search import ThompsonSearch
 
 
 def questions(name: str, count: int) -> list[dspy.Example]:

@@ -13,9 +13,8 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
-from plr_dspy.search.model.table import Array, Scores
-from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.comparisons import paired_interval, paired_probability
+from plr_dspy.search.space import Ordering, Scores
+from plr_dspy.statistics.comparisons import Array, paired_interval, paired_probability
 
 CONFIDENCE = 0.95
 
@@ -319,18 +318,19 @@ def calibration_effect(
     In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
     differ from that of the original as it is by the expected gain, which is shrunk for being the best of many.
     """
-    before, after = fitted.calibration(original), fitted.calibration(chosen)
-    if before is None or after is None:
+    before, after, responses = fitted.calibration(original), fitted.calibration(chosen), fitted.responses
+    if before is None or after is None or responses is None:
         return None
+    shares = [round(share, 6) for share in responses.labels.shares.tolist()] if responses.labels.calibrates else []
     calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
     return CalibrationEffect(
-        num_examples=fitted.num_examples,
+        num_examples=responses.num_examples,
         original=round(fitted.as_it_is(original), 6),
         original_calibrated=round(expected[original] if calibrating else before.after, 6),
         chosen=round(fitted.as_it_is(chosen) if calibrating else expected[chosen], 6),
         chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
         offsets=list(after.offsets),
         applied=applied,
-        shares=fitted.shares,
-        always=fitted.always,
+        shares=shares,
+        always=responses.always,
     )

@@ -17,9 +17,8 @@ from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
-from plr_dspy.search.model.table import Scores
-from plr_dspy.search.search import Search, as_ordering, mean_score, reason_to_stop
-from plr_dspy.search.space import Ordering, is_rule
+from plr_dspy.search.search import Search, mean_score, reason_to_stop
+from plr_dspy.search.space import Ordering, Scores, is_rule
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +152,8 @@ class Compilation:
         if plan.racing:
             self._begin("race", calls_to_come=plan.final_calls)
             if done is not None:
-                self.staged.score({as_ordering(ordering): examples for ordering, examples in done["asked"]})
-                winners = list(map(as_ordering, done["winners"]))
+                self.staged.score({tuple(map(tuple, ordering)): examples for ordering, examples in done["asked"]})
+                winners = [tuple(map(tuple, ordering)) for ordering in done["winners"]]
             else:
                 entrants = [ordering for _, ordering in entries[1:]]
                 winners = self.race(entrants, ended["race_calls"], kept=ended["kept"])
@@ -177,7 +176,7 @@ class Compilation:
         rounds = course.rounds if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
-            wanted = {as_ordering(ordering): examples for ordering, examples in scored}
+            wanted = {tuple(map(tuple, ordering)): examples for ordering, examples in scored}
             kept = 0 if ended else self.plan.race_calls + self.plan.final_calls
             if scorer.affordable(wanted, kept=kept) != wanted:  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
@@ -185,7 +184,7 @@ class Compilation:
             self.search.ask()  # which draws what it drew before
             self.staged.score(wanted)
             if told:
-                self._tell([as_ordering(ordering) for ordering, _ in scored])
+                self._tell([tuple(map(tuple, ordering)) for ordering, _ in scored])
         self.stopped = self.stopped if ended is None else ended["stopped"]
         return ended
 

@@ -309,8 +309,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         self, job: Job, work: MetricWork, compilation: Compilation, outcome: Outcome, *, started: float
     ) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
-        calibrating = outcome.fitted or outcome.calibration
-        shares = () if calibrating is None else calibrating.shares
+        shares = () if outcome.calibration is None else outcome.calibration.shares
         program_in = partial(_program_as_scored, job, work, shares)
         program, fields = self._made(job, compilation, outcome, program_in)
         self.report = report = build_report(

@@ -24,9 +24,8 @@ from plr_dspy.report.data import Signal
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import CrossEntropySearch, Search
+from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Ordering
-from plr_dspy.search.thompson import ThompsonSearch
 from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)

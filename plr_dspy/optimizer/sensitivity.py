@@ -30,7 +30,7 @@ from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, likely_shares, right_counts
-from plr_dspy.statistics.spread import spread
+from plr_dspy.statistics.comparisons import spread
 
 SEARCHED = 100  # random orders whose best a search is expected to find, at least; where so many are scored, these
 NUM_ORDERS, MIN_ORDERS = 10, 3

@@ -1,19 +1,31 @@
 """The Plackett-Luce distribution: its draws (by Gumbel noise), its likelihood, its mode, which item stands where.
 
 Rankings of different lengths share a tensor in which `NOT_SHOWN` fills up the rows.
+
+With covariates, what an item is worth depends on its features, and on what was chosen before it. Items have the logits
+``features @ coefficients``. The coefficients are shared by any number of choices, each from items of its own, so that
+what was learnt from some inputs holds for others. With one choice, and an indicator of each item as features, it is
+`PlackettLuce` with the coefficients as logits. It is the rank-ordered (or exploded) logit: S. Beggs, S. Cardell and J.
+Hausman, "Assessing the potential demand for electric cars", Journal of Econometrics 17 (1981).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize
+from scipy.special import softmax
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+
+Array: TypeAlias = NDArray[np.float64]
+Features: TypeAlias = Callable[[Sequence[int]], Array]  # of the items of one choice, [n, f], after those chosen already
 
 NOT_SHOWN = -1
 STATE = ("logits", "weights", "length_probabilities")  # tensors that make a distribution
@@ -61,6 +73,7 @@ class PlackettLuce(Distribution):
     """
 
     has_enumerate_support = True
+    arg_constraints: Any = None  # those of the arguments that are given
 
     def __init__(
         self,
@@ -95,16 +108,12 @@ class PlackettLuce(Distribution):
         self.min_length = self.length if shares is None else self.length + 1 - len(shares)
         self.logits, self.weights, self.length_probabilities = logits, weights, shares
         self.generator = generator
+        given = [name for name in STATE[1:] if getattr(self, name) is not None]
+        self.arg_constraints = {"logits": constraints.real_vector, **dict.fromkeys(given, constraints.simplex)}
         # A single distribution is a mixture with one component.
         self._by_component = logits if weights is not None else logits[..., None, :]
         self._shares = logits.new_ones(self._by_component.shape[:-1]) if weights is None else weights
         super().__init__(self._shares.shape[:-1], torch.Size([self.length]), validate_args=validate_args)
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        shares = ("weights", "length_probabilities")
-        given = {name: constraints.simplex for name in shares if getattr(self, name) is not None}
-        return {"logits": constraints.real_vector, **given}
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -161,6 +170,8 @@ class PlackettLuce(Distribution):
         shares = self.length_probabilities
         length = self.length if shares is None else self.min_length + int(shares.argmax())
         modes = self._cut(self._by_component.argsort(dim=-1, descending=True, stable=True), length)
+        if self.weights is None:
+            return modes[..., 0, :]
         modes = modes.movedim(-2, 0)
         best = self.log_prob(modes).argmax(dim=0)
         return modes.take_along_dim(best[None, ..., None], dim=0)[0]
@@ -270,3 +281,38 @@ def _place_probabilities(logits: Tensor, length: int) -> Tensor:
         values += density[:, None] * factors.prod(dim=0) / factors
     table: Tensor = torch.fft.irfft(values, n=number)[:, :length]
     return table.clamp(min=0.0)
+
+
+def choose(
+    coefficients: ArrayLike, features: Features, length: int, *, rng: np.random.Generator | None = None
+) -> tuple[int, ...]:
+    """So many items that are likeliest one after the other, of equal ones the first; with a random source a draw."""
+    chosen: list[int] = []
+    for _ in range(length):
+        logits: Array = features(chosen) @ np.asarray(coefficients)
+        logits[chosen] = -np.inf
+        chosen.append(int((logits if rng is None else logits + rng.gumbel(size=len(logits))).argmax()))
+    return tuple(chosen)
+
+
+def fit_coefficients(
+    features: Sequence[Features], rankings: Sequence[Sequence[int]], weights: ArrayLike, *, l2: float
+) -> Array:
+    """The coefficients of the largest weighted likelihood of rankings, of chosen items with features of their own, less
+    ``l2 / 2 * |coefficients|^2``; without this penalty, rankings that agree have no finite maximum."""
+    stages = []  # Of each place of each ranking: the features less those of the item chosen, and the weight.
+    for of_items, ranking, share in zip(features, rankings, np.asarray(weights, dtype=np.float64), strict=True):
+        for place, item in enumerate(ranking):
+            table = of_items(ranking[:place])
+            stages.append((np.delete(table, list(ranking[:place]), axis=0) - table[item], share))
+
+    def loss(coefficients: Array) -> tuple[float, Array]:
+        value, slope = float(l2 / 2 * coefficients @ coefficients), l2 * coefficients
+        for table, share in stages:
+            logits = table @ coefficients
+            value += float(share * np.logaddexp.reduce(logits))
+            slope = slope + share * softmax(logits) @ table
+        return value, slope
+
+    start = np.zeros(stages[0][0].shape[1])
+    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": 1e-8}).x)

@@ -44,9 +44,6 @@ class _Rule:
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
-    def initial(self, num_items: int) -> PlackettLuce:
-        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
-
     def _checked(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
         """The weights ``[m]`` like the distribution's logits; the elites and they are checked."""
         logits, shape, size = distribution.logits, list(elites.shape), distribution.num_items
@@ -81,6 +78,9 @@ class RankEMA(_Rule):
 
     name: ClassVar[str] = "ema"
     temperature: float = Field(default=1.0, gt=0)
+
+    def initial(self, num_items: int) -> PlackettLuce:
+        return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         weights = self._checked(distribution, elites, weights)
@@ -120,10 +120,10 @@ class MixtureEM(_Rule):
     l2: float = Field(default=0.0, ge=0)
 
     def initial(self, num_items: int) -> PlackettLuce:
-        if (count := self.num_components) == 1:
-            return super().initial(num_items)
-        logits = torch.zeros(count, num_items, dtype=torch.float64)
-        return PlackettLuce(logits, weights=logits.new_full((count,), 1.0 / count))
+        logits = torch.zeros(self.num_components, num_items, dtype=torch.float64)
+        if len(logits) == 1:
+            return PlackettLuce(logits[0])
+        return PlackettLuce(logits, weights=logits.new_full((len(logits),), 1.0 / len(logits)))
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Adam ascent on sum_m w_m log Pr(pi_m) - l2/2 |logits|^2, centred and clipped at every step.
@@ -181,37 +181,30 @@ class MaximumLikelihood(MixtureEM):
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """E-step: the share of each component in each elite, ``[c, m]``; equal components share them out by distance."""
+    """E-step: the share of each component in each elite, ``[c, m]``; equal components share them out by distance.
+
+    Each of them takes the elites that are nearest to its centre, one of as many elites that lie far apart. Centres are
+    chosen farthest-first from the first (best) elite, in Kendall distance. A pair of items that one elite orders, and
+    of which another shows neither, counts half (K^(1/2) of R. Fagin, R. Kumar and D. Sivakumar, "Comparing top k
+    lists", SIAM Journal on Discrete Mathematics 17, 2003).
+    """
     assert mixture.weights is not None
     logits = mixture.logits
     log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]
     responsibilities = torch.softmax(log_joint, dim=0)
     twins = (logits[:, None, :] - logits[None, :, :]).abs().amax(dim=-1) < 1e-9
-    for group in torch.unique(twins, dim=0):
-        if group.sum() > 1:
-            pooled = responsibilities[group].sum(dim=0)
-            responsibilities[group] = pooled * split_by_distance(elites, int(group.sum())).T.to(pooled)
-    return responsibilities
-
-
-def split_by_distance(elites: Tensor, num_groups: int) -> Tensor:
-    """Assign each elite to the nearest of up to `num_groups` elites that lie far apart, ``[m, groups]``.
-
-    Centres are chosen farthest-first from the first (best) elite, in Kendall distance. A pair of items that one elite
-    orders, and of which another shows neither, counts half (K^(1/2) of R. Fagin, R. Kumar and D. Sivakumar, "Comparing
-    top k lists", SIAM Journal on Discrete Mathematics 17, 2003).
-    """
     ranks = tied_ranks(elites)
     before = (ranks[:, :, None] < ranks[:, None, :]).flatten(1).double()  # [m, n * n]
     number, both = before.sum(dim=1), before @ before.T
     distance = number[:, None] + number - 2 * both  # twice the Kendall distance
-    centres = [0]
-    while len(centres) < num_groups:
-        nearest = distance[:, centres].amin(dim=1)
-        if float(nearest.max()) == 0.0:
-            break
-        centres.append(int(nearest.argmax()))
-    return torch.nn.functional.one_hot(distance[:, centres].argmin(dim=1), num_groups).double()
+    for group in torch.unique(twins, dim=0):
+        size, centres = int(group.sum()), [0]
+        while len(centres) < size and bool((nearest := distance[:, centres].amin(dim=1)).any()):
+            centres.append(int(nearest.argmax()))
+        if size > 1:
+            parts = torch.nn.functional.one_hot(distance[:, centres].argmin(dim=1), size).T
+            responsibilities[group] = responsibilities[group].sum(dim=0) * parts.to(responsibilities)
+    return responsibilities
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:

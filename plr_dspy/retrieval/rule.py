@@ -15,7 +15,7 @@ from dspy.predict.predict import serialize_object
 from pydantic import ConfigDict
 from scipy import sparse
 
-from plr_dspy.plackett_luce.covariates import Features, choose
+from plr_dspy.plackett_luce.distribution import Features, choose
 from plr_dspy.programs.splits import answer_classes, source_of, value_key
 from plr_dspy.statistics.calibration import Array
 

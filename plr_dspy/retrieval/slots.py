@@ -11,14 +11,13 @@ from typing import Any
 import dspy
 import numpy as np
 
-from plr_dspy.plackett_luce.covariates import fit
+from plr_dspy.plackett_luce.distribution import fit_coefficients
 from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
 from plr_dspy.retrieval.rule import FEATURES, NEAREST, Pool, Rule
-from plr_dspy.search.model.table import Scores
-from plr_dspy.search.space import Ordering, OrderingSpace
+from plr_dspy.search.space import Ordering, OrderingSpace, Scores
 from plr_dspy.statistics.calibration import Array
 
 LABEL_SHARE, UNLIKENESS = 0.5, -0.5  # coefficients of labels that many neighbours have, and of likeness to demos shown
@@ -187,7 +186,7 @@ class RetrievalSlots(PoolSlots):
                     weights.append(score - mean)
         if len(rankings) < MIN_ELITES:
             return []
-        found = fit(features, rankings, weights, l2=PENALTY)
+        found = fit_coefficients(features, rankings, weights, l2=PENALTY)
         scale = max(np.abs(found).max(), 1e-9)
         return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 

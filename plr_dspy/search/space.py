@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, or some of them, the first one first
+Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]  # by example of each ordering
 WITHOUT_DEMOS: Ordering = ((),)  # a program that shows no demos at all; of one block that may show none, an ordering
 MAX_TRIES = 1_000  # draws or moves tried in the hope of one that is allowed
 
@@ -48,6 +49,7 @@ class OrderingSpace:
         allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
         from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
             question, however many there are.
+        sizes: Number of items of each block.
         beside: Candidates that are no orderings of the blocks, and compete with those (`is_rule`).
 
     Raises:
@@ -60,6 +62,7 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     beside: tuple[Ordering, ...] = ()
     from_end: bool = field(init=False)
+    sizes: tuple[int, ...] = field(init=False, repr=False)
 
     @classmethod
     def of_sizes(
@@ -80,6 +83,7 @@ class OrderingSpace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "from_end", bool(self.limits))
+        object.__setattr__(self, "sizes", tuple(map(len, self.kinds)))
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
@@ -91,11 +95,6 @@ class OrderingSpace:
         object.__setattr__(self, "identity", self.canonical(first))
         if not self.allows(self.identity):
             raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of items of each block."""
-        return tuple(map(len, self.kinds))
 
     @cached_property
     def num_distinct(self) -> int:

@@ -13,7 +13,7 @@ from plr_dspy import OrderingSpace
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.search.search import ThompsonSearch
 
 
 class Raced:

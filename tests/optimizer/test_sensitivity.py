@@ -10,14 +10,16 @@ from fakes import student as showing
 from scipy import special, stats
 
 from plr_dspy import OrderSensitivity, order_sensitivity
-from plr_dspy.statistics import spread
+from plr_dspy.statistics import comparisons
 
 HUGE = math.factorial(40)
 
 
 def analysed(scores, num_distinct=HUGE, **options):
     searched = options.pop("num_searched", min(num_distinct, 100))
-    return spread.spread(np.asarray(scores, dtype=float), num_distinct=num_distinct, num_searched=searched, **options)
+    return comparisons.spread(
+        np.asarray(scores, dtype=float), num_distinct=num_distinct, num_searched=searched, **options
+    )
 
 
 def variance_analysis(scores):
@@ -85,8 +87,8 @@ def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num
 @pytest.fixture(scope="class")
 def few_draws():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "NUM_FLIPS", 499)
-        patch.setattr(spread, "NUM_DRAWS", 1_000)
+        patch.setattr(comparisons, "NUM_FLIPS", 499)
+        patch.setattr(comparisons, "NUM_DRAWS", 1_000)
         yield
 
 

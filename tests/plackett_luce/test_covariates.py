@@ -12,7 +12,7 @@ from scipy.optimize import check_grad
 from scipy.special import log_softmax
 
 from plr_dspy import PlackettLuce
-from plr_dspy.plackett_luce.covariates import choose, fit
+from plr_dspy.plackett_luce.distribution import choose, fit_coefficients
 from plr_dspy.plackett_luce.updates import MaximumLikelihood
 
 
@@ -64,7 +64,7 @@ def test_the_fit_is_the_maximum_that_the_update_climbs_to():
     weights = torch.tensor([2.0, 1.0, 1.0, 0.5], dtype=torch.float64)
     rule = MaximumLikelihood(num_steps=4_000, learning_rate=0.01, l2=0.1)
     climbed = rule.fit(torch.zeros(4, dtype=torch.float64), elites, weights)
-    found = fit([lambda chosen: np.eye(4)] * 4, elites.tolist(), weights.numpy(), l2=0.1)
+    found = fit_coefficients([lambda chosen: np.eye(4)] * 4, elites.tolist(), weights.numpy(), l2=0.1)
     np.testing.assert_allclose(found, climbed.numpy(), atol=1e-4)
 
 
@@ -80,12 +80,12 @@ def test_nothing_near_the_fit_is_likelier(seed):
         told = [w * log_prob(coefficients, f, r) for w, f, r in zip(weights, features, rankings, strict=True)]
         return sum(told) - 0.05 * float(coefficients @ coefficients)
 
-    found = fit(features, rankings, weights, l2=0.1)
+    found = fit_coefficients(features, rankings, weights, l2=0.1)
     assert check_grad(objective, lambda c: np.zeros(3), found) < 1e-3  # its slope is 0 there
 
 
 def test_a_ranking_without_weight_says_nothing_and_one_without_items_neither():
     features = [features_of(seed) for seed in range(3)]
-    alone = fit(features[:1], [[2, 0]], [1.0], l2=1e-3)
-    both = fit(features, [[2, 0], [1, 3], []], [1.0, 0.0, 1.0], l2=1e-3)
+    alone = fit_coefficients(features[:1], [[2, 0]], [1.0], l2=1e-3)
+    both = fit_coefficients(features, [[2, 0], [1, 3], []], [1.0, 0.0, 1.0], l2=1e-3)
     np.testing.assert_allclose(alone, both, atol=1e-6)

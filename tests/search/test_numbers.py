@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plr_dspy import OrderingSpace
+from plr_dspy.compilation.choice import calibration_effect
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import WITHOUT_DEMOS
@@ -66,6 +67,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     best = fitted.estimates()[0].ordering
     gain, effect = fitted.gains(space.identity)[best], fitted.calibration(best)
     calibrations = map(fitted.calibration, orderings[:9])
+    ways = calibration_effect(fitted, best, best, applied=False)
     return {
         "estimates": [[e.score for e in each.estimates()[::7]] for each in (first, fitted)],
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
@@ -74,7 +76,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
         "calibrations": [x for e in calibrations if e for x in (e.offsets[0], e.before, e.after)],
-        "labels": [*fitted.shares, *fitted.always],
+        "labels": [*ways.shares, *ways.always] if ways else [],
         "others": fitted.predict(space.draw(5, rng)).tolist(),
     }
 

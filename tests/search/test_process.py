@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, Leaning, preference_shares
-from plr_dspy.search.model.table import ScoreTable
+from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, Features, Leaning, ScoreTable, preference_shares
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = Features(SPACE, classes=[[0, 1] * 4])
@@ -45,8 +43,7 @@ class TestCrossedEffects:
 
     def test_are_shrunk_the_more_the_fewer_examples(self):
         table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
-        share = table.shrunk_means / table.adjusted_means
-        np.testing.assert_allclose(share, [8 / 33, 8 / 33, 2 / 27])
+        np.testing.assert_allclose(table.trust, [8 / 33, 8 / 33, 2 / 27])
 
     @pytest.mark.parametrize(
         ("scores", "expected"),

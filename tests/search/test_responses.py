@@ -12,8 +12,8 @@ from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.effects import EffectProcess, Posterior
-from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.ordering_model import OrderingModel
+from plr_dspy.search.model.process import Features
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate
 
@@ -87,7 +87,7 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     kernels = [family @ family.T for family in features]
     variances = rng.uniform(0.1, 0.4, size=12)
     measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
-    process = EffectProcess(kernels, measured, unit=0.5)
+    process = EffectProcess(features, kernels, measured, unit=0.5)
     prior = 0.5 * (np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12))
     noise = np.diag(1.0 / (1.0 / variances - 1.0))
     gain = prior @ np.linalg.inv(prior + noise)

@@ -7,7 +7,7 @@ from worlds import World, play, random_orderings
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.thompson import ThompsonSearch
+from plr_dspy.search.search import ThompsonSearch
 
 
 def search_in(world, **options):

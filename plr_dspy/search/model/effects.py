@@ -9,13 +9,12 @@ All effects are normal, with variances that are estimated with them by expectati
 J. H. Ware, Biometrics 38, 1982).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import fit_components
-from plr_dspy.search.model.table import Array, Mask
+from plr_dspy.search.model.gains import Array, Families, Mask
+from plr_dspy.search.model.process import Earlier, fit_components
 
 NUM_SWEEPS, NUM_QUICK_SWEEPS = 12, 3  # at most, and of a fit that only says which orderings promise most
 SETTLED = 3e-4  # change of the noise, as a share of it, at which sweeps end: with many cells, after six
@@ -148,7 +147,7 @@ class EffectProcess:
     """
 
     def __init__(
-        self, kernels: Sequence[Array], measured: Posterior, *, unit: float, earlier: Sequence[float] | None = None
+        self, features: Families, kernels: Families, measured: Posterior, *, unit: float, earlier: Earlier = None
     ) -> None:
         means, variances, level, priors = measured
         # What the ordering's own cells say: the posterior less the prior.
@@ -157,6 +156,7 @@ class EffectProcess:
         usual = float(priors.min())
         apart = (priors - usual) / unit
         fit = fit_components(
+            features,
             [*kernels, np.diag((apart == 0.0).astype(np.float64))],
             np.diag(1.0 / (precisions * unit)),
             lambda covariance, inverse: (told, unit),
@@ -174,7 +174,7 @@ class EffectProcess:
         gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(chosen, chosen)]
         return np.asarray(gain @ (alike * np.outer(deviations, deviations)) @ gain.T)
 
-    def predict(self, across: Sequence[Array], squares: Array) -> tuple[Array, Array]:
+    def predict(self, across: Families, squares: Array) -> tuple[Array, Array]:
         """Posterior means ``[c, k]`` and variances ``[c]`` of other orderings' effects, from products of their features
         with those fitted, ``[c, m]`` for each family, and with their own, ``[c, families]``."""
         covariance = np.tensordot(self.components[:-1], across, axes=1)

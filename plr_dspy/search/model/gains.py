@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from plr_dspy.search.model.table import Array, Mask
+Array: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+Numbers: TypeAlias = NDArray[np.int64]
+Families: TypeAlias = Sequence[Array]  # what orderings have of each family of features, such as the features, [m, d]
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # what the variance of orderings may be, over its estimate
 PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 import scipy.linalg  # noqa: F401  # brings a library of its own, which is to be among those limited
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import KINDS, gain_of_calibration
-from plr_dspy.search.model.offsets import Calibrated
-from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
-from plr_dspy.search.model.table import Array, Mask, Scores, ScoreTable
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, best_first, is_rule
+from plr_dspy.search.model.gains import KINDS, Array, Mask, Numbers, gain_of_calibration
+from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features, ScoreTable
+from plr_dspy.search.model.responses import Calibrated, LabelResponses, ResponseModel
+from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
 
 # Orderings that the process is fitted to, which bounds its time. Half of them are the most promising; the others are
 # evenly spread over the rest: from good ones alone nobody learns what is bad.
@@ -73,42 +69,41 @@ class OrderingModel:
     ) -> FittedModel:
         """Fit the process to the orderings kept, those that were scored most, those that promise most, and some of the
         others; it goes on from the variances of an earlier fit in fewer steps."""
-        if not scores:
-            raise ValueError("scores must be of one ordering at least; got none")
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
             told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
                 responses = self._respond(told, logs, kinds=kinds)
-                means = np.array(told.shrunk_means if responses is None else responses.means)
+                means = np.array(told.adjusted_means * told.trust if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
                 means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
                 ranked = np.argsort(-means, kind="stable")
                 chosen = np.sort(ranked[[*range(top), *spread]])
-                orderings, kinds, every = [orderings[number] for number in chosen], kinds[chosen], told.examples
-                told = ScoreTable.of_rows([scores[ordering] for ordering in orderings])
-                rows_and_columns = np.ix_(chosen, np.isin(every, told.examples))
-                logs = logs and (logs[0][rows_and_columns], logs[1][rows_and_columns])
+                orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
+                columns = told.known[chosen].any(axis=0)
+                cells = np.ix_(chosen, columns)
+                told = ScoreTable(told.scores[cells], told.examples[columns])
+                logs = logs and (logs[0][cells], logs[1][cells])
             features = self.features(orderings)
             responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
-                table = responses.calibrated(table)
+                table = responses.calibrated
             elif responses is None and self._example_classes is not None:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
-                ScoreTable(table if responses is None else table - responses.expected(told.known)),
+                ScoreTable(table if responses is None else table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,
                 extra_variances=0.0 if responses is None else responses.mean_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, orderings, process, responses, told=told, table=table)
+        return FittedModel(self, orderings, process, responses, told, table)
 
     def shown(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """The estimates as people may be told them, within all scores that are known, and those of labels: the process
@@ -134,7 +129,7 @@ class OrderingModel:
             return None
         return ResponseModel(self._responses, told.examples, logs, told=told.scores, **options)
 
-    def _kinds(self, orderings: Sequence[Ordering]) -> NDArray[np.int64]:
+    def _kinds(self, orderings: Sequence[Ordering]) -> Numbers:
         """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
         holds = self._space.holds
         kinds = [ORDERING if any(o) and holds(o) else RULE if is_rule(o) else APART for o in orderings]
@@ -154,57 +149,46 @@ class Gain:
     worse_calibrated: float = 0.0
 
 
+@dataclass(eq=False)
 class FittedModel:
     """A model of scores as it was fitted; most methods are about the orderings fitted, others being ruled out, but
     `predict` and `sample` take any."""
 
-    def __init__(
-        self,
-        model: OrderingModel,
-        orderings: Sequence[Ordering],
-        process: AdditiveProcess,
-        responses: ResponseModel | None,
-        *,
-        told: ScoreTable,
-        table: Array,  # their scores as they count, [m, E]: where answers are calibrated, those of these
-    ) -> None:
-        self.orderings, self.table, self._told = list(orderings), table, told
-        self._model, self._process, self._responses = model, process, responses
-        self._both = np.stack([table, told.scores])
-        self.calibrating = responses is not None and responses.calibrating
-        self.num_examples = 0 if responses is None else responses.num_examples
-        self.always: list[float] = [] if responses is None else responses.always
-        # What the next fit may go on from, as JSON data.
-        self.variances = {**process.state, "responses": responses and responses.components}
+    model: OrderingModel
+    orderings: list[Ordering]
+    process: AdditiveProcess
+    responses: ResponseModel | None
+    told: ScoreTable
+    table: Array  # their scores as they count, [m, E]: where answers are calibrated, those of these
 
-    @property
-    def shares(self) -> list[float]:
-        """Shares of the labels that answers are calibrated to; empty where they are not."""
-        if self._responses is None or not self._responses.labels.calibrates:
-            return []
-        return [round(share, 6) for share in self._responses.labels.shares.tolist()]
+    def __post_init__(self) -> None:
+        self._both = np.stack([self.table, self.told.scores])
+        self._ends = float(np.nanmin(self._both)), float(np.nanmax(self._both))
+        self.calibrating = self.responses is not None and self.responses.calibrating
+        # What the next fit may go on from, as JSON data.
+        self.variances = {**self.process.state, "responses": self.responses and self.responses.components}
 
     def estimates(self) -> list[ScoreEstimate]:
         """The process' estimates of the mean scores of the orderings fitted, best first."""
-        means = self._process.mean if self._responses is None else self._responses.means + self._process.mean
+        means = self.process.mean if self.responses is None else self.responses.means + self.process.mean
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
         """What each ordering fitted is expected to score on new examples: the score of one as it is, and the gain."""
         score, gains = self.as_it_is(reference), self.gains(reference)
-        return {ordering: round(self._limited(score + gain.expected), 9) for ordering, gain in gains.items()}
+        expected = np.clip([score + gain.expected for gain in gains.values()], *self._ends).tolist()
+        return {ordering: round(value, 9) for ordering, value in zip(gains, expected, strict=True)}
 
     def as_it_is(self, ordering: Ordering) -> float:
         """What an ordering is expected to score without calibration, never far from what its own calls say: the program
         that the user has."""
-        known = self.calibration(ordering)
-        if known is None:
-            own = float(self._process.unshrunk[self.orderings.index(ordering)])
-            expected = dict(self.estimates())[ordering]
+        number = self.orderings.index(ordering)
+        if self.responses is None:
+            own, expected = float(self.process.unshrunk[number]), dict(self.estimates())[ordering]
         else:
-            own, expected = self._corrected(ordering)[0], known.before
+            own, expected = self.responses.corrected(number)[0], self.responses.calibration(number).before
         most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
-        return self._limited(min(max(expected, own - most), own + most))
+        return float(np.clip(min(max(expected, own - most), own + most), *self._ends))
 
     def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
@@ -215,11 +199,11 @@ class FittedModel:
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
-            counts = self._told.counts
+            counts = self.told.counts
             margin = 3.0 / min(int(counts[self.orderings.index(each)]) for each in (ordering, reference))
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
-        low, high = score - DEVIATIONS * error, score + DEVIATIONS * error
-        return round(min(score, self._limited(low)), 6), round(max(score, self._limited(high)), 6)
+        low, high = np.clip([score - DEVIATIONS * error, score + DEVIATIONS * error], *self._ends).tolist()
+        return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Ordering) -> float:
         """The standard error of the sum of mean scores of different orderings, by their own calls."""
@@ -228,31 +212,21 @@ class FittedModel:
         spreads = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         return float(np.sqrt((spreads**2 / (~np.isnan(rows[0])).sum(axis=1)).sum()))
 
-    def _corrected(self, ordering: Ordering) -> tuple[float, float, Array]:
-        """As `ResponseModel.corrected`, of an ordering fitted."""
-        assert self._responses is not None
-        number = self.orderings.index(ordering)
-        return self._responses.corrected(number, self._told.scores[number], self.table[number])
-
-    def _limited(self, score: float) -> float:
-        """The score, or the nearest to it between the lowest and the highest that were given, or that count."""
-        return float(np.clip(score, np.nanmin(self._both), np.nanmax(self._both)))
-
     def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
         """What is expected of each ordering beside one of them as it is."""
         number, found = self.orderings.index(reference), []
         alone = np.array([[1.0], [0.0]]) * np.ones(len(self.orderings))
-        foreseen = None if self._responses is None else self._responses.gains(number)
+        foreseen = None if self.responses is None else self.responses.gains(number)
         with one_thread():
             # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
             # come, a gain is no surer than if it were of another kind for certain.
             for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
-                gains = self._process.gains(number, kinds=kinds)
+                gains = self.process.gains(number, kinds=kinds)
                 gains = gains if foreseen is None else gains.plus(foreseen)
-                if self.calibrating:
+                if self.responses is not None and self.calibrating:
                     above, below = (each.round(6) for each in gains.summary()[1:3])
                     alone = np.stack([np.minimum(alone[0], above), np.maximum(alone[1], below)])
-                    gains = gains.plus(gain_of_calibration(*self._corrected(reference)[1:]))
+                    gains = gains.plus(gain_of_calibration(*self.responses.corrected(number)[1:]))
                 found.append(gains.summary())
             alone[:, number] = 1.0, 0.0
             expected, above, below, deviations = map(np.array, zip(*found, strict=True))
@@ -266,37 +240,36 @@ class FittedModel:
         """The scores that it was fitted to as they count, of the orderings fitted; others as they are."""
         if not self.calibrating:
             return scores
-        columns = {example: column for column, example in enumerate(self._told.examples.tolist())}
+        columns = {example: column for column, example in enumerate(self.told.examples.tolist())}
         rows = dict(zip(self.orderings, self.table.tolist(), strict=True))
         return {o: {e: rows[o][columns[e]] for e in row} if o in rows else row for o, row in scores.items()}
 
     def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
         """The labels, by example, of an ordering's answers where they are, or as a search scores them, calibrated."""
         wanted = self.calibrating if calibrated is None else calibrated
-        if self._responses is None or not wanted or ordering not in self.orderings:
+        if self.responses is None or not wanted or ordering not in self.orderings:
             return {}
-        number, labels = self.orderings.index(ordering), self._responses.labels
+        number, labels = self.orderings.index(ordering), self.responses.labels
         known = labels.known[number]
-        return dict(zip(self._told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
+        return dict(zip(self.told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
     def calibration(self, ordering: Ordering) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
-        if self._responses is None or ordering not in self.orderings:
+        if self.responses is None or ordering not in self.orderings:
             return None
-        number = self.orderings.index(ordering)
-        return self._responses.calibration(number, self._told.scores[number])
+        return self.responses.calibration(self.orderings.index(ordering))
 
     def predict(self, orderings: Sequence[Ordering]) -> Array:
         """What the process expects of orderings, fitted or not, ``[m]``."""
-        features = self._model.features(orderings)
-        expected = self._process.predict(features)
-        return expected if self._responses is None else expected + self._responses.predict_means(features)
+        features = self.model.features(orderings)
+        expected = self.process.predict(features)
+        return expected if self.responses is None else expected + self.responses.predict_means(features)
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
-        features = [f[: len(others)] for f in self._model.features(others or self.orderings[:1])]
-        if self._responses is None:
-            return self._process.sample(features, num_draws, rng)
-        means, variances = self._responses.predict(features)
-        drawn = self._process.sample(features, num_draws, rng, extra_variances=variances)
-        return np.asarray(drawn + np.concatenate([self._responses.means, means]))
+        features = [f[: len(others)] for f in self.model.features(others or self.orderings[:1])]
+        if self.responses is None:
+            return self.process.sample(features, num_draws, rng)
+        means, variances = self.responses.predict(features)
+        drawn = self.process.sample(features, num_draws, rng, extra_variances=variances)
+        return np.asarray(drawn + np.concatenate([self.responses.means, means]))
