@@ -13,7 +13,7 @@ from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
+from plr_dspy.lm.plain_text_adapter import label_text, labels_of, without_none
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.statistics.calibration import Array, is_uneven
 

@@ -21,7 +21,7 @@ from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.finite_outputs import label_text
+from plr_dspy.lm.plain_text_adapter import label_text
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold

@@ -25,7 +25,7 @@ from plr_dspy.programs.copies import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Alternative, Candidate, Confusion, ProgramState, Report, RetrievalReport, SlotReport
-from plr_dspy.retrieval.rule import Pool
+from plr_dspy.retrieval.predict import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of, price_of

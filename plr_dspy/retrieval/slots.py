@@ -15,8 +15,7 @@ from plr_dspy.plackett_luce.covariates import fit
 from plr_dspy.programs.identity import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
-from plr_dspy.retrieval.rule import FEATURES, NEAREST, Pool, Rule
+from plr_dspy.retrieval.predict import FEATURES, NEAREST, Pool, Retrieval, RetrievingPredict, Rule, retrieve_in
 from plr_dspy.search.model.table import Scores
 from plr_dspy.search.space import Ordering, OrderingSpace
 from plr_dspy.statistics.calibration import Array
@@ -134,8 +133,7 @@ class RetrievalSlots(PoolSlots):
         if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
                 for name, pool in self.found.items():
-                    found = pool.shown(inputs, rule, without=inputs)
-                    demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+                    demos[name] = pool.beside(demos.get(name, []), inputs, rule, without=inputs)
                 return self._digest(demos)
         return digest([self._digest(self.demos(ordering)), asdict(rule), self._content])
 
