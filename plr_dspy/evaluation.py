@@ -203,7 +203,7 @@ class Answers(MetricWork):
         num_unread, recalls = sum(bool(cell.outcome) for cell in self.cells), dict[str, float]()
         if isinstance(output := label_output(self._program), LabelOutput):
             right = output.numbers(self._examples)
-            answers = np.array([output.answered(prediction) for prediction in self.predictions], dtype=object)
+            answers = np.array([output.label_of(prediction) for prediction in self.predictions], dtype=object)
             if any(answers) or all(each is None for each in self.predictions):  # Else they may lie under another name.
                 numbers = enumerate(output.labels)
                 recalls = {label: float(np.mean(answers[right == i] == label)) for i, label in numbers if i in right}

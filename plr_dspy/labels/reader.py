@@ -21,7 +21,6 @@ from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.plain_text_adapter import label_text
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
@@ -34,6 +33,7 @@ class NoProbabilities(Hopeless):
     """The provider gives no log-probabilities."""
 
 
+@dataclass
 class LogprobRequests:
     """Decides for all calls whether log-probabilities are asked for: until they are refused, or a first reply has none.
 
@@ -41,10 +41,12 @@ class LogprobRequests:
     be switched off; `reason` says why there are none, or none to learn from.
     """
 
-    def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
-        self.purpose, self._cure = purpose, cure
-        self.wanted, self.given = True, False
-        self.reason = self._model = ""
+    purpose: str = ""
+    cure: str = "PLReorder or TopKOrder, which need none"
+    wanted: bool = True
+    given: bool = False
+    reason: str = ""
+    model: str = ""  # that gives none
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
         """Note that a call that asked was answered; once one was given any, the others say nothing more."""
@@ -68,13 +70,13 @@ class LogprobRequests:
         """Raise `NoProbabilities` where there are none, and something cannot do without them."""
         if self.purpose and self.reason:
             raise NoProbabilities(
-                f"{self.purpose} needs the log-probabilities of tokens, and {self._model} gives none: use a model and "
-                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self._cure}"
+                f"{self.purpose} needs the log-probabilities of tokens, and {self.model} gives none: use a model and "
+                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self.cure}"
             ) from cause
 
     def _stop(self, lm: Any, why: str) -> None:
-        self.wanted, self._model = False, str(lm.model)
-        self.reason = self.reason or f"{self._model} {why}"
+        self.wanted, self.model = False, str(lm.model)
+        self.reason = self.reason or f"{self.model} {why}"
 
 
 def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,24 +129,17 @@ Decision: TypeAlias = Callable[[Reading], Reading]  # gives the label that is th
 
 
 class LabelReader:
-    """The first base of a type made of an adapter's own: it reads what the adapter's calls return.
+    """The first base of a type made of an adapter's own: it reads what the adapter's calls return."""
 
-    `readings` has one for each call with the output, None where the reply says nothing of labels; `undecided` what a
-    decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.
-    """
-
-    def _begin(
-        self, program: dspy.Module, output: LabelOutput, requests: LogprobRequests, decision: Decision | None
-    ) -> None:
-        """Read for a program; what another reader around this one reads of the same output is read for both."""
-        self.readings, self.undecided = list[Reading | None](), list[Reading]()
-        self.unread: Reading | None = None
-        self.label_output, self._requests, self._decision = output, requests, decision
-        predictors = dict(program.named_predictors())
-        self._own, self._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
-        outside, same = dspy.settings.adapter, (output.name, output.labels)
-        is_same = isinstance(outside, LabelReader) and (outside.label_output.name, outside.label_output.labels) == same
-        self._outside: list[LabelReader] = [outside, *outside._outside] if is_same else []
+    readings: list[Reading | None]  # of each call with the output, None where the reply says nothing of labels
+    undecided: list[Reading]  # what decisions were made of
+    unread: Reading | None  # of the first reply that the adapter could not read, where nothing decides
+    label_output: LabelOutput
+    _requests: LogprobRequests
+    _decision: Decision | None
+    _own: dspy.Predict
+    _others: set[int]  # ids of the program's other predictors
+    _outside: list[LabelReader]  # readers around this one of the same output, for which it reads, too
 
     def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
@@ -216,8 +211,7 @@ class LabelReader:
         """Keep what the first of the returned values says; return the values as they are without asking."""
         output, states = self.label_output, self.label_output.decision is not None
         for i, value in enumerate(values or [{}]):
-            said = value.get(output.name)
-            label, found = label_text(output.labels, said), None
+            said, label, found = value.get(output.name), output.label_of(value), None
             if states and value:
                 masses = output.stated(said)
                 if masses.any():  # DSPy raises for zeros.
@@ -244,7 +238,7 @@ class LabelReader:
     def behind(self, answer: Any) -> Reading | None:
         """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
         last reply of all; None where that is nothing."""
-        label = self.label_output.answered(answer)
+        label = self.label_output.label_of(answer)
         alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
 
@@ -263,7 +257,12 @@ def labels_read(
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Any = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    reader._begin(program, output, requests, decision)
+    reader.readings, reader.undecided, reader.unread = [], [], None
+    reader.label_output, reader._requests, reader._decision = output, requests, decision
+    predictors = dict(program.named_predictors())
+    reader._own, reader._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
+    same = isinstance(adapter, LabelReader) and (adapter.label_output.name, adapter.label_output.labels)
+    reader._outside = [adapter, *adapter._outside] if same == (output.name, output.labels) else []
     try:
         with dspy.context(adapter=reader):
             yield reader

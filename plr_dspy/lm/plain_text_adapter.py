@@ -209,12 +209,6 @@ def decided(value: Any) -> Any:
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 
-def label_text(labels: Mapping[str, Any], value: Any) -> str | None:
-    """Return what demos call a value, given all labels as `labels_of` does; None for what is none of them."""
-    value = decided(value)
-    return next((text for text, each in labels.items() if type(each) is type(value) and each == value), None)
-
-
 def one_block(text: str) -> str:
     """Return the text stripped, without blank lines, which separate demos."""
     return BLANK_LINES.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
