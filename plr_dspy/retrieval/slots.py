@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
 from typing import Any
 
 import dspy
@@ -79,6 +78,7 @@ class RetrievalSlots(PoolSlots):
             for name, demos in retrieved.items()
             if demos
         }
+        self._content = digest([[pool.demos for pool in self.found.values()], embedder])  # what decides which are found
         # Then the inputs of the predictor are those of the program.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
@@ -189,11 +189,6 @@ class RetrievalSlots(PoolSlots):
         scale = max(np.abs(found).max(), 1e-9)
         return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
 
-    @cached_property
-    def _content(self) -> str:
-        """Digest of the demos that may be found, and of what compares them."""
-        return digest([[pool.demos for pool in self.found.values()], self.embedder])
-
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
         if rule not in self.rules:
@@ -212,9 +207,13 @@ class FoundSlots(ProgramSlots):
     Found demos are the last block of their predictor's slot, which holds stand-ins that say how near each of them is.
     """
 
-    @property
-    def embedder(self) -> Any:  # type: ignore[override]
-        return next((e for each in self._retrieving if (e := each.retrieval.pool.embedder) is not None), None)
+    def __init__(self, program: dspy.Module) -> None:
+        predictors = program.named_predictors()
+        self._found = {name: each.retrieval for name, each in predictors if isinstance(each, RetrievingPredict)}
+        self._content = digest([each.facts for each in self._found.values()])
+        embedders = [each.pool.embedder for each in self._found.values()]
+        self.embedder = next((each for each in embedders if each is not None), None)
+        super().__init__(program)
 
     @property
     def reverse(self) -> Ordering:
@@ -228,46 +227,35 @@ class FoundSlots(ProgramSlots):
     def shown(self, ordering: Ordering) -> dict[str, list[int]]:
         return self.permutations(ordering)
 
+    def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
+        """By predictor, the demos that all inputs have."""
+        numbers = {name: len(predictor.demos) for name, predictor in self._predictors.items()}
+        shown = self.permutations(ordering)
+        return {s.predictor: [s.demos[i] for i in shown[s.predictor] if i < numbers[s.predictor]] for s in self.slots}
+
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        demos, retrievals = self._demos_and_rules(ordering)
-        program = self._factory.build(demos)
-        return retrieve_in(program, {name: replace(each, guarded=guarded) for name, each in retrievals.items()})
+        found = {name: replace(each, guarded=guarded) for name, each in self._in_order(ordering).items()}
+        return retrieve_in(super().build(ordering), found)
 
     def fingerprint(self, ordering: Ordering, inputs: Any = None) -> str:
         """Digest of the demos that all inputs have, and of rules and pools that decide the others."""
-        demos, retrievals = self._demos_and_rules(ordering)
-        return digest([self._digest(demos), {n: asdict(each.rule) for n, each in retrievals.items()}, self._content])
+        rules = {name: asdict(each.rule) for name, each in self._in_order(ordering).items()}
+        return digest([super().fingerprint(ordering), rules, self._content])
 
-    def _demos_and_rules(self, ordering: Ordering) -> tuple[dict[str, list[Any]], dict[str, Retrieval]]:
-        """By predictor, the demos that all inputs have, and where and in what order others are found."""
-        demos, retrievals, permutations = {}, {}, self.permutations(ordering)
-        for slot in self.slots:
-            predictor, shown = self._predictors[slot.predictor], permutations[slot.predictor]
-            number = len(predictor.demos)  # that all inputs have
-            demos[slot.predictor] = [slot.demos[i] for i in shown if i < number]
-            if isinstance(predictor, RetrievingPredict):
-                own = _nearness(predictor.retrieval)
-                order = tuple(own[i - number] for i in shown if i >= number)
-                rule = predictor.retrieval.rule
-                rule = rule if order == own else replace(rule, order=order)
-                retrievals[slot.predictor] = replace(predictor.retrieval, rule=rule)
-        return demos, retrievals
-
-    @property
-    def _retrieving(self) -> list[RetrievingPredict]:
-        """The predictors that find demos."""
-        return [each for each in self._predictors.values() if isinstance(each, RetrievingPredict)]
-
-    @cached_property
-    def _content(self) -> str:
-        """Digest of what decides which demos are found."""
-        return digest([each.retrieval.facts for each in self._retrieving])
+    def _in_order(self, ordering: Ordering) -> dict[str, Retrieval]:
+        """By predictor, where and in what order demos are found."""
+        permutations, found = self.permutations(ordering), {}
+        for name, each in self._found.items():
+            number, own = len(self._predictors[name].demos), _nearness(each)
+            order = tuple(own[i - number] for i in permutations.get(name, ()) if i >= number)
+            found[name] = each if order == own else replace(each, rule=replace(each.rule, order=order))
+        return found
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         slot = super()._slot(name, predictor)
-        if not isinstance(predictor, RetrievingPredict):
+        if name not in self._found:
             return slot
-        said, nearness = next(iter(predictor.signature.input_fields)), _nearness(predictor.retrieval)
+        said, nearness = next(iter(predictor.signature.input_fields)), _nearness(self._found[name])
         stand_ins = [dspy.Example({said: f"(number {place + 1} by nearness to the input)"}) for place in nearness]
         slot = replace(slot, demos=(*slot.demos, *stand_ins))
         if len(nearness) < 2:
