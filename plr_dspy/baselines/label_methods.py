@@ -22,7 +22,7 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import asking_for_probabilities
+from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
@@ -287,7 +287,7 @@ class ProbingWork(MetricWork):
             adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
             asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
         if telling := not requests.given:
-            options = asking_for_probabilities(lm, options)
+            options |= {"logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
         try:
             written = adapter(lm, options, asks, [], inputs)[0]
         except AdapterParseError as error:

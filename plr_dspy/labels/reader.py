@@ -35,17 +35,13 @@ class NoProbabilities(Hopeless):
 
 @dataclass
 class LogprobRequests:
-    """Decides for all calls whether log-probabilities are asked for: until they are refused, or a first reply has none.
+    """Decides for all calls whether to ask for log-probabilities: until they are refused, or a first reply has none."""
 
-    `purpose` is what cannot do without them, for which no call is made without asking; empty for nothing. `wanted` can
-    be switched off; `reason` says why there are none, or none to learn from.
-    """
-
-    purpose: str = ""
+    purpose: str = ""  # what cannot do without them, for which no call is made without asking; empty for nothing
     cure: str = "PLReorder or TopKOrder, which need none"
-    wanted: bool = True
+    wanted: bool = True  # can be switched off
     given: bool = False
-    reason: str = ""
+    reason: str = ""  # why there are none, or none to learn from
     model: str = ""  # that gives none
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
@@ -77,12 +73,6 @@ class LogprobRequests:
     def _stop(self, lm: Any, why: str) -> None:
         self.wanted, self.model = False, str(lm.model)
         self.reason = self.reason or f"{self.model} {why}"
-
-
-def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
-    wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-    return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
 
 
 @dataclass(eq=False)
@@ -171,12 +161,13 @@ class LabelReader:
         else:
             noted, settings = _NotedCalls(), dspy.settings
             callers, callbacks = settings.caller_modules or [], settings.callbacks or []
+            number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
             # DSPy writes to the histories of all that are calling. What is streamed might not be the answer, and parts
             # of chat replies come without log-probabilities.
             context = {"caller_modules": [noted, *callers], "callbacks": [*callbacks, noted], "send_stream": None}
             try:
                 with dspy.context(**context):
-                    yield asking_for_probabilities(lm, lm_kwargs)
+                    yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
             except Exception as error:
                 if not requests.note_error(lm, error):
                     raise
@@ -319,9 +310,10 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
     masses = np.zeros(len(labels))
-
-    def share(rests: Mapping[int, str], before: str, probability: float) -> None:
-        """Share out what the tokens after `before` say among labels, of which these rests are missing."""
+    # Texts, what of labels is missing after them, and the probability that what follows shares out among these.
+    pending = [("", {i: fold(label) for i, label in enumerate(labels)}, 1.0)]
+    while pending:
+        before, rests, probability = pending.pop()
         alternatives, left = after[before], probability
         texts = {token: fold(token if before else token.lstrip(before_label)) for token in alternatives}
         for token, text in texts.items():
@@ -334,15 +326,13 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             mass = probability * math.exp(min(0.0, alternatives[token]))
             left -= mass
             if len(fitting) > 1 and before + token in after:
-                share({i: rests[i][len(text) :] for i in fitting}, before + token, mass)
+                pending.append((before + token, {i: rests[i][len(text) :] for i in fitting}, mass))
                 continue
             spelled = set(texts.values()) - {text}
             sharing = [i for i in fitting if rests[i] not in spelled] or fitting
             masses[sharing] += mass / len(sharing)
         # A label that is complete ends with whatever does not make another one of it.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
-
-    share({i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
     return masses
 
 
