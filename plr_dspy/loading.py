@@ -6,8 +6,7 @@ import dspy
 from dspy.primitives.module import set_attribute_by_name
 from dspy.utils import magicattr
 
-from plr_dspy.baselines.per_input import PerInputOrder
-from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copies import ProgramFactory
 from plr_dspy.retrieval.predict import loaded, retrieve_in
