@@ -183,8 +183,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _best(
         self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
     ) -> Calibration | None:
-        """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too, where examples have
-        weights; sets `accuracies`."""
+        """The calibration that answers best, None for none, where labels have `counts` ``[L]``; sets `accuracies`."""
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
@@ -256,8 +255,7 @@ class LabelReplies(NamedTuple):
     def calibrated_to(
         self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
     ) -> Calibration:
-        """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``; None for
-        the same share each."""
+        """The calibration by mean probabilities of inputs to shares of labels ``[L]``; None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
         offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
         rounded, num_inputs = tuple(np.round(to, 6).tolist()), len(self.inputs)

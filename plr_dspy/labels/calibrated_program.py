@@ -81,8 +81,7 @@ class Calibration:
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Find the output that is calibrated, of the predictor that is named where several have one; a ValueError says
-    where there is none, or more than one, or one that the probabilities would replace."""
+    """Find the output to calibrate, of the named predictor where several have one; a ValueError says why none is."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:

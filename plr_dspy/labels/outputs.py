@@ -161,8 +161,7 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
 
 
 def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name: str = "prior") -> Array:
-    """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it; a ValueError
-    says where a label has no share above 0, or they do not sum to 1, but for rounding."""
+    """Return the shares ``[L]`` of labels from those by value, or by what demos call it; a ValueError for no shares."""
     given = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(given) or not all(share is not None and share > 0 for share in given):
         told = f"{name} must have a share for each of the labels {list(labels)}, a share above 0"

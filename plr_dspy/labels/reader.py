@@ -227,8 +227,7 @@ class LabelReader:
         return values
 
     def behind(self, answer: Any) -> Reading | None:
-        """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
-        last reply of all; None where that is nothing."""
+        """Return what the last reply said that gave a program's answer; of one without a label the last of all."""
         label = self.label_output.label_of(answer)
         alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
@@ -276,8 +275,7 @@ def _reading_type(kind: type) -> type:
 
 
 def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return what a reply says of labels, by what DSPy gives as "logprobs"; None where none is among the likeliest
-    tokens, or one token alone is told."""
+    """Return what a reply's "logprobs" say of labels; None where none is likely, or one token alone is told."""
     places, labels = getattr(logprobs, "content", None) or (), list(output.labels)
     tokens = [place.token for place in places]
     # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.

@@ -1,7 +1,6 @@
 """What is searched where demos are found for each input: rules beside arrangements, or their order by nearness."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -25,8 +24,7 @@ LARGE_POOL = 320  # demos from which on labels count if nothing is searched: wit
 
 
 def default_rule(max_demos: int, max_tokens: int | None, *, labels_count: bool = False) -> Rule:
-    """The rule that needs no search: as many of the nearest demos as may be shown, the nearest last, and where labels
-    count, rather those with a label that is frequent among the neighbours."""
+    """The rule that needs no search: the nearest demos; where labels count, rather those with a frequent one."""
     terms = {**NEAREST, "label_share": LABEL_SHARE} if labels_count else NEAREST
     return Rule(max_demos, terms, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
 
@@ -164,30 +162,26 @@ class RetrievalSlots(PoolSlots):
 
         It is PLR's update over many inputs: elites are the choices above their example's mean, weighted by how far.
         """
-        by_example: dict[int, list[tuple[Rule, float]]] = defaultdict(list)
-        for ordering, row in scores.items():
-            shown = self.rule_of(ordering)
-            if shown is not None and not any(_fixed(ordering)) and shown.nearest_last == rule.nearest_last:
-                for example, score in row.items():
-                    by_example[example].append((shown, score))
-        features, rankings, weights = [], [], []
+        rows = [(self.rule_of(ordering), row) for ordering, row in scores.items() if not any(_fixed(ordering))]
+        alike = [(found, row) for found, row in rows if found and found.nearest_last == rule.nearest_last]
         (pool, *others) = self.found.values()
-        for example, seen in by_example.items() if not others else ():
-            asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
-            if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
+        features, rankings, weights = [], [], []
+        for example, asked in enumerate(() if others else inputs):
+            seen = [(found, row[example]) for found, row in alike if example in row]
+            mean = sum(score for _, score in seen) / max(1, len(seen))
+            elites = [(found, score - mean) for found, score in seen if score > mean]
+            if not elites or not set(pool.names) <= asked.keys():
                 continue
             candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
-            for shown, score in seen:
-                if score > mean:
-                    chosen = shown.chosen(of_them, min(shown.num_demos, len(candidates)))
-                    features.append(of_them)
-                    rankings.append(chosen)
-                    weights.append(score - mean)
+            for found, weight in elites:
+                features.append(of_them)
+                rankings.append(found.chosen(of_them, min(found.num_demos, len(candidates))))
+                weights.append(weight)
         if len(rankings) < MIN_ELITES:
             return []
-        found = fit(features, rankings, weights, l2=PENALTY)
-        scale = max(np.abs(found).max(), 1e-9)
-        return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
+        fitted = fit(features, rankings, weights, l2=PENALTY)
+        scale = max(np.abs(fitted).max(), 1e-9)
+        return [replace(rule, coefficients=dict(zip(FEATURES, np.round(fitted / scale, 3).tolist(), strict=True)))]
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
