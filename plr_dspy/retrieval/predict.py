@@ -91,53 +91,12 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     return vectors, lambda text: (vectorizer.transform([text]) @ by_word).toarray()[0]
 
 
-class Embeddings:
-    """Vectors of texts that a `dspy.Embedder` makes, of length 1, kept in `known` by text.
-
-    It is called at once with those of the pool that are not known, and once with each other text, as long as its vector
-    is among the last `MOST_KEPT`.
-    """
-
-    def __init__(self, texts: Sequence[str], embedder: dspy.Embedder, known: dict[str, Array]) -> None:
-        self._embedder, self.known = embedder, known
-        self._size = next(map(len, known.values()), None)
-        if new := [text for text in dict.fromkeys(texts) if text not in known]:
-            # As many decimals as are saved, so that a loaded program finds the same.
-            known.update(zip(new, np.round(self._of(new), 6), strict=True))
-        self.vectors: Array = np.array([known[text] for text in texts])
-        self._size, self._most = self.vectors.shape[1], len(known) + MOST_KEPT
-
-    def to(self, text: str) -> Array:
-        """Cosine of a text's vector and of those of the pool, ``[n]``."""
-        vector = self.known.get(text)
-        if vector is None:
-            vector = self.known[text] = self._of([text])[0]
-            with suppress(RuntimeError, KeyError):  # where another thread does the same
-                if len(self.known) > self._most:
-                    del self.known[next(iter(self.known))]
-        found: Array = self.vectors @ vector
-        return found
-
-    def _of(self, texts: Sequence[str]) -> Array:
-        """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
-        try:
-            found = np.asarray(self._embedder(list(texts)), dtype=float)
-            expected = (len(texts), self._size or found.size // len(texts))
-            wrong = f"it returned an array of shape {found.shape}" * (found.shape != expected or not found.size)
-            wrong = wrong or "not all that it returned are finite" * (not np.isfinite(found).all())
-        except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
-            wrong = f"it raised {error!r}"
-        if wrong:
-            raise ValueError(
-                f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
-                f"texts; {wrong}: mend it, or pass another"
-            )
-        vectors: Array = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return vectors
-
-
 class Pool:
-    """The demos that a predictor may show, and how like their inputs are to those of a call."""
+    """The demos that a predictor may show, and how like their inputs are to those of a call.
+
+    An embedder is called at once with the inputs of the demos that are not known, and once with each other input, as
+    long as its vector is among the last `MOST_KEPT`.
+    """
 
     def __init__(
         self,
@@ -147,7 +106,7 @@ class Pool:
         *,
         embedder: dspy.Embedder | None = None,  # says how like inputs are; None compares the words that they share
         vectors: Any = None,  # of the inputs of the demos, [n, d], where they are known
-        known: dict[str, Array] | None = None,  # as of `Embeddings`
+        known: dict[str, Array] | None = None,  # vectors of length 1 that the embedder made, by text: kept up to date
         tokens: Sequence[int] = (),  # of each demo in a prompt, [n]; empty where that is not known
     ) -> None:
         self.demos, self.sources, self.embedder = list(demos), list(sources), embedder
@@ -155,14 +114,18 @@ class Pool:
         self.outputs = list(predictor.signature.output_fields)
         rows = [dict(demo.items()) for demo in demos]
         texts = [_text_of(row, self.names) for row in rows]
-        self._known = {} if known is None else known
+        self._known = known = {} if known is None else known
         if vectors is not None:
-            self._known.update(zip(texts, np.asarray(vectors, float), strict=True))
+            known.update(zip(texts, np.asarray(vectors, float), strict=True))
         if embedder is None:
             self.vectors, self._cosines = word_vectors(texts)
         else:
-            embeddings = Embeddings(texts, embedder, self._known)
-            self.vectors, self._cosines = embeddings.vectors, embeddings.to
+            self._size = next(map(len, known.values()), None)
+            if new := [text for text in dict.fromkeys(texts) if text not in known]:
+                # As many decimals as are saved, so that a loaded program finds the same.
+                known.update(zip(new, np.round(self._embedded(new), 6), strict=True))
+            self.vectors, self._cosines = np.array([known[text] for text in texts]), self._cosines_by_embedder
+            self._size, self._most = self.vectors.shape[1], len(known) + MOST_KEPT
         self.tokens = list(tokens) or [0] * len(rows)
         self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
         self._input_keys = [self._inputs(row) for row in rows]
@@ -232,6 +195,32 @@ class Pool:
         left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != input_key)
         found = list(islice(left, number))
         return found, like[found]
+
+    def _cosines_by_embedder(self, text: str) -> Array:
+        """Cosines of a text's vector and of those of the demos, ``[n]``."""
+        vector = self._known.get(text)
+        if vector is None:
+            vector = self._known[text] = self._embedded([text])[0]
+            with suppress(RuntimeError, KeyError):  # where another thread does the same
+                if len(self._known) > self._most:
+                    del self._known[next(iter(self._known))]
+        return np.asarray(self.vectors @ vector)
+
+    def _embedded(self, texts: Sequence[str]) -> Array:
+        """Vectors of texts, of length 1; a ValueError where the embedder returns something else."""
+        try:
+            found = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
+            expected = (len(texts), self._size or found.size // len(texts))
+            wrong = f"it returned an array of shape {found.shape}" * (found.shape != expected or not found.size)
+            wrong = wrong or "not all that it returned are finite" * (not np.isfinite(found).all())
+        except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
+            wrong = f"it raised {error!r}"
+        if wrong:
+            raise ValueError(
+                f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
+                f"texts; {wrong}: mend it, or pass another"
+            )
+        return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12))
 
     def _inputs(self, fields: Fields) -> str:
         """What identifies the inputs of a demo or a call."""
