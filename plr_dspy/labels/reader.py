@@ -150,23 +150,28 @@ class LabelReader:
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
         """Yield the arguments of an LM call that is read, else None; a refusal, to call without asking, is no error."""
-        requests = self._requests
-        if not self._is_ours(signature):
+        requests, settings, output = self._requests, dspy.settings, self.label_output
+        callers, fields = settings.caller_modules or [], signature.output_fields
+        caller = callers[-1] if callers else None
+        # Copies that the program makes on the way are read as the predictor itself is.
+        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
+        has_it = output.name in fields and "logprobs" not in fields
+        has_it = has_it and fields[output.name].annotation in (output.annotation, output.annotation | None)
+        if not (has_it and (caller is self._own or is_copy)):
             yield None
-        elif self.label_output.decision is not None:
+        elif output.decision is not None:
             yield lm_kwargs
         elif not requests.wanted:
             requests.check()
             yield None
         else:
-            noted, settings = _NotedCalls(), dspy.settings
-            callers, callbacks = settings.caller_modules or [], settings.callbacks or []
+            noted, callbacks = _NotedCalls(), settings.callbacks or []
             number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
             # DSPy writes to the histories of all that are calling. What is streamed might not be the answer, and parts
             # of chat replies come without log-probabilities.
             context = {"caller_modules": [noted, *callers], "callbacks": [*callbacks, noted], "send_stream": None}
             try:
-                with dspy.context(**context):
+                with dspy.context(**context, plr_dspy_asked=True):
                     yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
             except Exception as error:
                 if not requests.note_error(lm, error):
@@ -174,22 +179,13 @@ class LabelReader:
             finally:
                 noted.forget()
 
-    def _is_ours(self, signature: Any) -> bool:
-        """Tell whether a call with this signature is one that is read: of the predictor, or of a copy of it."""
-        outputs, ours, caller = signature.output_fields, self.label_output, (dspy.settings.caller_modules or [None])[-1]
-        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
-        if not (caller is self._own or is_copy) or ours.name not in outputs or "logprobs" in outputs:
-            return False
-        return outputs[ours.name].annotation in (ours.annotation, ours.annotation | None)
-
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original.output_fields) == len(outputs) == 1 and self.label_output.decision is None
-            asked = alone and self._requests.wanted and self._is_ours(original)
-            logprobs = outputs[0].get("logprobs") if asked and isinstance(outputs[0], Mapping) else None
+            alone = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
+            logprobs = outputs[0].get("logprobs") if alone and dspy.settings.get("plr_dspy_asked") else None
             if (found := _reading_of(logprobs, self.label_output, None)) is None:
                 raise
             if self._decision is not None:
