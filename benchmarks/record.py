@@ -19,7 +19,7 @@ from live import EMPTY, Draw, opened
 
 from paper.model import LOCAL
 from plr_dspy.labels.batch_calibration import read_replies
-from plr_dspy.local.server import find_weights
+from plr_dspy.local import find_weights
 from quickstart import BUNDLED
 
 

@@ -14,8 +14,7 @@ from dspy.primitives.module import set_attribute_by_name
 from dspy.utils import magicattr
 from scipy import special
 
-from plr_dspy.baselines.per_input import PerInputOrder
-from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
@@ -281,7 +280,7 @@ class Answers(MetricWork):
         num_unread, recalls = sum(bool(cell.outcome) for cell in self.cells), dict[str, float]()
         if isinstance(output := label_output(self._program), LabelOutput):
             right = output.numbers(self.examples)
-            answers = np.array([output.answered(prediction) for prediction in self.predictions], dtype=object)
+            answers = np.array([output.label_of(prediction) for prediction in self.predictions], dtype=object)
             if any(answers) or all(each is None for each in self.predictions):  # Else they may lie under another name.
                 numbers = enumerate(output.labels)
                 recalls = {label: float(np.mean(answers[right == i] == label)) for i, label in numbers if i in right}

@@ -59,7 +59,7 @@ class ServedModel:
         The number picks one of several servers; the threads are those of the local model, by default one a core.
         """
         from plr_dspy.lm.engines import completion_lm
-        from plr_dspy.local.server import LocalServer
+        from plr_dspy.local import LocalServer
 
         self.check(format)
         common: dict[str, Any] = {"cache": self.cache, "temperature": self.temperature}

@@ -1,4 +1,4 @@
-"""LocalE, GlobalE and PDO: all orders are asked for label probabilities; the one with the best criterion is taken."""
+"""LocalE, GlobalE, PDO and DEmO: orders are asked for label probabilities, and those with the best criterion taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import dspy
 import numpy as np
 from dspy.utils.exceptions import AdapterParseError
-from numpy.typing import ArrayLike
 from pydantic import Field
 from scipy.special import ndtr
 from scipy.stats import entropy
@@ -20,9 +19,10 @@ from scipy.stats import entropy
 from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
-from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelOutput, check_text_inputs, needed_output, prior_shares
-from plr_dspy.labels.reader import asking_for_probabilities
+from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
+from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
+from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, needed_output, prior_shares
+from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
@@ -30,7 +30,7 @@ from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.programs.checks import Number, Positive, WholeNumber, arguments
+from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
@@ -287,7 +287,7 @@ class ProbingWork(MetricWork):
             adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
             asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
         if telling := not requests.given:
-            options = asking_for_probabilities(lm, options)
+            options |= {"logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
         try:
             written = adapter(lm, options, asks, [], inputs)[0]
         except AdapterParseError as error:
@@ -303,13 +303,6 @@ class ProbingWork(MetricWork):
         if not all(fields.values()):
             raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
         return fields
-
-
-def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
-    """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
-    probabilities = np.exp(np.array(log_probabilities))
-    probabilities[list(unseen)] = 0.0
-    return np.asarray(probabilities / probabilities.sum())
 
 
 @arguments
@@ -411,3 +404,45 @@ class PDO(LabelReorderer):
 
     def criterion(self, table: Array) -> float:
         return -float(entropy(table.mean(axis=0), self._shares))
+
+
+@arguments
+class DEmO(LabelReorderer):
+    """Returns a program that orders its demos for each input (`PerInputOrder`).
+
+    The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
+    are kept; for each input, the program takes the one under which the input adds most to the probability of the
+    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset, and the program it
+    returns `num_kept` LM calls for each input. Program and LM must be as for `LocalE`.
+
+    Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
+
+    Args:
+        metric: By example; checked, but not used: there is no one order to compare with the original one.
+        num_kept: Orders to choose from for each input. The one in the report is the fairest.
+        num_candidates, all others: As in `LocalE`.
+    """
+
+    name = "DEmO"
+    fillers = CONTENT_FREE
+
+    num_candidates: Annotated[WholeNumber, Field(ge=2)] = 100
+    num_kept: Count = 4
+
+    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+        """Each order on the content-free inputs; nothing is compared, as there is no one order."""
+        return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
+
+    def criterion(self, table: Array) -> float:
+        return float(entropy(table.mean(axis=0)))
+
+    def _made(self, job: Job, compilation: Any, *others: Any) -> tuple[dspy.Module, dict[str, Any]]:
+        """The program that orders its demos for each input."""
+        means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
+        kept = [
+            {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
+            for ordering, mean in means[: self.num_kept]
+        ]
+        program = PerInputOrder(job.program, kept)
+        program._compiled = True
+        return program, {}

@@ -32,6 +32,9 @@ OPTIONS = {  # what the command calls the arguments that messages name, where it
     "valset": "--val",
 }
 
+METRIC = """FILE.py:NAME or MODULE:NAME of metric(example, prediction); or f1:LABEL, f1 (the mean over labels), mcc, or
+balanced-accuracy, which are metrics over all examples"""
+
 PACKAGE = Path(__file__).parents[1]
 
 EXAMPLE = """
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_metric(add)
+    add("--metric", type=_metric, required=True, help=METRIC)
     add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv")
     add("--val", type=_file, help="examples of the final comparison (default: 20 %% of --train)")
     add("--out", type=new_program, help="the program in its new order (JSON); needed without --estimate")
@@ -188,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=new_program, required=True, help="the calibrated program (JSON)")
 
     add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
-    _add_metric(add)
+    add("--metric", type=_metric, required=True, help=METRIC)
     add("--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv")
     add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to score beside it")
 
@@ -222,16 +225,6 @@ def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callabl
     add("--adapter", choices=["chat", "json", "plain"], default="chat", help="prompt format (default: chat)")
     add("--threads", type=int, help="calls under way at once")
     return add
-
-
-def _add_metric(add: Callable[..., Any]) -> None:
-    add(
-        "--metric",
-        type=_metric,
-        required=True,
-        help="FILE.py:NAME or MODULE:NAME of metric(example, prediction); or f1:LABEL, f1 (the mean over labels), mcc, "
-        "or balanced-accuracy, which are metrics over all examples",
-    )
 
 
 def _file(text: str) -> Path:

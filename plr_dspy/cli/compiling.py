@@ -22,7 +22,7 @@ from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
-from plr_dspy.local.server import local_lm
+from plr_dspy.local import local_lm
 from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder

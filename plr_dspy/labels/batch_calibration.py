@@ -182,8 +182,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _best(
         self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
     ) -> Calibration | None:
-        """The calibration that answers best, None for none, by `counts` of labels ``[L]`` too, where examples have
-        weights; sets `accuracies`."""
+        """The calibration that answers best, None for none, where labels have `counts` ``[L]``; sets `accuracies`."""
         told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
@@ -255,8 +254,7 @@ class LabelReplies(NamedTuple):
     def calibrated_to(
         self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
     ) -> Calibration:
-        """The calibration by mean probabilities, of inputs with weights ``[n]``, to shares of labels, ``[L]``; None for
-        the same share each."""
+        """The calibration by mean probabilities of inputs to shares of labels ``[L]``; None for the same share each."""
         to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
         offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
         rounded, num_inputs = tuple(np.round(to, 6).tolist()), len(self.inputs)
@@ -345,17 +343,12 @@ def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
     (num, num_labels), rows = known.shape, np.arange(len(known))
     start = np.repeat([1.0, 0.0], num_labels)
 
-    def loss(parameters: Array) -> tuple[float, Array]:
-        """Return the penalised loss of scales and offsets, one after the other, and its gradient."""
+    def loss(parameters: Array) -> float:
+        """Return the penalised loss of scales and offsets, one after the other."""
         told = log_softmax(known * parameters[:num_labels] + parameters[num_labels:], axis=1)
-        slopes = np.exp(told)
-        slopes[rows, answers] -= 1.0
-        away = parameters - start
-        gradient = np.concatenate([(slopes * known).mean(axis=0), slopes.mean(axis=0)])
-        value = -told[rows, answers].mean() + PENALTY / num * (away**2).sum()
-        return float(value), gradient + 2.0 * PENALTY / num * away
+        return float(PENALTY / num * ((parameters - start) ** 2).sum() - told[rows, answers].mean())
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B").x
+    found = minimize(loss, start, method="L-BFGS-B").x
     return found[:num_labels], found[num_labels:]
 
 

@@ -1,10 +1,10 @@
-"""A program whose finite output is decided by calibrated probabilities, which it gives beside the label."""
+"""Programs that decide by the probabilities of labels: a calibrated one, and one with an order for each input."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,16 +15,18 @@ import numpy as np
 import orjson
 from dspy.predict.parameter import Parameter
 from dspy.predict.predict import serialize_object
+from numpy.typing import ArrayLike
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
+from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.runtime import write_atomically
-from plr_dspy.statistics.calibration import calibrated
+from plr_dspy.statistics.calibration import Array, calibrated
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +80,13 @@ class Calibration:
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Find the output that is calibrated, of the predictor that is named where several have one; a ValueError says
-    where there is none, or more than one, or one that the probabilities would replace."""
+    """Find the output to calibrate, of the named predictor where several have one; a ValueError says why none is."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
         raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
     cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
-    if any(getattr(part, "reads_probabilities", False) for _, part in program.named_sub_modules()):
+    if any(isinstance(part, PerInputOrder) for _, part in program.named_sub_modules()):
         raise ValueError(
             "a program of DEmO decides by the probabilities of labels already, and cannot be calibrated: pass the "
             "program that it was made of"
@@ -270,3 +271,63 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
                 "plr_dspy, otherwise calibrate the program anew"
             ) from error
         self._program._take(calibration, state["predictor"])
+
+
+class PerInputOrder(dspy.Module):
+    """A program that orders its demos anew for each input.
+
+    Of its orders it takes the one under which the input adds most to the probability of the label predicted: one
+    LM call for each order. Without orders it is the program itself. It saves to JSON; `load_program` loads it.
+
+    Args:
+        program: Makes one LM call, whose finite output is the answer.
+        orders: To choose from: of each, its "permutations", the demo indices by position for each predictor, and
+            "content_free", the mean distribution ``[L]`` over content-free inputs.
+    """
+
+    def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
+        self.program = ProgramFactory(program).build({})
+        self.program._compiled = False  # what is frozen would not be saved
+        self.orders = tuple(orders)
+
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        """The answer in the order that the input has most influence under.
+
+        Raises:
+            NoProbabilities: when the LM gives no log-probabilities.
+            Exception: of the program.
+        """
+        answers, requests, predictors = [], LogprobRequests("DEmO"), dict(self.program.named_predictors())
+        for order in self.orders:
+            demos = {name: [predictors[name].demos, places] for name, places in order["permutations"].items()}
+            if any(sorted(places) != list(range(len(held))) for held, places in demos.values()):
+                continue  # They are others by now, as after `reset_copy`.
+            shown = {name: [held[i] for i in places] for name, (held, places) in demos.items()}
+            program = ProgramFactory(self.program).build(shown)
+            output, answer = needed_output(self.program, "DEmO", cure=""), None
+            likeliest = Calibration.none(output.labels).applied
+            reading = labels_read(program, output, requests, decision=likeliest)
+            with reading as reader, suppress(*WRONG_ANSWERS):
+                answer = program(*args, **inputs)
+            if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
+                p = distribution(found.log_probabilities, found.unseen)
+                answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
+        return max(answers, key=lambda each: each[0])[1] if answers else self.program(*args, **inputs)
+
+    async def aforward(self, *args: Any, **inputs: Any) -> Any:
+        return await dspy.asyncify(self.forward)(*args, **inputs)
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
+
+    def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
+        super().load_state(state, **options)
+        self.orders = tuple(state.get("orders", ()))
+
+
+def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
+    """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
+    probabilities = np.exp(np.array(log_probabilities))
+    probabilities[list(unseen)] = 0.0
+    return np.asarray(probabilities / probabilities.sum())

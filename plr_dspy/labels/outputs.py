@@ -13,7 +13,7 @@ from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from plr_dspy.lm.finite_outputs import label_text, labels_of, without_none
+from plr_dspy.lm.plain_text_adapter import decided, labels_of, without_none
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.statistics.calibration import Array, is_uneven
 
@@ -56,17 +56,17 @@ class LabelOutput:
             return {**told, "noul": shares[0]}
         return {**told, "probabilities": dict(zip(self.decision.criteria(), shares, strict=True))}
 
-    def answered(self, answer: Any) -> str | None:
-        """Return the label that a program's answer holds, as demos call it; None where it holds none."""
-        return label_text(self.labels, answer.get(self.name) if isinstance(answer, dspy.Prediction) else None)
+    def label_of(self, fields: Any) -> str | None:
+        """Return the label that an answer, an example or a demo holds, as demos call it; None where it holds none."""
+        value = decided(fields.get(self.name)) if isinstance(fields, (Mapping, dspy.Example)) else None
+        return next((text for text, each in self.labels.items() if type(each) is type(value) and each == value), None)
 
     def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
         """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
         numbers = {text: number for number, text in enumerate(self.labels)}
-        values = [example.get(self.name) for example in examples]
         # Data may hold what demos call an enum's member.
-        texts = [label_text(self.labels, value) or (value if isinstance(value, str) else "") for value in values]
-        return np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
+        texts = [self.label_of(each) or each.get(self.name) for each in examples]
+        return np.array([numbers.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64)
 
     def strange(self, examples: Sequence[Any]) -> str:
         """Say how many examples have none of the labels; empty where all have one, or none has any value there."""
@@ -161,8 +161,7 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
 
 
 def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name: str = "prior") -> Array:
-    """Return the shares ``[L]`` of labels from those by label, either its value or what demos call it; a ValueError
-    says where a label has no share above 0, or they do not sum to 1, but for rounding."""
+    """Return the shares ``[L]`` of labels from those by value, or by what demos call it; a ValueError for no shares."""
     given = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(given) or not all(share is not None and share > 0 for share in given):
         told = f"{name} must have a share for each of the labels {list(labels)}, a share above 0"

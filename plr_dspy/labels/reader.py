@@ -21,7 +21,6 @@ from scipy.special import log_softmax
 
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.engines import Hopeless
-from plr_dspy.lm.finite_outputs import label_text
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
@@ -34,17 +33,16 @@ class NoProbabilities(Hopeless):
     """The provider gives no log-probabilities."""
 
 
+@dataclass
 class LogprobRequests:
-    """Decides for all calls whether log-probabilities are asked for: until they are refused, or a first reply has none.
+    """Decides for all calls whether to ask for log-probabilities: until they are refused, or a first reply has none."""
 
-    `purpose` is what cannot do without them, for which no call is made without asking; empty for nothing. `wanted` can
-    be switched off; `reason` says why there are none, or none to learn from.
-    """
-
-    def __init__(self, purpose: str = "", *, cure: str = "PLReorder or TopKOrder, which need none") -> None:
-        self.purpose, self._cure = purpose, cure
-        self.wanted, self.given = True, False
-        self.reason = self._model = ""
+    purpose: str = ""  # what cannot do without them, for which no call is made without asking; empty for nothing
+    cure: str = "PLReorder or TopKOrder, which need none"
+    wanted: bool = True  # can be switched off
+    given: bool = False
+    reason: str = ""  # why there are none, or none to learn from
+    model: str = ""  # that gives none
 
     def note_reply(self, lm: Any, *, given: bool) -> None:
         """Note that a call that asked was answered; once one was given any, the others say nothing more."""
@@ -68,19 +66,13 @@ class LogprobRequests:
         """Raise `NoProbabilities` where there are none, and something cannot do without them."""
         if self.purpose and self.reason:
             raise NoProbabilities(
-                f"{self.purpose} needs the log-probabilities of tokens, and {self._model} gives none: use a model and "
-                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self._cure}"
+                f"{self.purpose} needs the log-probabilities of tokens, and {self.model} gives none: use a model and "
+                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self.cure}"
             ) from cause
 
     def _stop(self, lm: Any, why: str) -> None:
-        self.wanted, self._model = False, str(lm.model)
-        self.reason = self.reason or f"{self._model} {why}"
-
-
-def asking_for_probabilities(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an LM call, and those that ask for the likeliest tokens at each position."""
-    wanted = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-    return {**lm_kwargs, "logprobs": True, "top_logprobs": max(wanted, NUM_ALTERNATIVES)}
+        self.wanted, self.model = False, str(lm.model)
+        self.reason = self.reason or f"{self.model} {why}"
 
 
 @dataclass(eq=False)
@@ -127,24 +119,17 @@ Decision: TypeAlias = Callable[[Reading], Reading]  # gives the label that is th
 
 
 class LabelReader:
-    """The first base of a type made of an adapter's own: it reads what the adapter's calls return.
+    """The first base of a type made of an adapter's own: it reads what the adapter's calls return."""
 
-    `readings` has one for each call with the output, None where the reply says nothing of labels; `undecided` what a
-    decision was made of; `unread` is that of the first reply that the adapter could not read, where nothing decides.
-    """
-
-    def _begin(
-        self, program: dspy.Module, output: LabelOutput, requests: LogprobRequests, decision: Decision | None
-    ) -> None:
-        """Read for a program; what another reader around this one reads of the same output is read for both."""
-        self.readings, self.undecided = list[Reading | None](), list[Reading]()
-        self.unread: Reading | None = None
-        self.label_output, self._requests, self._decision = output, requests, decision
-        predictors = dict(program.named_predictors())
-        self._own, self._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
-        outside, same = dspy.settings.adapter, (output.name, output.labels)
-        is_same = isinstance(outside, LabelReader) and (outside.label_output.name, outside.label_output.labels) == same
-        self._outside: list[LabelReader] = [outside, *outside._outside] if is_same else []
+    readings: list[Reading | None]  # of each call with the output, None where the reply says nothing of labels
+    undecided: list[Reading]  # what decisions were made of
+    unread: Reading | None  # of the first reply that the adapter could not read, where nothing decides
+    label_output: LabelOutput
+    _requests: LogprobRequests
+    _decision: Decision | None
+    _own: dspy.Predict
+    _others: set[int]  # ids of the program's other predictors
+    _outside: list[LabelReader]  # readers around this one of the same output, for which it reads, too
 
     def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
         """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
@@ -165,45 +150,42 @@ class LabelReader:
     @contextmanager
     def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
         """Yield the arguments of an LM call that is read, else None; a refusal, to call without asking, is no error."""
-        requests = self._requests
-        if not self._is_ours(signature):
+        requests, settings, output = self._requests, dspy.settings, self.label_output
+        callers, fields = settings.caller_modules or [], signature.output_fields
+        caller = callers[-1] if callers else None
+        # Copies that the program makes on the way are read as the predictor itself is.
+        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
+        has_it = output.name in fields and "logprobs" not in fields
+        has_it = has_it and fields[output.name].annotation in (output.annotation, output.annotation | None)
+        if not (has_it and (caller is self._own or is_copy)):
             yield None
-        elif self.label_output.decision is not None:
+        elif output.decision is not None:
             yield lm_kwargs
         elif not requests.wanted:
             requests.check()
             yield None
         else:
-            noted, settings = _NotedCalls(), dspy.settings
-            callers, callbacks = settings.caller_modules or [], settings.callbacks or []
+            noted, callbacks = _NotedCalls(), settings.callbacks or []
+            number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
             # DSPy writes to the histories of all that are calling. What is streamed might not be the answer, and parts
             # of chat replies come without log-probabilities.
             context = {"caller_modules": [noted, *callers], "callbacks": [*callbacks, noted], "send_stream": None}
             try:
-                with dspy.context(**context):
-                    yield asking_for_probabilities(lm, lm_kwargs)
+                with dspy.context(**context, plr_dspy_asked=True):
+                    yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
             except Exception as error:
                 if not requests.note_error(lm, error):
                     raise
             finally:
                 noted.forget()
 
-    def _is_ours(self, signature: Any) -> bool:
-        """Tell whether a call with this signature is one that is read: of the predictor, or of a copy of it."""
-        outputs, ours, caller = signature.output_fields, self.label_output, (dspy.settings.caller_modules or [None])[-1]
-        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
-        if not (caller is self._own or is_copy) or ours.name not in outputs or "logprobs" in outputs:
-            return False
-        return outputs[ours.name].annotation in (ours.annotation, ours.annotation | None)
-
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
         """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original.output_fields) == len(outputs) == 1 and self.label_output.decision is None
-            asked = alone and self._requests.wanted and self._is_ours(original)
-            logprobs = outputs[0].get("logprobs") if asked and isinstance(outputs[0], Mapping) else None
+            alone = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
+            logprobs = outputs[0].get("logprobs") if alone and dspy.settings.get("plr_dspy_asked") else None
             if (found := _reading_of(logprobs, self.label_output, None)) is None:
                 raise
             if self._decision is not None:
@@ -216,8 +198,7 @@ class LabelReader:
         """Keep what the first of the returned values says; return the values as they are without asking."""
         output, states = self.label_output, self.label_output.decision is not None
         for i, value in enumerate(values or [{}]):
-            said = value.get(output.name)
-            label, found = label_text(output.labels, said), None
+            said, label, found = value.get(output.name), output.label_of(value), None
             if states and value:
                 masses = output.stated(said)
                 if masses.any():  # DSPy raises for zeros.
@@ -242,9 +223,8 @@ class LabelReader:
         return values
 
     def behind(self, answer: Any) -> Reading | None:
-        """Return what the last reply that gave a program's answer said of labels, or of an answer without a label the
-        last reply of all; None where that is nothing."""
-        label = self.label_output.answered(answer)
+        """Return what the last reply said that gave a program's answer; of one without a label the last of all."""
+        label = self.label_output.label_of(answer)
         alike = [each for each in self.readings if label is None or (each and each.label == label)]
         return alike[-1] if alike else None
 
@@ -263,7 +243,12 @@ def labels_read(
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Any = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    reader._begin(program, output, requests, decision)
+    reader.readings, reader.undecided, reader.unread = [], [], None
+    reader.label_output, reader._requests, reader._decision = output, requests, decision
+    predictors = dict(program.named_predictors())
+    reader._own, reader._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
+    same = isinstance(adapter, LabelReader) and (adapter.label_output.name, adapter.label_output.labels)
+    reader._outside = [adapter, *adapter._outside] if same == (output.name, output.labels) else []
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -286,8 +271,7 @@ def _reading_type(kind: type) -> type:
 
 
 def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return what a reply says of labels, by what DSPy gives as "logprobs"; None where none is among the likeliest
-    tokens, or one token alone is told."""
+    """Return what a reply's "logprobs" say of labels; None where none is likely, or one token alone is told."""
     places, labels = getattr(logprobs, "content", None) or (), list(output.labels)
     tokens = [place.token for place in places]
     # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.
@@ -320,9 +304,10 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
     masses = np.zeros(len(labels))
-
-    def share(rests: Mapping[int, str], before: str, probability: float) -> None:
-        """Share out what the tokens after `before` say among labels, of which these rests are missing."""
+    # Texts, what of labels is missing after them, and the probability that what follows shares out among these.
+    pending = [("", {i: fold(label) for i, label in enumerate(labels)}, 1.0)]
+    while pending:
+        before, rests, probability = pending.pop()
         alternatives, left = after[before], probability
         texts = {token: fold(token if before else token.lstrip(before_label)) for token in alternatives}
         for token, text in texts.items():
@@ -335,15 +320,13 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             mass = probability * math.exp(min(0.0, alternatives[token]))
             left -= mass
             if len(fitting) > 1 and before + token in after:
-                share({i: rests[i][len(text) :] for i in fitting}, before + token, mass)
+                pending.append((before + token, {i: rests[i][len(text) :] for i in fitting}, mass))
                 continue
             spelled = set(texts.values()) - {text}
             sharing = [i for i in fitting if rests[i] not in spelled] or fitting
             masses[sharing] += mass / len(sharing)
         # A label that is complete ends with whatever does not make another one of it.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
-
-    share({i: fold(label) for i, label in enumerate(labels)}, "", 1.0)
     return masses
 
 

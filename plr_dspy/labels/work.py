@@ -60,7 +60,7 @@ class LabelWork(MetricWork):
             told = self._told(reader.unread) if is_original or not self.scores.size else {}
             wrong.told = {"refused": self.requests.reason, **told}
             raise
-        label = self.output.answered(prediction)  # Read before the metric, which may write to it.
+        label = self.output.label_of(prediction)  # Read before the metric, which may write to it.
         cell = self._scored(shown, prediction)
         if not self.scores.size:
             said = reader.unread or reader.behind(prediction)

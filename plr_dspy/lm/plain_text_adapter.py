@@ -1,16 +1,18 @@
-"""Few-shot demos as plain text: the format of the paper, and one that small and base models follow."""
+"""Few-shot demos as plain text: the format of the paper, and one that small and base models follow. Also how values are
+written that a field has few of."""
 
+import enum
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import dspy
 import pydantic
+from dspy.adapters.types.decision import Choice, Noul
 from dspy.adapters.utils import annotation_allows_none, apply_output_field_defaults, format_field_value
 from dspy.utils.exceptions import AdapterParseError
 
-from plr_dspy.lm.finite_outputs import BLANK_LINES, labels_of, one_block, without_none
-
+BLANK_LINES = re.compile(r"\n\s*\n")
 # Modules such as ChainOfThought add fields and keep the text, so it need not name the fields of today.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
@@ -175,3 +177,38 @@ def _read(name: str, annotation: Any, text: str) -> Any:
             return reader.validate_python(text)
     except ValueError as error:
         raise ValueError(f"{name}: got {text!r}, expected {annotation}.") from error
+
+
+def without_none(annotation: Any) -> Any:
+    """Return the annotation without its alternative None."""
+    others = [each for each in get_args(annotation) if each is not type(None)]
+    return others[0] if len(others) == 1 and annotation_allows_none(annotation) else annotation
+
+
+def labels_of(annotation: Any) -> dict[str, Any] | None:
+    """Return the values of a type that has few, by what demos call them; None for other types."""
+    if annotation is bool:
+        return {"True": True, "False": False}
+    if get_origin(annotation) is Literal:
+        values = list(get_args(annotation))
+    elif isinstance(annotation, enum.EnumMeta):
+        values = list(annotation.__members__.values())
+    else:
+        return None
+    return {name_of_label(value): value for value in values}
+
+
+def name_of_label(value: Any) -> str:
+    """Return what demos call a value: of an enum's member, the text of what it stands for."""
+    value = decided(value)
+    return one_block(str(value.value if isinstance(value, enum.Enum) else value))
+
+
+def decided(value: Any) -> Any:
+    """Return the label that a decision (`dspy.experimental.Choice`, `Noul`) holds; other values as they are."""
+    return value.value if isinstance(value, (Choice, Noul)) else value
+
+
+def one_block(text: str) -> str:
+    """Return the text stripped, without blank lines, which separate demos."""
+    return BLANK_LINES.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n")).strip()

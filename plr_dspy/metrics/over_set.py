@@ -13,7 +13,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.exceptions import AdapterParseError
 
-from plr_dspy.lm.finite_outputs import decided, name_of_label
+from plr_dspy.lm.plain_text_adapter import decided, name_of_label
 from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
 from plr_dspy.runtime import as_json
 

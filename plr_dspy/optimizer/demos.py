@@ -29,7 +29,7 @@ from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, message
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
-from plr_dspy.retrieval.rule import Pool
+from plr_dspy.retrieval.predict import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.runtime import as_json
 from plr_dspy.scoring.budget import price_of

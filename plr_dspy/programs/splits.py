@@ -11,7 +11,7 @@ import dspy
 import orjson
 from dspy.predict.predict import serialize_object
 
-from plr_dspy.lm.finite_outputs import decided
+from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.programs.objects import digest
 
 logger = logging.getLogger(__name__)

@@ -1,11 +1,9 @@
 """What is searched where demos are found for each input: rules beside arrangements, or their order by nearness."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
 from typing import Any
 
 import dspy
@@ -15,8 +13,7 @@ from plr_dspy.plackett_luce.distribution import fit_coefficients
 from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, joined, retrieve_in
-from plr_dspy.retrieval.rule import FEATURES, NEAREST, Pool, Rule
+from plr_dspy.retrieval.predict import FEATURES, NEAREST, Pool, Retrieval, RetrievingPredict, Rule, retrieve_in
 from plr_dspy.search.space import Ordering, OrderingSpace, Scores
 from plr_dspy.statistics.calibration import Array
 
@@ -26,8 +23,7 @@ LARGE_POOL = 320  # demos from which on labels count if nothing is searched: wit
 
 
 def default_rule(max_demos: int, max_tokens: int | None, *, labels_count: bool = False) -> Rule:
-    """The rule that needs no search: as many of the nearest demos as may be shown, the nearest last, and where labels
-    count, rather those with a label that is frequent among the neighbours."""
+    """The rule that needs no search: the nearest demos; where labels count, rather those with a frequent one."""
     terms = {**NEAREST, "label_share": LABEL_SHARE} if labels_count else NEAREST
     return Rule(max_demos, terms, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
 
@@ -79,6 +75,7 @@ class RetrievalSlots(PoolSlots):
             for name, demos in retrieved.items()
             if demos
         }
+        self._content = digest([[pool.demos for pool in self.found.values()], embedder])  # what decides which are found
         # Then the inputs of the predictor are those of the program.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
@@ -133,8 +130,7 @@ class RetrievalSlots(PoolSlots):
         if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
                 for name, pool in self.found.items():
-                    found = pool.shown(inputs, rule, without=inputs)
-                    demos[name] = joined(demos.get(name, []), [pool.demos[i] for i in found])
+                    demos[name] = pool.beside(demos.get(name, []), inputs, rule, without=inputs)
                 return self._digest(demos)
         return digest([self._digest(self.demos(ordering)), asdict(rule), self._content])
 
@@ -165,35 +161,26 @@ class RetrievalSlots(PoolSlots):
 
         It is PLR's update over many inputs: elites are the choices above their example's mean, weighted by how far.
         """
-        by_example: dict[int, list[tuple[Rule, float]]] = defaultdict(list)
-        for ordering, row in scores.items():
-            shown = self.rule_of(ordering)
-            if shown is not None and not any(_fixed(ordering)) and shown.nearest_last == rule.nearest_last:
-                for example, score in row.items():
-                    by_example[example].append((shown, score))
-        features, rankings, weights = [], [], []
+        rows = [(self.rule_of(ordering), row) for ordering, row in scores.items() if not any(_fixed(ordering))]
+        alike = [(found, row) for found, row in rows if found and found.nearest_last == rule.nearest_last]
         (pool, *others) = self.found.values()
-        for example, seen in by_example.items() if not others else ():
-            asked, mean = inputs[example], sum(score for _, score in seen) / len(seen)
-            if not set(pool.names) <= asked.keys() or max(score for _, score in seen) <= mean:
+        features, rankings, weights = [], [], []
+        for example, asked in enumerate(() if others else inputs):
+            seen = [(found, row[example]) for found, row in alike if example in row]
+            mean = sum(score for _, score in seen) / max(1, len(seen))
+            elites = [(found, score - mean) for found, score in seen if score > mean]
+            if not elites or not set(pool.names) <= asked.keys():
                 continue
             candidates, of_them = pool.features(asked, rule.num_candidates, without=asked)
-            for shown, score in seen:
-                if score > mean:
-                    chosen = shown.chosen(of_them, min(shown.num_demos, len(candidates)))
-                    features.append(of_them)
-                    rankings.append(chosen)
-                    weights.append(score - mean)
+            for found, weight in elites:
+                features.append(of_them)
+                rankings.append(found.chosen(of_them, min(found.num_demos, len(candidates))))
+                weights.append(weight)
         if len(rankings) < MIN_ELITES:
             return []
-        found = fit_coefficients(features, rankings, weights, l2=PENALTY)
-        scale = max(np.abs(found).max(), 1e-9)
-        return [replace(rule, coefficients=dict(zip(FEATURES, np.round(found / scale, 3).tolist(), strict=True)))]
-
-    @cached_property
-    def _content(self) -> str:
-        """Digest of the demos that may be found, and of what compares them."""
-        return digest([[pool.demos for pool in self.found.values()], self.embedder])
+        fitted = fit_coefficients(features, rankings, weights, l2=PENALTY)
+        scale = max(np.abs(fitted).max(), 1e-9)
+        return [replace(rule, coefficients=dict(zip(FEATURES, np.round(fitted / scale, 3).tolist(), strict=True)))]
 
     def _with_rule(self, fixed: Ordering, rule: Rule) -> Ordering:
         """An arrangement and a rule, which gets a number."""
@@ -213,9 +200,13 @@ class FoundSlots(ProgramSlots):
     Found demos are the last block of their predictor's slot, which holds stand-ins that say how near each of them is.
     """
 
-    @property
-    def embedder(self) -> Any:  # type: ignore[override]
-        return next((e for each in self._retrieving if (e := each.retrieval.pool.embedder) is not None), None)
+    def __init__(self, program: dspy.Module) -> None:
+        predictors = program.named_predictors()
+        self._found = {name: each.retrieval for name, each in predictors if isinstance(each, RetrievingPredict)}
+        self._content = digest([each.facts for each in self._found.values()])
+        embedders = [each.pool.embedder for each in self._found.values()]
+        self.embedder = next((each for each in embedders if each is not None), None)
+        super().__init__(program)
 
     @property
     def reverse(self) -> Ordering:
@@ -229,46 +220,35 @@ class FoundSlots(ProgramSlots):
     def shown(self, ordering: Ordering) -> dict[str, list[int]]:
         return self.permutations(ordering)
 
+    def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
+        """By predictor, the demos that all inputs have."""
+        numbers = {name: len(predictor.demos) for name, predictor in self._predictors.items()}
+        shown = self.permutations(ordering)
+        return {s.predictor: [s.demos[i] for i in shown[s.predictor] if i < numbers[s.predictor]] for s in self.slots}
+
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        demos, retrievals = self._demos_and_rules(ordering)
-        program = self._factory.build(demos)
-        return retrieve_in(program, {name: replace(each, guarded=guarded) for name, each in retrievals.items()})
+        found = {name: replace(each, guarded=guarded) for name, each in self._in_order(ordering).items()}
+        return retrieve_in(super().build(ordering), found)
 
     def fingerprint(self, ordering: Ordering, inputs: Any = None) -> str:
         """Digest of the demos that all inputs have, and of rules and pools that decide the others."""
-        demos, retrievals = self._demos_and_rules(ordering)
-        return digest([self._digest(demos), {n: asdict(each.rule) for n, each in retrievals.items()}, self._content])
+        rules = {name: asdict(each.rule) for name, each in self._in_order(ordering).items()}
+        return digest([super().fingerprint(ordering), rules, self._content])
 
-    def _demos_and_rules(self, ordering: Ordering) -> tuple[dict[str, list[Any]], dict[str, Retrieval]]:
-        """By predictor, the demos that all inputs have, and where and in what order others are found."""
-        demos, retrievals, permutations = {}, {}, self.permutations(ordering)
-        for slot in self.slots:
-            predictor, shown = self._predictors[slot.predictor], permutations[slot.predictor]
-            number = len(predictor.demos)  # that all inputs have
-            demos[slot.predictor] = [slot.demos[i] for i in shown if i < number]
-            if isinstance(predictor, RetrievingPredict):
-                own = _nearness(predictor.retrieval)
-                order = tuple(own[i - number] for i in shown if i >= number)
-                rule = predictor.retrieval.rule
-                rule = rule if order == own else replace(rule, order=order)
-                retrievals[slot.predictor] = replace(predictor.retrieval, rule=rule)
-        return demos, retrievals
-
-    @property
-    def _retrieving(self) -> list[RetrievingPredict]:
-        """The predictors that find demos."""
-        return [each for each in self._predictors.values() if isinstance(each, RetrievingPredict)]
-
-    @cached_property
-    def _content(self) -> str:
-        """Digest of what decides which demos are found."""
-        return digest([each.retrieval.facts for each in self._retrieving])
+    def _in_order(self, ordering: Ordering) -> dict[str, Retrieval]:
+        """By predictor, where and in what order demos are found."""
+        permutations, found = self.permutations(ordering), {}
+        for name, each in self._found.items():
+            number, own = len(self._predictors[name].demos), _nearness(each)
+            order = tuple(own[i - number] for i in permutations.get(name, ()) if i >= number)
+            found[name] = each if order == own else replace(each, rule=replace(each.rule, order=order))
+        return found
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         slot = super()._slot(name, predictor)
-        if not isinstance(predictor, RetrievingPredict):
+        if name not in self._found:
             return slot
-        said, nearness = next(iter(predictor.signature.input_fields)), _nearness(predictor.retrieval)
+        said, nearness = next(iter(predictor.signature.input_fields)), _nearness(self._found[name])
         stand_ins = [dspy.Example({said: f"(number {place + 1} by nearness to the input)"}) for place in nearness]
         slot = replace(slot, demos=(*slot.demos, *stand_ins))
         if len(nearness) < 2:

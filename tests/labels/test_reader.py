@@ -20,7 +20,7 @@ from plr_dspy import PlainTextAdapter, completion_lm
 from plr_dspy.labels import reader as module
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.reader import LogprobRequests, from_alternatives, label_position, labels_read
-from plr_dspy.lm.finite_outputs import labels_of
+from plr_dspy.lm.plain_text_adapter import labels_of
 
 
 class Scripted:

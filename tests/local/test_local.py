@@ -12,8 +12,7 @@ import pytest
 from dspy.utils.exceptions import LMError
 from servers import llama_count
 
-from plr_dspy.local import LocalServer
-from plr_dspy.local.server import find_weights
+from plr_dspy.local import LocalServer, find_weights
 
 
 @pytest.fixture

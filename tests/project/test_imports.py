@@ -10,15 +10,13 @@ from dspy.utils import logging_utils
 
 import plr_dspy
 import plr_dspy.baselines
-import plr_dspy.local
 from plr_dspy import runtime
 
 HEAVY = {"dspy", "torch", "scipy", "numpy", "pandas", "openai", "litellm", "pydantic"}
 
 ALONE = """
-import logging, plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli
-for package in (plr_dspy, plr_dspy.baselines, plr_dspy.local):
-    assert set(package.__all__) <= set(dir(package))
+import logging, plr_dspy, plr_dspy.data, plr_dspy.cli
+assert set(plr_dspy.__all__) <= set(dir(plr_dspy))
 plr_dspy.OrderingSpace
 print(*sorted(HEAVY & sys.modules.keys()))
 log = logging.getLogger("plr_dspy.x")
@@ -41,7 +39,7 @@ socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
 loaded = lambda: HEAVY & sys.modules.keys()
 import dspy
 before = loaded()
-import plr_dspy, plr_dspy.baselines, plr_dspy.local, plr_dspy.data, plr_dspy.cli
+import plr_dspy, plr_dspy.data, plr_dspy.cli
 assert loaded() == before
 plr_dspy.PLReorder(metric=print)
 assert {"dspy", "torch"} <= loaded() and not loaded() & {"openai", "litellm", "pandas"}, loaded()
@@ -107,7 +105,7 @@ print(*sorted(HEAVY & sys.modules.keys()))
     assert run(code)[0].splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("package", [plr_dspy, plr_dspy.baselines, plr_dspy.local])
+@pytest.mark.parametrize("package", [plr_dspy, plr_dspy.baselines])
 def test_every_name_is_there(package):
     for name in package.__all__:
         value = getattr(package, name)

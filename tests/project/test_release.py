@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-LOADED = ["__init__.pyi", "baselines/__init__.pyi", "local/__init__.pyi", "local/llama_child.py", "py.typed"]
+LOADED = ["__init__.pyi", "local/llama_child.py", "py.typed"]
 LOADED += ["data/reviews_test.jsonl", "data/reviews_train.jsonl"]
 LOADED_AT_RUN_TIME = {f"plr_dspy/{name}" for name in LOADED}
 

@@ -16,8 +16,7 @@ from matplotlib import pyplot
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
 from plr_dspy.programs.slots import PooledDemo
-from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.retrieval.rule import Rule
+from plr_dspy.retrieval.predict import RetrievingPredict, Rule
 from plr_dspy.retrieval.slots import RetrievalSlots
 
 WORDS = ["red", "green", "blue"]

@@ -12,8 +12,7 @@ from fakes import Program
 from plr_dspy import load_program
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
-from plr_dspy.retrieval.rule import FEATURES, Pool, Rule
+from plr_dspy.retrieval.predict import FEATURES, Pool, Retrieval, RetrievingPredict, Rule, retrieve_in
 
 TEXTS = ["the cat sat", "a dog ran", "the cat ran", "birds fly south", "the cat"]
 LABELS = ["cat", "dog", "cat", "bird", "cat"]
