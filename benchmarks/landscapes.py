@@ -192,6 +192,7 @@ STRENGTHS = {
     "items": (0.15, 0.4, 0.2, 0.0),
     "nothing": (0.0, 0.0, 0.0, 0.0),
     "harm": (0.0, 0.0, 0.0, 0.5),
+    "cost": (0.0, 0.0, -0.2, 0.0),
 }
 """Logits by kind of world: of the leaning, the worth, the logarithm of the number of demos, and the harm of demos."""
 
@@ -202,7 +203,8 @@ class ArrangementWorld(Landscape):
     As in `SyntheticLandscape`, it has a quality and a leaning. Quality is the worth of the demos shown, each of which
     counts most near the end, and grows with their number; the leaning is the model's own, and that of the classes
     shown, of which the last count most. By the kind, "classes" decide most, as in recorded answers, or the "items";
-    with "nothing" no arrangement is better than another, and with "harm" each is worse than none.
+    with "nothing" no arrangement is better than another, with "harm" each is worse than none, and with "cost" each demo
+    more costs some points.
     """
 
     num_held_out, max_shown = 2_000, 8

@@ -257,10 +257,9 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
     model of scores takes that for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
-    if not differences or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
+    if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
-    sure = max(0.5, paired_probability(differences))
-    return _no_surer(gain, sure, largest=max(map(abs, differences))) if gain.expected > 0 else gain
+    return _no_surer(gain, paired_probability(differences), largest=max(map(abs, differences)))
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:

@@ -71,7 +71,7 @@ class PLFewShot(PLReorder):
     Candidates are the student's own demos, labelled examples of the trainset, and demos that a teacher's right answers
     make (DSPy's `BootstrapFewShot`). A quarter of the trainset, 50 examples at most, becomes demos, and the rest
     scores: no example is ever scored with itself, or with another of the same inputs, in the prompt. The student as it
-    is competes, and stays where nothing is expected to do better.
+    is competes, and stays unless something is three times as likely to be better as to be worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.

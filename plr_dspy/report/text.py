@@ -258,7 +258,7 @@ def _verdict(report: Report) -> list[str]:
         claim = f"no {what} is expected to do better on new examples"
     else:
         gain, given = score(other.expected_gain, c, sign=True), report.settings.get("min_probability")
-        short = "not three times as likely" if given is None else f"less than min_probability={given:g}"
+        short = "the first must be 3 times the second" if given is None else f"less than min_probability={given:g}"
         claim = (
             f"the best other {what} is expected to gain {gain} on new examples, better with probability "
             f"{math.floor(100 * other.probability) / 100:.2f}, worse with {other.probability_worse:.2f}: {short}"

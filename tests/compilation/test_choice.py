@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence
+from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence, judge
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.ordering_model import Gain
+from plr_dspy.search.model.ordering_model import Gain, OrderingModel
 from plr_dspy.statistics.comparisons import paired_interval
 
 
@@ -101,6 +101,26 @@ class TestChoice:
         ).gain_interval
         assert low >= 0.0 if p > 0.975 else low <= 0.0
         assert low - 1e-6 <= gain <= high
+
+    def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
+        """On 15 common examples the original is ahead; each has 20 more of its own, which are for the others."""
+        model, entries = OrderingModel(OrderingSpace.of_sizes(4)), [("best seen", each) for each in ORDERINGS[:6]]
+        against = 0
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            common = rng.random((6, 15)) < np.linspace(0.9, 0.5, 6)[:, None]
+            own = rng.random((6, 20)) < np.linspace(0.4, 0.9, 6)[:, None]
+            scores = {
+                ordering: dict(enumerate(map(float, row)))
+                | {100 * (i + 1) + k: float(x) for k, x in enumerate(further)}
+                for i, (ordering, row, further) in enumerate(zip(ORDERINGS, common, own, strict=False))
+            }
+            given = {"as_they_came": scores, "min_probability": None, "by_score": False}
+            for other, row in zip(judge(entries, range(15), scores, model, **given)["candidates"], common, strict=True):
+                if other.gain.expected > 0 and row.sum() < common[0].sum():
+                    against += 1
+                    assert other.gain.probability < 0.5 < other.gain.worse
+        assert against > 5
 
     def test_evidence_and_comparison_by_hand(self):
         """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""

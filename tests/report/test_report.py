@@ -262,7 +262,7 @@ class TestText:
         ("gain", "least", "said"),
         [
             (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_prob"),
-            (0.012, None, "better with probability 0.60, worse with 0.30: not three times as likely"),
+            (0.012, None, "better with probability 0.60, worse with 0.30: the first must be 3 times the second"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )

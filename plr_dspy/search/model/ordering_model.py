@@ -219,9 +219,10 @@ class FittedModel:
         foreseen = None if self.responses is None else self.responses.gains(number)
         with one_thread():
             # Log-probabilities may take what is apart for that, and what else its own calls say for chance: where they
-            # come, a gain is no surer than if it were of another kind for certain.
+            # come, a gain is no surer than if it were of another kind for certain. Without them the reference may be
+            # unlike all others: somebody has made or chosen it.
             for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
-                gains = self.process.gains(number, kinds=kinds)
+                gains = self.process.gains(number, kinds=kinds, may_differ=foreseen is None)
                 gains = gains if foreseen is None else gains.plus(foreseen)
                 if self.responses is not None and self.calibrating:
                     above, below = (each.round(6) for each in gains.summary()[1:3])

@@ -424,14 +424,16 @@ class AdditiveProcess:
         """Posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._with_leaning(features), self._fit.weights) + self._level)
 
-    def gains(self, reference: int, *, kinds: Sequence[float] = KINDS) -> Gains:
-        """What the orderings fitted score on new examples above one of them, given by its number; `kinds` as of
-        `expected_gains`."""
+    def gains(self, reference: int, *, kinds: Sequence[float] = KINDS, may_differ: bool = False) -> Gains:
+        """What the orderings fitted score on new examples above one of them, given by its number, which `may_differ`
+        from all others, or not; `kinds` as of `expected_gains`."""
         means, covariance = self._means / self._deviation, self._fit.covariance - self._fit.fixed
+        apart = self._apart.copy()
+        apart[reference, reference] = max(apart[reference, reference], APART_VARIANCE * may_differ)
         return expected_gains(
             means,
             covariance=covariance,
-            apart=self._apart,
+            apart=apart,
             noise=self._errors,
             reference=reference,
             num_examples=self._num_examples,
