@@ -167,10 +167,10 @@ def evaluate_programs(
 ) -> Evaluation:
     """Score programs on the same examples, with 95 % intervals, and the recall of each label.
 
-    The intervals are those of new examples, of which other shares may have each label. That of a metric over a set is
-    the infinitesimal jackknife's, with four more examples, spread over its labels or groups, that are answered best and
-    worst. A failed call is no wrong answer: its example is left out for all programs, with a warning. If it is ended
-    early, nothing is kept, but what DSPy's cache holds.
+    The intervals are those of new examples, of which other shares may have each label, if examples are independent of
+    each other. That of a metric over a set is the infinitesimal jackknife's, with four more examples, spread over its
+    labels or groups, that are answered best and worst. A failed call is no wrong answer: its example is left out for
+    all programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
 
     Args:
         programs: By name; the first is what the others are held against. They are not changed.
