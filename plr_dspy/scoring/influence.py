@@ -31,7 +31,7 @@ class Influence:
     def __init__(self, metric: Any, facts: Sequence[Any]) -> None:  # a `SetMetric`, and what it reads of each example
         self._metric, self._facts = metric, list(facts)
         self.kind = metric.kind
-        self.bounds: tuple[float, float] = metric.limits([])  # as far as what it was referred to tells
+        self.bounds: tuple[float, float] = metric.bounds  # as far as what it was referred to tells
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
@@ -48,8 +48,8 @@ class Influence:
         rows = [(self._facts[example], outputs) for example, outputs in answered]
         if not rows:
             return
-        low, high = self._metric.limits([outputs for _, outputs in rows])
-        self.bounds = min(low, self.bounds[0]), max(high, self.bounds[1])
+        scores = [outputs for _, outputs in rows if self.kind == (int, float) and outputs is not None]
+        self.bounds = min([self.bounds[0], *scores]), max([self.bounds[1], *scores])
         self._shifts = {}  # Should the metric raise, there is no reference.
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
         of_each = min(len(answers), max(1, MOST_PSEUDO // max(1, len(self._shares))))
