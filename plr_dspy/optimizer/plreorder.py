@@ -25,8 +25,7 @@ from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
-from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
+from plr_dspy.statistics.calibration import right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +174,6 @@ class PLReorder(Reorderer):
         if self.signal != "score" and not one_prompt:
             found = label_work(job) if job.plan.racing else "auto='paper' scores orders as the paper does"
         if isinstance(found, LabelWork):
-            label_shares(self.calibrate, found)
             return found
         if found and self._needing_logprobs:
             raise ValueError(self._no_logprobs(found))
@@ -221,8 +219,7 @@ class PLReorder(Reorderer):
             if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
                 break
         if cell is None or cell.label_logprobs is not None:
-            shares = label_shares(self.calibrate, work)
-            return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
+            return work.responses(scorer, work.shares)
         work.requests.wanted = False
         reason = cell.refused or cell.lacking or "the first answers came without any"
         if cell.outcome == FAILED:
@@ -245,33 +242,18 @@ def label_work(job: Job) -> LabelWork | str:
         return scores
     warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))
     own = None if job.calibrated_student is None else job.calibrated_student.calibration
+    calibrate = job.optimizer.calibrate
     work = LabelWork(
         metric,
         examples,
         output=output,
         scores=scores,
-        calibrating=job.optimizer.calibrate is not False,
+        calibrating=calibrate is not False,
         original=job.slots.build(job.original),
         own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
-    return work
-
-
-def label_responses(
-    scorer: CellScorer, work: LabelWork, shares: Array | None = None, *, calibrating: bool = False
-) -> LabelResponses:
-    """Say where the log-probabilities of labels are found: in the cells that were paid."""
-
-    def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-        cell = scorer.ledger.cells.get(scorer.key(ordering, example))
-        return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
-
-    return LabelResponses(work.counted_scores(), told, shares, calibrating, work.influence)
-
-
-def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
-    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to."""
+    work.shares = shares_to_try(scores, between=work.influence is not None)
     if isinstance(calibrate, Mapping):
-        return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
-    return shares_to_try(work.scores, between=work.influence is not None)
+        work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
+    return work
