@@ -57,8 +57,8 @@ class SetMetric(ABC):
         """The metric of so many examples, by what it reads of each, and the weight of each."""
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
-        """The score that the ledger keeps beside the outputs."""
-        return self(example, prediction)
+        """The score that the ledger keeps beside outputs: 0 of a function, which may mean nothing of one example."""
+        return self(example, prediction) if self.weighted else 0.0
 
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]:
         """Outputs that any example with one of these facts may have; none where outputs have no end."""
@@ -146,9 +146,6 @@ class DatasetMetric(SetMetric):
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
-    def alone(self, example: dspy.Example, prediction: Any) -> float:
-        return 0.0  # The function may mean nothing of a single example.
-
     def fact(self, example: dspy.Example) -> Any:
         return example.copy(**_plain(dict(example.labels().items())))
 
@@ -196,7 +193,7 @@ class LabelMetric(SetMetric):
         return name_of_label(prediction[name])
 
     def answers(self, facts: Sequence[str]) -> Sequence[str]:
-        return sorted({*facts, NO_LABEL})
+        return sorted({*facts, NO_LABEL}) if self.kind is str else ()
 
     def label_of(self, outputs: Any) -> str:
         """The label among the outputs that were read."""
@@ -312,9 +309,6 @@ class RecallAtPrecision(LabelMetric):
                 "confidence='...'"
             )
         return [super().outputs(example, prediction), round(as_score(found), 4)]
-
-    def answers(self, facts: Sequence[str]) -> Sequence[Any]:
-        return ()
 
     def label_of(self, outputs: Any) -> str:
         return NO_LABEL if outputs is None else str(outputs[0])

@@ -53,17 +53,6 @@ def _check_embedder(embedder: Any) -> Any:
     return embedder
 
 
-def _check_teacher(teacher: Any) -> dspy.Module | None:
-    """The teacher; of a list, as other optimizers pass one, the first; an error where it is no program."""
-    if isinstance(teacher, (list, tuple)):
-        teacher = teacher[0] if teacher else None
-    if isinstance(teacher, CalibratedProgram):
-        teacher = teacher.program  # which makes demos as the student's does
-    if teacher is not None and not isinstance(teacher, dspy.Module):
-        raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
-    return teacher
-
-
 @arguments
 class PLFewShot(PLReorder):
     """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
@@ -164,7 +153,12 @@ class PLFewShot(PLReorder):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
-        teacher = _check_teacher(teacher)
+        if isinstance(teacher, (list, tuple)):  # as to other optimizers
+            teacher = teacher[0] if teacher else None
+        if isinstance(teacher, CalibratedProgram):
+            teacher = teacher.program  # which makes demos as the student's does
+        if teacher is not None and not isinstance(teacher, dspy.Module):
+            raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
