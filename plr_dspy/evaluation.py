@@ -241,8 +241,7 @@ class Answers(MetricWork):
             self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self.examples])
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        with self._answering(example) as shown:
-            prediction = program(**shown.inputs())
+        shown, prediction = self._answered(program, example)
         cell = self._scored(shown, prediction)
         self.predictions[example] = prediction
         return cell

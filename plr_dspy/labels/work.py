@@ -58,8 +58,8 @@ class LabelWork(MetricWork):
         decision = self._own if is_original else self._likeliest
         try:
             reading = labels_read(program, self.output, self.requests, decision=decision)
-            with reading as reader, self._answering(example) as shown:
-                prediction = program(**shown.inputs())
+            with reading as reader:
+                shown, prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             told = self._told(reader.unread) if is_original or not self.scores.size else {}
             wrong.told = {"refused": self.requests.reason, **told}

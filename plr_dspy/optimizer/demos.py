@@ -23,7 +23,7 @@ from plr_dspy.labels.work import NoCalls
 from plr_dspy.metrics.by_example import takes_trace
 from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer, own_copy
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, own_copy
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
@@ -169,12 +169,7 @@ class TeacherWork(MetricWork):
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
-        try:
-            with self._answering(example) as asked:
-                prediction = self.teacher(**asked.inputs())
-        except WrongAnswer as wrong:
-            wrong.told = {"value": {}}
-            raise
+        asked, prediction = self._answered(self.teacher, example)
         trace = list(dspy.settings.trace)
         score = self._scored(asked, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:

@@ -202,7 +202,7 @@ class PLFewShot(PLReorder):
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         names = [f"trainset[{number}]" for number in job.demo_examples]
-        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1, ways_out=TeacherWork.ways_out)
+        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
         attempts, ended = make_attempts(job, teaching)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)

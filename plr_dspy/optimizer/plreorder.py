@@ -46,9 +46,8 @@ class PLReorder(Reorderer):
     Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
 
     Args:
-        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
-            ``Prediction(score=...)`` count. Further parameters, such as ``trace``, get their defaults,
-            or None.
+        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
+            Further parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from a call. "score" is the metric's score alone; "logprobs" the
             log-probabilities of labels as well, which tell the same with a fraction of the calls; "auto" takes them
             where they come with the calls that are made anyway, and says in the report why it did not. They do where
