@@ -166,6 +166,8 @@ class LabelMetric(SetMetric):
         field: Name of the output, and of the examples' field, that has the label; None takes the only one.
     """
 
+    average: str | None = None  # of labels, as scikit-learn calls it, where each has a value of its own
+    _function = ""  # of scikit-learn
     _besides: Any = None  # a field of the examples that has no label
 
     def __init__(self, *, field: str | None = None) -> None:
@@ -215,13 +217,15 @@ class LabelMetric(SetMetric):
             )
         return names[0]
 
-    def _as_sklearn(
-        self, name: str, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float], **options: Any
-    ) -> float:
-        """What a function of scikit-learn makes of answers and labels."""
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn import metrics
 
-        return float(getattr(metrics, name)(facts, list(map(self.label_of, outputs)), sample_weight=weights, **options))
+        options: dict[str, Any] = {}
+        if self.average is not None:  # The mean over one label is its own.
+            of, average = (sorted(set(facts)), self.average) if self.label is None else ([self.label], "macro")
+            options = {"labels": of, "average": average, "zero_division": 0.0}
+        answers = list(map(self.label_of, outputs))
+        return float(getattr(metrics, self._function)(facts, answers, sample_weight=weights, **options))
 
 
 class F1(LabelMetric):
@@ -234,6 +238,8 @@ class F1(LabelMetric):
         field: As in `LabelMetric`.
     """
 
+    _function = "f1_score"
+
     def __init__(
         self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
     ) -> None:
@@ -245,31 +251,22 @@ class F1(LabelMetric):
             raise ValueError(f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}")
         self.label, self.average = None if label is None else name_of_label(label), average
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        of, average = sorted(set(facts)), self.average
-        if self.label is not None:  # The mean over one label is its own.
-            of, average = [self.label], "macro"
-        options = {"labels": of, "average": average, "zero_division": 0.0}
-        return self._as_sklearn("f1_score", facts, outputs, weights, **options)
-
 
 class MatthewsCorrelation(LabelMetric):
     """Matthews' correlation coefficient of answers and labels, as of `sklearn.metrics.matthews_corrcoef`."""
 
-    bounds = (-1.0, 1.0)
+    bounds, _function = (-1.0, 1.0), "matthews_corrcoef"
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         if len({*facts, *map(self.label_of, outputs)}) < 2:  # where scikit-learn warns
             return 0.0
-        return self._as_sklearn("matthews_corrcoef", facts, outputs, weights)
+        return super().value(facts, outputs, weights)
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        options = {"labels": sorted(set(facts)), "average": "macro", "zero_division": 0.0}
-        return self._as_sklearn("recall_score", facts, outputs, weights, **options)
+    average, _function = "macro", "recall_score"
 
 
 class RecallAtPrecision(LabelMetric):
@@ -348,7 +345,7 @@ class AverageScoreBy(SetMetric):
         if isinstance(metric, SetMetric):
             raise ValueError(f"metric must be a metric by example; got {metric!r}, which is one over a set")
         self.group, self.metric, self.worst, self.field = group, metric, worst, field
-        self._right = BalancedAccuracy(field=field)
+        self._right = LabelMetric(field=field)
         self._right._besides = group
         self._ask = metric_caller(self._right if metric is None else metric)
 
