@@ -30,8 +30,6 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
-Interval = tuple[float, float]
-
 
 def load_program(
     student: dspy.Module,
@@ -119,9 +117,9 @@ class ProgramScore:
     """
 
     score: float
-    interval: Interval
+    interval: tuple[float, float]
     difference: float | None = None
-    difference_interval: Interval | None = None
+    difference_interval: tuple[float, float] | None = None
     num_unread: int = 0
     recalls: Mapping[str, float] = field(default_factory=dict)
 

@@ -147,11 +147,11 @@ class DatasetMetric(SetMetric):
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
     def fact(self, example: dspy.Example) -> Any:
-        return example.copy(**_plain(dict(example.labels().items())))
+        return example.copy(**plain(dict(example.labels().items())))
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         is_prediction = isinstance(prediction, dspy.Prediction)
-        return _plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
+        return plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
@@ -199,7 +199,7 @@ class LabelMetric(SetMetric):
 
     def label_of(self, outputs: Any) -> str:
         """The label among the outputs that were read."""
-        return NO_LABEL if outputs is None else str(outputs)
+        return NO_LABEL if outputs is None else str(outputs if self.kind is str else outputs[0])
 
     def _label_field(self, example: dspy.Example) -> str:
         """The name of the field that has the label: the one that is given, or the only one beside inputs."""
@@ -307,9 +307,6 @@ class RecallAtPrecision(LabelMetric):
             )
         return [super().outputs(example, prediction), round(as_score(found), 4)]
 
-    def label_of(self, outputs: Any) -> str:
-        return NO_LABEL if outputs is None else str(outputs[0])
-
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn.metrics import precision_recall_curve
 
@@ -373,6 +370,6 @@ class AverageScoreBy(SetMetric):
         return float(means[np.argmax(means <= means.min() + TIE)] if self.worst else means.mean())
 
 
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as JSON has them."""
+def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as JSON has them, and as those of a saved program are."""
     return dict(orjson.loads(as_json(serialize_object(fields))))

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
-import orjson
-from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
@@ -21,7 +19,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.metrics.by_example import takes_trace
-from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
+from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric, plain
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, own_copy
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
@@ -31,7 +29,6 @@ from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.predict import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
-from plr_dspy.runtime import as_json
 from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.ledger import Cell, error_counts
 from plr_dspy.search.space import Ordering
@@ -183,10 +180,8 @@ class TeacherWork(MetricWork):
                     stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
                 ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
-        chosen = {name: _one_of(demos) for name, demos in made.items()}
-        plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
-        # As they will be read from the ledger: as those of a saved program are.
-        return Cell(None, value=orjson.loads(as_json(plain)))
+        # As they will be read from the ledger.
+        return Cell(None, value=plain({name: dict(_one_of(demos).items()) for name, demos in made.items()}))
 
 
 def _one_of(demos: Examples) -> dspy.Example:

@@ -36,8 +36,6 @@ SEARCHED = 100  # random orders whose best a search is expected to find, at leas
 NUM_ORDERS, MIN_ORDERS = 10, 3
 
 MIN_EXAMPLES = 10  # fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance
-
-
 SIGNIFICANT = 0.05  # up to this p value, the order of the demos is said to matter
 WORTHWHILE = 0.01  # from this gain on, a search is said to be worth its calls
 
