@@ -231,10 +231,8 @@ class Answers(MetricWork):
             self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self.examples])
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        shown, prediction = self._answered(program, example)
-        cell = self._scored(shown, prediction)
-        self.predictions[example] = prediction
-        return cell
+        shown, self.predictions[example] = self._answered(program, example)
+        return self._scored(shown, self.predictions[example])
 
     def scored(self, *others: Answers) -> list[tuple[list[float], float]]:
         """What each answer scores, and all together, of this program and of others: of a metric over a set, near the

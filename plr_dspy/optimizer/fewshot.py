@@ -119,7 +119,7 @@ class PLFewShot(PLReorder):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
-        self._embedded: tuple[Any, dict[str, Array]] = (None, {})  # what an embedder made of texts
+        self._embedded: dict[int, tuple[Any, dict[str, Array]]] = {}  # by their ids, embedders and what they made
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
@@ -267,8 +267,6 @@ class PLFewShot(PLReorder):
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )
-        if self._embedded[0] is not self.embedder:
-            self._embedded = (self.embedder, {})
         labels_count = self.max_metric_calls == 0 and max(map(len, retrieved.values())) >= LARGE_POOL
         first = default_rule(self.max_demos, tokens, labels_count=labels_count)
         others = [rule for rule in variations(first, self.min_demos) if rule != first]
@@ -280,7 +278,7 @@ class PLFewShot(PLReorder):
             rules=[first, *others],
             min_found=self.min_demos,
             embedder=self.embedder,
-            known=self._embedded[1],
+            known=self._embedded.setdefault(id(self.embedder), (self.embedder, {}))[1],
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,
         )

@@ -182,12 +182,8 @@ class PLReorder(Reorderer):
 
     def search(self, job: Job, responses: LabelResponses | None = None) -> Search:
         plan = job.plan
-        shape: dict[str, Any] = {
-            "update": self.update,
-            "num_samples": plan.num_samples,
-            "elite_fraction": plan.elite_fraction,
-            "seed": job.seed,
-        }
+        shape: dict[str, Any] = {"update": self.update, "seed": job.seed}
+        shape |= {name: getattr(plan, name) for name in ("num_samples", "elite_fraction")}
         if not plan.racing:
             return CrossEntropySearch(job.slots.space, **shape)
         return ThompsonSearch(
