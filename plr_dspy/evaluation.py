@@ -19,7 +19,7 @@ from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on
-from plr_dspy.programs.checks import Count, arguments, check_given, saved_state
+from plr_dspy.programs.checks import Checked, check_given, saved_state
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
@@ -29,8 +29,6 @@ from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
-
-Interval = tuple[float, float]
 
 
 def load_program(
@@ -119,9 +117,9 @@ class ProgramScore:
     """
 
     score: float
-    interval: Interval
+    interval: tuple[float, float]
     difference: float | None = None
-    difference_interval: Interval | None = None
+    difference_interval: tuple[float, float] | None = None
     num_unread: int = 0
     recalls: Mapping[str, float] = field(default_factory=dict)
 
@@ -208,14 +206,6 @@ def evaluate_programs(
     return Evaluation(found, len(devset) - len(failed), len(failed))
 
 
-@arguments
-class _Limits:
-    """What limits calls, checked."""
-
-    num_threads: Count | None = None
-    max_errors: Count | None = None
-
-
 class Answers(MetricWork):
     """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
 
@@ -227,7 +217,7 @@ class Answers(MetricWork):
 
     def ask(self, **limits: Any) -> Answers:
         """Call the program on each example; whatever ends that early, the ledger and the predictions have the rest."""
-        _Limits(**{name: limits[name] for name in ("num_threads", "max_errors")})
+        Checked(**{name: limits[name] for name in ("num_threads", "max_errors")})
         options: dict[str, Any] = {"called": "example", "ledger": self.ledger, **limits}
         self.cells, _ = calls_on(self._program, self, len(self.examples), **options)
         return self
@@ -241,32 +231,25 @@ class Answers(MetricWork):
             self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self.examples])
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        with self._answering(example) as shown:
-            prediction = program(**shown.inputs())
-        cell = self._scored(shown, prediction)
-        self.predictions[example] = prediction
-        return cell
+        shown, self.predictions[example] = self._answered(program, example)
+        return self._scored(shown, self.predictions[example])
 
-    def rows(self, *others: Answers) -> list[list[float]]:
-        """What the answers score, of this program and of others: of a metric over a set, near the answers of all."""
+    def scored(self, *others: Answers) -> list[tuple[list[float], float]]:
+        """What each answer scores, and all together, of this program and of others: of a metric over a set, near the
+        answers of all."""
         every = (self, *others)
         if self.influence is None:
             told = [[cell.score for cell in each.cells] for each in every]
             least = min([0.0, *(score for row in told for score in row if score is not None)])
-            return [[least if score is None else score for score in row] for row in told]
+            rows = [[least if score is None else score for score in row] for row in told]
+            return [(row, float(np.mean(row))) for row in rows]
         outputs = [list(enumerate(cell.value for cell in each.cells)) for each in every]
         self.influence.refer(pair for each in outputs for pair in each)
-        return [[self.influence.score(*pair) for pair in each] for each in outputs]
-
-    def value(self) -> float:
-        """The metric of the answers."""
-        if self.influence is None:
-            return float(np.mean(self.rows()[0]))
-        return self.influence.value(enumerate(cell.value for cell in self.cells))
+        return [([self.influence.score(*pair) for pair in each], self.influence.value(each)) for each in outputs]
 
     def score(self, first: Answers) -> ProgramScore:
         """What they come to, beside those of the first program."""
-        (scores,), value = self.rows(), self.value()
+        ((scores, value),) = self.scored()
         if self.influence is None:
             low, high = min(0.0, *scores), max(float(min(scores) >= 0.0), *scores)
             # Two successes and two failures more (A. Agresti and B. Coull, The American Statistician 52, 1998).
@@ -287,9 +270,10 @@ class Answers(MetricWork):
         found = ProgramScore(value, interval, num_unread=num_unread, recalls=recalls)
         if self is first:
             return found
-        differences = [b - a for a, b in zip(*first.rows(self), strict=True)]
+        (before, _), (after, _) = first.scored(self)
+        differences = [b - a for a, b in zip(before, after, strict=True)]
         largest = high - low if self.influence is None else self.influence.largest()
         # Where all answers score the same, others may not.
         ends = paired_interval(differences, largest=0.0 if any(differences) else largest)
         interval = (max(low - high, ends[0]), min(high - low, ends[1]))
-        return replace(found, difference=value - first.value(), difference_interval=interval)
+        return replace(found, difference=value - first.scored()[0][1], difference_interval=interval)

@@ -1,7 +1,5 @@
 """`python -m plr_dspy.cli`."""
 
-import sys
-
 from plr_dspy.cli.commands import main
 
-sys.exit(main())
+raise SystemExit(main())

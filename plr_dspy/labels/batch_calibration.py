@@ -23,7 +23,7 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.calls import calls_on
-from plr_dspy.programs.checks import Checked, Count, Flag, Number, Seed, WholeNumber, arguments, check_given
+from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
@@ -82,10 +82,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     prior: Mapping[Any, Number] | None = None
     metric: SetMetric | None = None
     predictor: str | None = None
-    num_threads: Count | None = None
-    max_errors: Count | None = None
-    seed: Seed = 0
-    display_progress: Flag = True
 
     def __post_init__(self) -> None:
         self.accuracies: dict[str, float] = {}

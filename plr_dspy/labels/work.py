@@ -16,6 +16,9 @@ from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.over_set import DatasetMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
 from plr_dspy.scoring.ledger import Cell
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array
 
 DECIMALS = 4  # of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers
@@ -45,6 +48,7 @@ class LabelWork(MetricWork):
         self._original, self._own = None if original is None or not calibrating else _shown(original), own
         self.output, self.requests = output, LogprobRequests(purpose)
         self.scores = np.empty((0, 0)) if scores is None else scores
+        self.shares: Array | None = None  # of examples that labels are right for, as far as is guessed, [S, L]
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
@@ -54,8 +58,8 @@ class LabelWork(MetricWork):
         decision = self._own if is_original else self._likeliest
         try:
             reading = labels_read(program, self.output, self.requests, decision=decision)
-            with reading as reader, self._answering(example) as shown:
-                prediction = program(**shown.inputs())
+            with reading as reader:
+                shown, prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             told = self._told(reader.unread) if is_original or not self.scores.size else {}
             wrong.told = {"refused": self.requests.reason, **told}
@@ -94,15 +98,20 @@ class LabelWork(MetricWork):
         told = {"refused": self.requests.reason, "lacking": lacking} if lacking else self._told(found)
         return replace(cell, **told)
 
-    def counted_scores(self) -> Array:
-        """What labels score ``[E, L]``, in a table that the influence on a metric over a set keeps up to date."""
-        if self.influence is None or self._over_set is None:
-            return self.scores
-        read, scores = self._over_set.outputs, self.scores.copy()
-        predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
-        outputs = [[read(each, answer) for answer in predictions] for each in self.examples]
-        self.influence.table, self.influence.of_labels = scores, outputs
-        return scores
+    def responses(self, scorer: CellScorer, shares: Array | None) -> LabelResponses:
+        """Say where the log-probabilities of labels are found, in the cells that were paid, and what labels score."""
+        scores = self.scores
+        if self.influence is not None and self._over_set is not None:  # which keeps the table up to date
+            read, scores = self._over_set.outputs, scores.copy()
+            predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
+            outputs = [[read(each, answer) for answer in predictions] for each in self.examples]
+            self.influence.table, self.influence.of_labels = scores, outputs
+
+        def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
+            cell = scorer.ledger.cells.get(scorer.key(ordering, example))
+            return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
+
+        return LabelResponses(scores, told, shares, self._likeliest is not None, self.influence)
 
     def _told(self, found: Reading | None) -> dict[str, Any]:
         """Return what a reply says of labels, as fields of a cell."""

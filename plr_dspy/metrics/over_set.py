@@ -13,7 +13,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.exceptions import AdapterParseError
 
-from plr_dspy.lm.plain_text_adapter import decided, name_of_label
+from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
 from plr_dspy.runtime import as_json
 
@@ -33,7 +33,7 @@ class SetMetric(ABC):
     bootstrapping, go by.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)  # the least and the largest value; see `limits`
+    bounds: tuple[float, float] = (0.0, 1.0)  # the least and the largest value; where outputs are scores, at least
     # Whether `value` takes any weights, and depends on what it reads of examples and predictions alone; otherwise
     # weights are numbers of copies. And whether it has derivatives by these weights.
     weighted = smooth = True
@@ -57,16 +57,12 @@ class SetMetric(ABC):
         """The metric of so many examples, by what it reads of each, and the weight of each."""
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
-        """The score that the ledger keeps beside the outputs."""
-        return self(example, prediction)
+        """The score that the ledger keeps beside outputs: 0 of a function, which may mean nothing of one example."""
+        return self(example, prediction) if self.weighted else 0.0
 
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]:
         """Outputs that any example with one of these facts may have; none where outputs have no end."""
         return ()
-
-    def limits(self, outputs: Sequence[Any]) -> tuple[float, float]:
-        """The least and the largest value, as far as such outputs tell."""
-        return self.bounds
 
     def check(self, *parts: Sequence[dspy.Example]) -> None:
         """Warn where one of the parts has few examples of some kind; a ValueError where the metric can read nothing of
@@ -150,15 +146,12 @@ class DatasetMetric(SetMetric):
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
-    def alone(self, example: dspy.Example, prediction: Any) -> float:
-        return 0.0  # The function may mean nothing of a single example.
-
     def fact(self, example: dspy.Example) -> Any:
-        return example.copy(**_plain(dict(example.labels().items())))
+        return example.copy(**plain(dict(example.labels().items())))
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         is_prediction = isinstance(prediction, dspy.Prediction)
-        return _plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
+        return plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
@@ -173,6 +166,10 @@ class LabelMetric(SetMetric):
         field: Name of the output, and of the examples' field, that has the label; None takes the only one.
     """
 
+    average: str | None = None  # of labels, as scikit-learn calls it, where each has a value of its own
+    _function = ""  # of scikit-learn
+    _besides: Any = None  # a field of the examples that has no label
+
     def __init__(self, *, field: str | None = None) -> None:
         self.field = field
 
@@ -180,31 +177,55 @@ class LabelMetric(SetMetric):
         return float(self.fact(example) == LabelMetric.outputs(self, example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
-        label = example[name := _label_field(example, self.field)]
+        label = example[name := self._label_field(example)]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
             raise ValueError(
-                f"metric: {type(self).__name__} is about one label for each example, and {name!r} holds a "
-                f"{type(label).__name__}: pass DatasetMetric(function) for several"
+                f"metric: there must be one label for each example, and {name!r} holds a {type(label).__name__}: pass "
+                "DatasetMetric(function) for several"
             )
-        return _label_name(label)
+        return name_of_label(label)
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        return _answered_label(self, prediction, _label_field(example, self.field))
+        name = self._label_field(example)
+        if not isinstance(prediction, dspy.Prediction) or name not in prediction:
+            raise MetricTypeError(
+                f"the metric reads the label at {name!r}, as in the examples, and the program answers {prediction!r}: "
+                "give both the same name, or pass field"
+            )
+        return name_of_label(prediction[name])
 
     def answers(self, facts: Sequence[str]) -> Sequence[str]:
-        return sorted({*facts, NO_LABEL})
+        return sorted({*facts, NO_LABEL}) if self.kind is str else ()
 
     def label_of(self, outputs: Any) -> str:
         """The label among the outputs that were read."""
-        return NO_LABEL if outputs is None else str(outputs)
+        return NO_LABEL if outputs is None else str(outputs if self.kind is str else outputs[0])
 
-    def _as_sklearn(
-        self, name: str, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float], **options: Any
-    ) -> float:
-        """What a function of scikit-learn makes of answers and labels."""
+    def _label_field(self, example: dspy.Example) -> str:
+        """The name of the field that has the label: the one that is given, or the only one beside inputs."""
+        labels, field = list(example.labels().keys()), self.field
+        names = [field] if field is not None else [name for name in labels if name != self._besides] or labels
+        if not names or (len(names) == 1 and names[0] not in example):
+            what = "label beside its inputs" if field is None else repr(field)
+            told = repr(dict(example.items()))[:SHOWN]
+            cure = "leave it out, give it one, or name the label's field as field='...'"
+            raise ValueError(f"metric: an example has no {what}: {cure}; it holds {told}")
+        if len(names) != 1:
+            raise ValueError(
+                f"metric: several fields beside the inputs may have the label, {names}: name the one that does, such "
+                f"as F1(..., field={names[0]!r})"
+            )
+        return names[0]
+
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn import metrics
 
-        return float(getattr(metrics, name)(facts, list(map(self.label_of, outputs)), sample_weight=weights, **options))
+        options: dict[str, Any] = {}
+        if self.average is not None:  # The mean over one label is its own.
+            of, average = (sorted(set(facts)), self.average) if self.label is None else ([self.label], "macro")
+            options = {"labels": of, "average": average, "zero_division": 0.0}
+        answers = list(map(self.label_of, outputs))
+        return float(getattr(metrics, self._function)(facts, answers, sample_weight=weights, **options))
 
 
 class F1(LabelMetric):
@@ -217,6 +238,8 @@ class F1(LabelMetric):
         field: As in `LabelMetric`.
     """
 
+    _function = "f1_score"
+
     def __init__(
         self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
     ) -> None:
@@ -226,33 +249,24 @@ class F1(LabelMetric):
             raise ValueError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
         if (average == "binary") == (label is None):
             raise ValueError(f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}")
-        self.label, self.average = None if label is None else _label_name(label), average
-
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        of, average = sorted(set(facts)), self.average
-        if self.label is not None:  # The mean over one label is its own.
-            of, average = [self.label], "macro"
-        options = {"labels": of, "average": average, "zero_division": 0.0}
-        return self._as_sklearn("f1_score", facts, outputs, weights, **options)
+        self.label, self.average = None if label is None else name_of_label(label), average
 
 
 class MatthewsCorrelation(LabelMetric):
     """Matthews' correlation coefficient of answers and labels, as of `sklearn.metrics.matthews_corrcoef`."""
 
-    bounds = (-1.0, 1.0)
+    bounds, _function = (-1.0, 1.0), "matthews_corrcoef"
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         if len({*facts, *map(self.label_of, outputs)}) < 2:  # where scikit-learn warns
             return 0.0
-        return self._as_sklearn("matthews_corrcoef", facts, outputs, weights)
+        return super().value(facts, outputs, weights)
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
-    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        options = {"labels": sorted(set(facts)), "average": "macro", "zero_division": 0.0}
-        return self._as_sklearn("recall_score", facts, outputs, weights, **options)
+    average, _function = "macro", "recall_score"
 
 
 class RecallAtPrecision(LabelMetric):
@@ -276,7 +290,7 @@ class RecallAtPrecision(LabelMetric):
         super().__init__(field=field)
         if not 0.0 < precision <= 1.0:
             raise ValueError(f"precision must lie in (0, 1]; got {precision!r}")
-        self.label, self.precision, self.confidence = _label_name(label), precision, confidence
+        self.label, self.precision, self.confidence = name_of_label(label), precision, confidence
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         answer = prediction if isinstance(prediction, dspy.Prediction) else {}
@@ -284,7 +298,7 @@ class RecallAtPrecision(LabelMetric):
             found = answer.get(self.confidence)
         else:
             shares = answer.get("probabilities") or {}
-            found = next((shares[each] for each in shares if _label_name(each) == self.label), None)
+            found = next((shares[each] for each in shares if name_of_label(each) == self.label), None)
         if found is None:
             raise MetricTypeError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
@@ -292,12 +306,6 @@ class RecallAtPrecision(LabelMetric):
                 "confidence='...'"
             )
         return [super().outputs(example, prediction), round(as_score(found), 4)]
-
-    def answers(self, facts: Sequence[str]) -> Sequence[Any]:
-        return ()
-
-    def label_of(self, outputs: Any) -> str:
-        return NO_LABEL if outputs is None else str(outputs[0])
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         from sklearn.metrics import precision_recall_curve
@@ -334,17 +342,16 @@ class AverageScoreBy(SetMetric):
         if isinstance(metric, SetMetric):
             raise ValueError(f"metric must be a metric by example; got {metric!r}, which is one over a set")
         self.group, self.metric, self.worst, self.field = group, metric, worst, field
-        self._ask = None if metric is None else metric_caller(metric)
+        self._right = LabelMetric(field=field)
+        self._right._besides = group
+        self._ask = metric_caller(self._right if metric is None else metric)
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
-        if self._ask is not None:
-            return as_score(self._ask(example, prediction))
-        name = _label_field(example, self.field, besides=self.group)
-        return float(_label_name(example[name]) == _answered_label(self, prediction, name))
+        return as_score(self._ask(example, prediction))
 
     def fact(self, example: dspy.Example) -> str:
         if self.metric is None:
-            _label_field(example, self.field, besides=self.group)  # which raises where there is none
+            self._right.fact(example)  # which raises where there is no label
         if not isinstance(self.group, str):
             return str(self.group(example))
         if self.group not in example:
@@ -353,10 +360,6 @@ class AverageScoreBy(SetMetric):
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         return self(example, prediction)
-
-    def limits(self, outputs: Sequence[Any]) -> tuple[float, float]:
-        scores = [each for each in outputs if each is not None]
-        return min([0.0, *scores]), max([1.0, *scores])
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         names, groups = np.unique(facts, return_inverse=True)
@@ -367,38 +370,6 @@ class AverageScoreBy(SetMetric):
         return float(means[np.argmax(means <= means.min() + TIE)] if self.worst else means.mean())
 
 
-def _label_field(example: dspy.Example, field: str | None, *, besides: Any = None) -> str:
-    """The name of the field that has the label: the one that is given, or the only one beside inputs and `besides`."""
-    labels = list(example.labels().keys())
-    names = [field] if field is not None else [name for name in labels if name != besides] or labels
-    if not names or (len(names) == 1 and names[0] not in example):
-        what = "label beside its inputs" if field is None else repr(field)
-        told = repr(dict(example.items()))[:SHOWN]
-        cure = "leave it out, give it one, or name the label's field as field='...'"
-        raise ValueError(f"metric: an example has no {what}: {cure}; it holds {told}")
-    if len(names) != 1:
-        raise ValueError(
-            f"metric: several fields beside the inputs may have the label, {names}: name the one that does, such as "
-            f"F1(..., field={names[0]!r})"
-        )
-    return names[0]
-
-
-def _answered_label(metric: SetMetric, prediction: Any, name: str) -> str:
-    """What a prediction has in the field with the label."""
-    if not isinstance(prediction, dspy.Prediction) or name not in prediction:
-        raise MetricTypeError(
-            f"{type(metric).__name__} reads the label at {name!r}, as in the examples, and the program answers "
-            f"{prediction!r}: give both the same name, or pass field"
-        )
-    return _label_name(prediction[name])
-
-
-def _label_name(value: Any) -> str:
-    """What a label is called, whatever holds it."""
-    return name_of_label(decided(value))
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as JSON has them."""
+def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as JSON has them, and as those of a saved program are."""
     return dict(orjson.loads(as_json(serialize_object(fields))))

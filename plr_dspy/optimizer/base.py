@@ -33,7 +33,7 @@ from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, Seed, WholeNumber, arguments
+from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
@@ -75,12 +75,8 @@ class Reorderer(Checked, Teleprompter, ABC):
     max_seconds: Positive | None = None
     max_cost: Positive | None = None
     num_demos: Annotated[WholeNumber, Field(ge=2)] | None = 8
-    num_threads: Count | None = None
-    max_errors: Count | None = None
-    seed: Seed = 0
     log_dir: Folder | None = None
     accept_changes: Flag = False
-    display_progress: Flag = True
 
     name: ClassVar[str]
     student_name: ClassVar[str] = "student"

@@ -5,14 +5,12 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
-import orjson
-from dspy.predict.predict import serialize_object
 from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
@@ -21,9 +19,9 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.metrics.by_example import takes_trace
-from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric
+from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric, plain
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, WrongAnswer, own_copy
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, own_copy
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
@@ -31,7 +29,6 @@ from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.predict import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
-from plr_dspy.runtime import as_json
 from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.ledger import Cell, error_counts
 from plr_dspy.search.space import Ordering
@@ -169,12 +166,7 @@ class TeacherWork(MetricWork):
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
-        try:
-            with self._answering(example) as asked:
-                prediction = self.teacher(**asked.inputs())
-        except WrongAnswer as wrong:
-            wrong.told = {"value": {}}
-            raise
+        asked, prediction = self._answered(self.teacher, example)
         trace = list(dspy.settings.trace)
         score = self._scored(asked, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:
@@ -188,10 +180,8 @@ class TeacherWork(MetricWork):
                     stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
                 ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
-        chosen = {name: _one_of(demos) for name, demos in made.items()}
-        plain = {name: serialize_object(dict(demo.items())) for name, demo in chosen.items()}
-        # As they will be read from the ledger: as those of a saved program are.
-        return Cell(None, value=orjson.loads(as_json(plain)))
+        # As they will be read from the ledger.
+        return Cell(None, value=plain({name: dict(_one_of(demos).items()) for name, demos in made.items()}))
 
 
 def _one_of(demos: Examples) -> dspy.Example:
@@ -263,18 +253,15 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
 
 
-@dataclass(frozen=True)
-class ExpectedScore:
-    """What an ordering is expected to score, with the offsets of labels that calibrate it."""
+class Scored(NamedTuple):
+    """An ordering, the offsets of labels that calibrate it, and what a report says that it is expected to score."""
 
     ordering: Ordering
     offsets: Sequence[float]
-    score: float
-    num_examples: int
-    interval: tuple[float, float]
+    expected: dict[str, Any]
 
 
-def expected_scores(compilation: Compilation, outcome: Outcome) -> list[ExpectedScore]:
+def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome) -> list[Scored]:
     """All that was scored, best first.
 
     A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
@@ -305,16 +292,16 @@ def expected_scores(compilation: Compilation, outcome: Outcome) -> list[Expected
         if influence is not None:
             score, ends = influence.limited(score), (influence.limited(ends[0]), influence.limited(ends[1]))
         offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
-        found.append(ExpectedScore(ordering, offsets, round(score, 6), counts[ordering], ends))
+        told = {"score": round(score, 6), "interval": ends, "num_examples": counts[ordering]}
+        found.append(Scored(ordering, offsets, {**told, "tokens": slots.tokens(ordering)}))
     return found
 
 
-def choice_of_demos(
-    job: Job, compilation: Compilation, outcome: Outcome
-) -> tuple[dict[int, ExpectedScore], dict[str, Any]]:
+def choice_of_demos(job: Job, compilation: Compilation, outcome: Outcome) -> tuple[dict[int, Scored], dict[str, Any]]:
     """The best arrangement of each number of demos, and what a report says of these, of other ways, and of a vote."""
-    slots, scored, best = job.slots, expected_scores(compilation, outcome), dict[int, ExpectedScore]()
+    slots, best = job.slots, dict[int, Scored]()
     assert isinstance(slots, PoolSlots)
+    scored = expected_scores(slots, compilation, outcome)
     failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
     # The chosen one stands before all others with as many demos.
     for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
@@ -322,23 +309,16 @@ def choice_of_demos(
             best.setdefault(slots.num_demos(each.ordering), each)
     best = dict(sorted(best.items()))
     numbers = [
-        _alternative(slots, each, f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering))
+        Alternative(name=f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering), **each.expected)
         for n, each in best.items()
     ]
     retrieval = _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
     return best, {"best_by_number": numbers, "retrieval": retrieval, "vote": _vote(job, slots)}
 
 
-def _alternative(slots: PoolSlots, each: ExpectedScore, name: str, **more: Any) -> Alternative:
-    """Make the report's row of what was scored."""
-    tokens = slots.tokens(each.ordering)
-    expected: Any = {"score": each.score, "interval": each.interval, "num_examples": each.num_examples}
-    return Alternative(name=name, tokens=tokens, **expected, **more)
-
-
-def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[ExpectedScore]) -> RetrievalReport:
+def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]) -> RetrievalReport:
     """Compare the ways to show demos: the best of each kind."""
-    kinds: dict[str, ExpectedScore] = {}
+    kinds: dict[str, Scored] = {}
     for each in scored:
         rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
         kind = ("no demos", "the best fixed demos")[shown]
@@ -358,12 +338,11 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
         text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
         num_pooled=number,
         alternatives=[
-            _alternative(
-                slots,
-                each,
-                kind,
+            Alternative(
+                name=kind,
                 found_tokens=slots.found_tokens(each.ordering),
-                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
+                cost=price and 1_000 * each.expected["tokens"] * price.prompt,
+                **each.expected,
             )
             for kind, each in kinds.items()
         ],

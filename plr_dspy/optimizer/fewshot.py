@@ -53,17 +53,6 @@ def _check_embedder(embedder: Any) -> Any:
     return embedder
 
 
-def _check_teacher(teacher: Any) -> dspy.Module | None:
-    """The teacher; of a list, as other optimizers pass one, the first; an error where it is no program."""
-    if isinstance(teacher, (list, tuple)):
-        teacher = teacher[0] if teacher else None
-    if isinstance(teacher, CalibratedProgram):
-        teacher = teacher.program  # which makes demos as the student's does
-    if teacher is not None and not isinstance(teacher, dspy.Module):
-        raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
-    return teacher
-
-
 @arguments
 class PLFewShot(PLReorder):
     """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
@@ -130,7 +119,7 @@ class PLFewShot(PLReorder):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
-        self._embedded: tuple[Any, dict[str, Array]] = (None, {})  # what an embedder made of texts
+        self._embedded: dict[int, tuple[Any, dict[str, Array]]] = {}  # by their ids, embedders and what they made
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
@@ -164,7 +153,12 @@ class PLFewShot(PLReorder):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
-        teacher = _check_teacher(teacher)
+        if isinstance(teacher, (list, tuple)):  # as to other optimizers
+            teacher = teacher[0] if teacher else None
+        if isinstance(teacher, CalibratedProgram):
+            teacher = teacher.program  # which makes demos as the student's does
+        if teacher is not None and not isinstance(teacher, dspy.Module):
+            raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
         given = [] if isinstance(self.candidates, str) else self.candidates
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
@@ -208,7 +202,7 @@ class PLFewShot(PLReorder):
         if self.calibrate is not False or self.signal == "logprobs":
             self.work(job)  # which raises where that cannot be, before any call
         names = [f"trainset[{number}]" for number in job.demo_examples]
-        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1, ways_out=TeacherWork.ways_out)
+        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
         attempts, ended = make_attempts(job, teaching)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
@@ -273,8 +267,6 @@ class PLFewShot(PLReorder):
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )
-        if self._embedded[0] is not self.embedder:
-            self._embedded = (self.embedder, {})
         labels_count = self.max_metric_calls == 0 and max(map(len, retrieved.values())) >= LARGE_POOL
         first = default_rule(self.max_demos, tokens, labels_count=labels_count)
         others = [rule for rule in variations(first, self.min_demos) if rule != first]
@@ -286,7 +278,7 @@ class PLFewShot(PLReorder):
             rules=[first, *others],
             min_found=self.min_demos,
             embedder=self.embedder,
-            known=self._embedded[1],
+            known=self._embedded.setdefault(id(self.embedder), (self.embedder, {}))[1],
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,
         )

@@ -20,7 +20,7 @@ from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, 
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.checks import CHOOSE_RULE, check_given
+from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
@@ -101,8 +101,7 @@ class Job:
         """The user's arguments that decide the result, as plain data."""
         optimizer, metric = self.optimizer, self.optimizer.metric
         # What users' subclasses and trackers keep in an optimizer beside these may be large, secret or never the same.
-        names = [each.name for each in fields(optimizer) if each.name not in NAMED_ELSEWHERE]
-        given = {name: getattr(optimizer, name) for name in names}
+        given = {name: each for name, each in Checked.get_params(optimizer).items() if name not in NAMED_ELSEWHERE}
         if (rule := given.get("update")) is not None:
             parameters = fields(rule) if is_dataclass(rule) else ()
             given["update"] = {"name": rule.name, **{each.name: getattr(rule, each.name) for each in parameters}}
@@ -258,31 +257,25 @@ class Estimate:
 
 def estimate(job: Job) -> Estimate:
     """Say what a prepared compile costs, and the calls that make demos before."""
-    plan, max_cost, attempts = job.plan, job.optimizer.max_cost, len(job.attempts)
-    calls, (tokens, a_call), cost, affordable = plan.program_calls + attempts, size_of_call(job), None, None
+    optimizer, plan, noun, attempts = job.optimizer, job.plan, job.slots.noun, len(job.attempts)
+    max_cost, calls, cost, affordable = optimizer.max_cost, plan.program_calls + attempts, None, None
+    if not calls:
+        return Estimate(0, 0, plan, 0, 0.0, 0, "no program call is made")
+    tokens, a_call = size_of_call(job)
     prompt_tokens = None if tokens is None else round(calls * tokens)
     _, of_teacher = size_of_call(job, job.teacher) if job.teacher is not None and attempts else (None, a_call)
     if a_call is not None and of_teacher is not None:
         cost = a_call * plan.program_calls + of_teacher * attempts
         affordable = calls if max_cost is None or cost <= max_cost else int(calls * max_cost / cost)
-    found = Estimate(calls, attempts, plan, prompt_tokens, cost, affordable)
-    return replace(found, text="\n  ".join(_lines(job, found)))
-
-
-def _lines(job: Job, found: Estimate) -> list[str]:
-    """What is printed."""
-    if not found.program_calls:
-        return ["no program call is made"]
-    optimizer, plan, noun, affordable = job.optimizer, job.plan, job.slots.noun, found.affordable_calls
-    line = f"at most {found.program_calls:,} program calls, prompt tokens "
-    line += "not known" if found.prompt_tokens is None else f"about {found.prompt_tokens:,}"
-    line += "" if found.cost is None else f", about {dollars(found.cost)} (answers as long as the demos')"
-    ends_by_cost = affordable is not None and affordable < found.program_calls
-    if optimizer.max_cost is not None:
+    line = f"at most {calls:,} program calls, prompt tokens "
+    line += "not known" if prompt_tokens is None else f"about {prompt_tokens:,}"
+    line += "" if cost is None else f", about {dollars(cost)} (answers as long as the demos')"
+    ends_by_cost = affordable is not None and affordable < calls
+    if max_cost is not None:
         effect = "may end it earlier" if affordable is None else "pays for all of them"
         if ends_by_cost:
             effect = f"ends it earlier, after about {affordable:,} calls at this price"
-        line += f"; max_cost=${optimizer.max_cost:g} {effect}"
+        line += f"; max_cost=${max_cost:g} {effect}"
     if optimizer.max_seconds is not None:
         line += f"; max_seconds={optimizer.max_seconds:g} may end it earlier"
     first, most, num_distinct = plan.num_first_examples, plan.num_train_examples, job.slots.space.num_distinct
@@ -297,16 +290,17 @@ def _lines(job: Job, found: Estimate) -> list[str]:
     distinct = {slot.predictor: slot.space.num_distinct for slot in job.slots.slots}
     distinct |= {"found for each input": len(beside)} if (beside := job.slots.space.beside) else {}
     of_each = ", ".join(f"{name}: {prompt_count(number)}" for name, number in distinct.items())
-    return [
+    lines = [
         line,
         *["without max_cost:"] * ends_by_cost,
         f"search: about {search_calls:,} calls, {num_orders:,} {noun}s on {examples}",
-        *[f"bootstrapped demos: at most {found.bootstrap_calls:,} calls"] * bool(found.bootstrap_calls),
+        *[f"bootstrapped demos: at most {attempts:,} calls"] * bool(attempts),
         *[f"race: about {plan.race_calls:,} calls"] * bool(plan.race_calls),
         f"final comparison: about {plan.final_calls:,} calls, {num_finalists} {noun}s on "
         f"{plan.num_selection_examples} of {len(job.splits.selection)} selection examples",
         f"{prompt_count(num_distinct)} distinct prompts ({of_each})",
     ]
+    return Estimate(calls, attempts, plan, prompt_tokens, cost, affordable, "\n  ".join(lines))
 
 
 def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | None, float | None]:

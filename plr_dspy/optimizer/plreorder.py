@@ -25,8 +25,7 @@ from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
-from plr_dspy.search.space import Ordering
-from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
+from plr_dspy.statistics.calibration import right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +46,8 @@ class PLReorder(Reorderer):
     Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
 
     Args:
-        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and
-            ``Prediction(score=...)`` count. Further parameters, such as ``trace``, get their defaults,
-            or None.
+        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
+            Further parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from a call. "score" is the metric's score alone; "logprobs" the
             log-probabilities of labels as well, which tell the same with a fraction of the calls; "auto" takes them
             where they come with the calls that are made anyway, and says in the report why it did not. They do where
@@ -175,7 +173,6 @@ class PLReorder(Reorderer):
         if self.signal != "score" and not one_prompt:
             found = label_work(job) if job.plan.racing else "auto='paper' scores orders as the paper does"
         if isinstance(found, LabelWork):
-            label_shares(self.calibrate, found)
             return found
         if found and self._needing_logprobs:
             raise ValueError(self._no_logprobs(found))
@@ -185,12 +182,8 @@ class PLReorder(Reorderer):
 
     def search(self, job: Job, responses: LabelResponses | None = None) -> Search:
         plan = job.plan
-        shape: dict[str, Any] = {
-            "update": self.update,
-            "num_samples": plan.num_samples,
-            "elite_fraction": plan.elite_fraction,
-            "seed": job.seed,
-        }
+        shape: dict[str, Any] = {"update": self.update, "seed": job.seed}
+        shape |= {name: getattr(plan, name) for name in ("num_samples", "elite_fraction")}
         if not plan.racing:
             return CrossEntropySearch(job.slots.space, **shape)
         return ThompsonSearch(
@@ -221,8 +214,7 @@ class PLReorder(Reorderer):
             if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
                 break
         if cell is None or cell.label_logprobs is not None:
-            shares = label_shares(self.calibrate, work)
-            return label_responses(scorer, work, shares, calibrating=self.calibrate is not False)
+            return work.responses(scorer, work.shares)
         work.requests.wanted = False
         reason = cell.refused or cell.lacking or "the first answers came without any"
         if cell.outcome == FAILED:
@@ -245,33 +237,18 @@ def label_work(job: Job) -> LabelWork | str:
         return scores
     warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))
     own = None if job.calibrated_student is None else job.calibrated_student.calibration
+    calibrate = job.optimizer.calibrate
     work = LabelWork(
         metric,
         examples,
         output=output,
         scores=scores,
-        calibrating=job.optimizer.calibrate is not False,
+        calibrating=calibrate is not False,
         original=job.slots.build(job.original),
         own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
-    return work
-
-
-def label_responses(
-    scorer: CellScorer, work: LabelWork, shares: Array | None = None, *, calibrating: bool = False
-) -> LabelResponses:
-    """Say where the log-probabilities of labels are found: in the cells that were paid."""
-
-    def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-        cell = scorer.ledger.cells.get(scorer.key(ordering, example))
-        return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
-
-    return LabelResponses(work.counted_scores(), told, shares, calibrating, work.influence)
-
-
-def label_shares(calibrate: bool | Mapping[Any, float], work: LabelWork) -> Array:
-    """Guesses of the shares of examples that labels are right for, ``[S, L]``, which answers are calibrated to."""
+    work.shares = shares_to_try(scores, between=work.influence is not None)
     if isinstance(calibrate, Mapping):
-        return prior_shares(calibrate, work.output.labels, name="calibrate")[None]
-    return shares_to_try(work.scores, between=work.influence is not None)
+        work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
+    return work

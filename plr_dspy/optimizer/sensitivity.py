@@ -19,7 +19,7 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, prepare
-from plr_dspy.optimizer.plreorder import label_responses, label_work
+from plr_dspy.optimizer.plreorder import label_work
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.retrieval.slots import FoundSlots
@@ -36,8 +36,6 @@ SEARCHED = 100  # random orders whose best a search is expected to find, at leas
 NUM_ORDERS, MIN_ORDERS = 10, 3
 
 MIN_EXAMPLES = 10  # fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance
-
-
 SIGNIFICANT = 0.05  # up to this p value, the order of the demos is said to matter
 WORTHWHILE = 0.01  # from this gain on, a search is said to be worth its calls
 
@@ -254,7 +252,7 @@ class RandomSample(Reorderer):
 
             calibrated, as_they_are = None, np.full(outcomes.shape, -1)
             if isinstance(work, LabelWork):
-                responses = label_responses(scorer, work, likely_shares(right_counts(work.scores)))
+                responses = work.responses(scorer, likely_shares(right_counts(work.scores)))
                 if tables := [table_of(labels) for labels in _calibrated_labels(responses, orders, numbers)]:
                     calibrated = sensitivity(max(tables, key=np.mean), num_unusable=0)
             num_unusable = int((outcomes[sampled] == WRONG).sum())

@@ -4,9 +4,8 @@ import copy
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager
 from contextvars import copy_context
 from traceback import walk_tb
 from typing import Any
@@ -59,6 +58,7 @@ class MetricWork:
     """Makes program calls on examples, which cells name by index, and has a metric score the answers."""
 
     signal: Signal | None = None  # what a search learns from calls, as far as it is known; None: nothing is learned
+    ways_out = ""  # what else can be done where there are too many failures
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
         self.sample = ""  # the start of the program's first answer, with its score
@@ -72,17 +72,14 @@ class MetricWork:
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
-        with self._answering(example) as shown:
-            prediction = program(**shown.inputs())
-        return self._scored(shown, prediction)
+        return self._scored(*self._answered(program, example))
 
-    @contextmanager
-    def _answering(self, example: int) -> Iterator[dspy.Example]:
-        """While a program answers an example, say in DSPy's settings which it is; yield it as it is to be shown."""
+    def _answered(self, program: dspy.Module, example: int) -> tuple[dspy.Example, Any]:
+        """An example as a program is shown it, while DSPy's settings say which it is, and the answer."""
         shown = own_copy(self.examples[example])
         try:  # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
-                yield shown
+                return shown, program(**shown.inputs())
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
 
@@ -123,14 +120,12 @@ class ProgramEvaluator:
         on_cell: Callable[[], object] = lambda: None,  # called after each cell, from its worker, one at a time
         budget: Budget | None = None,
         interrupted: threading.Event | None = None,  # by a signal: ends the run even if a program swallowed that
-        ways_out: str = "",  # what else can be done where there are too many failures
     ) -> None:
         self.ledger = ledger or Ledger()
         self.budget = budget or Budget(self.ledger)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
-        self._ways_out = ways_out
         models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
         self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
@@ -234,7 +229,7 @@ class ProgramEvaluator:
         elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):
             reason = "the metric cannot score the first answer"
         elif count >= self._max_errors:
-            reason = f"the last of {count} failures (max_errors={self._max_errors}){self._ways_out}"
+            reason = f"the last of {count} failures (max_errors={self._max_errors}){self._work.ways_out}"
         else:
             return
         if self._ended_by is not None:

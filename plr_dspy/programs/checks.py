@@ -1,6 +1,5 @@
 """Checks of what a user gives: arguments of optimizers, programs and examples, and files of saved programs."""
 
-import copy
 import inspect
 import logging
 import os
@@ -82,10 +81,15 @@ def arguments(kind: type[_T]) -> type[_T]:
     return checked
 
 
+@arguments
 class Checked:
-    """Checks arguments that are set after the constructor, too; other attributes are free."""
+    """Arguments of all that makes calls. They are checked when they are set after the constructor, too; other
+    attributes are free."""
 
-    seed: Seed
+    num_threads: "Count | None" = None  # These types are quoted for signatures, which show them so.
+    max_errors: "Count | None" = None
+    seed: "Seed" = 0
+    display_progress: "Flag" = True
 
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together."""
@@ -103,9 +107,7 @@ class Checked:
 
     def _seed(self, seed: int | None) -> int:
         """The seed of a compile, which wins over the constructor's."""
-        checked = copy.copy(self)
-        checked.seed = self.seed if seed is None else seed
-        return checked.seed
+        return self.seed if seed is None else Checked(seed=seed).seed
 
 
 @contextmanager

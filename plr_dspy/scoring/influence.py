@@ -31,12 +31,13 @@ class Influence:
     def __init__(self, metric: Any, facts: Sequence[Any]) -> None:  # a `SetMetric`, and what it reads of each example
         self._metric, self._facts = metric, list(facts)
         self.kind = metric.kind
-        self.bounds: tuple[float, float] = metric.limits([])  # as far as what it was referred to tells
+        self.bounds: tuple[float, float] = metric.bounds  # as far as what it was referred to tells
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
-        self._of_fact = np.array([[fact == each for each in self._shares] for fact in self._facts], dtype=np.float64)
-        self._fact_shares = self._of_fact.mean(axis=0)
+        distinct = dict.fromkeys(self._groups)
+        self._of_group = np.array([[group == each for each in distinct] for group in self._groups], dtype=np.float64)
+        self._group_shares = self._of_group.mean(axis=0)
         self.of_labels: Sequence[Sequence[Any]] = []  # outputs of each label on each example, [E, L], if known
         self.table: NDArray[np.float64] = np.empty((0, 0))  # what these score, which is kept up to date
         self._value = 0.0
@@ -48,8 +49,8 @@ class Influence:
         rows = [(self._facts[example], outputs) for example, outputs in answered]
         if not rows:
             return
-        low, high = self._metric.limits([outputs for _, outputs in rows])
-        self.bounds = min(low, self.bounds[0]), max(high, self.bounds[1])
+        scores = [outputs for _, outputs in rows if self.kind == (int, float) and outputs is not None]
+        self.bounds = min([self.bounds[0], *scores]), max([self.bounds[1], *scores])
         self._shifts = {}  # Should the metric raise, there is no reference.
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
         of_each = min(len(answers), max(1, MOST_PSEUDO // max(1, len(self._shares))))
@@ -62,7 +63,7 @@ class Influence:
         self._rows, self._weights = reference = self._merged(rows + pseudo, counts)
         self._base = self._value_of(*reference)
         self._influences.clear()
-        if self._metric.weighted and self._shares.keys() <= {fact for fact, _ in rows}:
+        if self._shares.keys() <= {fact for fact, _ in rows}:
             reference = self._merged(rows, counts[: len(rows)])
         self._value = self._value_of(*reference)
         totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)
@@ -118,7 +119,6 @@ class Influence:
         answers, extremes = self._answers, dict[Any, tuple[float, float]]()
         for group, seen in deviations.items():  # least and largest score of an answer, less the mean of those seen
             named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
-            named = named if self._metric.weighted else []
             told = [*seen, *(self._influence(group, each) - self._shifts.get(group, 0.0) for each in named)]
             extremes[group] = min(told), max(told)
         more, shift, variance = 2.0 / max(1, sum(map(any, extremes.values()))), 0.0, 0.0
@@ -151,11 +151,9 @@ class Influence:
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
         """What each score of programs on these examples counts, ``[m, E]``, so that facts do in the shares that they
         have among all: 1 on the mean, but 0 of scores that are not known, and of facts without any."""
-        if not self._metric.weighted:
-            return known.astype(np.float64)
-        of_fact = self._of_fact[examples]
-        rates = known.sum(axis=1, keepdims=True) * self._fact_shares
-        return np.where(known, (rates / np.maximum(1, known @ of_fact)) @ of_fact.T, 0.0)
+        of_group = self._of_group[examples]
+        rates = known.sum(axis=1, keepdims=True) * self._group_shares
+        return np.where(known, (rates / np.maximum(1, known @ of_group)) @ of_group.T, 0.0)
 
     def stratified(self, table: NDArray[np.float64], examples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Scores of programs on these examples, ``[m, E]``, NaN where there are none, so that the mean of each row is

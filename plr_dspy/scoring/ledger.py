@@ -259,7 +259,7 @@ def open_ledger(
         stack.callback(lambda: ledger.close())
         identity = orjson.loads(orjson.dumps(describe()))
         if ledger.num_resumed and (said := _changes(ledger.identity or {}, identity, ignored=ledger.unstable)):
-            if not any(cell.outcome != FAILED and cell.value != {} for cell in ledger.earlier.values()):
+            if not any(cell.score is not None or cell.value for cell in ledger.earlier.values()):
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()
                 (folder / FILE).unlink()

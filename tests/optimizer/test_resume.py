@@ -21,7 +21,7 @@ from fakes import student as showing
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.scoring.ledger import FAILED, Cell, open_ledger
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, open_ledger
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -554,11 +554,12 @@ class TestFailed:
             facts["one"] += 1
 
     def test_a_folder_without_an_answer_is_begun_anew(self, tmp_path):
-        """A teacher's wrong answer is none that another compile could use."""
+        """A teacher's wrong answer, and a reply that cannot be read, are none that another compile could use."""
         for metric in ("#one", "#other"):
             with open_ledger(tmp_path, lambda metric=metric: {"metric": metric}) as ledger:
                 assert not ledger.num_resumed
                 ledger.add(("bootstrapped", 0), Cell(None, value={}), {})
+                ledger.add(("scored", 1), Cell(None, WRONG, "AdapterParseError"), {})
 
     def test_failures_that_were_decided_on_stay(self, tmp_path, engine):
         def metric(example, prediction):
