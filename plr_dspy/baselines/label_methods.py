@@ -214,7 +214,7 @@ class LabelCompilation(Compilation):
                 f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
                 f"said: {cell.error}: {cell.message}"
             )
-        uniform, scores = [1.0 / self._work.num_labels] * self._work.num_labels, {}
+        uniform, scores = self._work.uniform, {}
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
@@ -238,7 +238,7 @@ class ProbingWork(MetricWork):
         known = [] if self.first else inputs[: job.plan.num_train_examples]
         self.asked = [dspy.Example(fields).with_inputs(*fields) for fields in known]
         output = optimizer.output(job.program)
-        self.num_labels = len(output.labels)
+        self.uniform = [1.0 / len(output.labels)] * len(output.labels)  # where a reply says nothing of labels
         self._labels = LabelWork(None, self.asked, output=output, purpose=optimizer.name, calibrating=True)
         self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self.asked)
 

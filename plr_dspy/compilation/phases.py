@@ -304,7 +304,6 @@ class Compilation:
         if best or not plan.racing:
             found += [("mode", search.mode())] if plan.with_mode else []
             found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-        if best and plan.racing:
             found += [("further", each) for each in self.further(best, self.scores())]
         origins: dict[Ordering, str] = {}
         for origin, ordering in found:

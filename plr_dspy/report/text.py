@@ -54,7 +54,7 @@ def details(report: Report) -> str:
             rates = [f"{each[number][number]} found, by {sum(row[number] for row in each)} answers" for each in tables]
             lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(rates)}")
     for slot in report.slots if not report.retrieves or any(slot.ordering for slot in report.slots) else ():
-        some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
+        some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.origins or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
         lines.append(f"{slot.predictor}: {order if slot.ordering else f'none of {slot.num_demos} demos'}")
         for number in slot.ordering:
@@ -85,21 +85,16 @@ def original_stays(report: Report) -> bool:
     return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
-def is_scored_by_metric(report: Report) -> bool:
-    """Tell whether the search scored orders by the metric, not by their label probabilities."""
-    return bool(report.settings.get("scored_on", "train examples") == "train examples")
-
-
 def scores_of_both(report: Report, c: Comparison) -> tuple[tuple[Interval, Interval], str]:
     """Give the scores of your program and the returned one, and say on which examples."""
-    if is_scored_by_metric(report) and c.expected_original and c.expected_chosen:
+    if c.expected_original and c.expected_chosen:
         return (c.expected_original, c.expected_chosen), EXPECTED
     return ((c.original,) * 3, (c.chosen,) * 3), f"on {c.num_examples} examples"
 
 
 def noun(report: Report) -> str:
     """Name what was chosen: an order, or an arrangement of demos of a pool."""
-    return "arrangement" if any(slot.is_pool for slot in report.slots) else "order"
+    return "arrangement" if any(slot.origins for slot in report.slots) else "order"
 
 
 def original_name(report: Report) -> str:
@@ -227,7 +222,7 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
 def _verdict(report: Report) -> list[str]:
     """Say what is gained on new examples, how sure that is, and what would make it surer."""
     c, name, what = report.comparison, original_name(report), noun(report)
-    if not is_scored_by_metric(report):
+    if report.settings.get("scored_on", "train examples") != "train examples":
         if c is None:
             return ["chosen by label probabilities; not compared with the original order"]
         worse = ": on these it is worse than the original one" * (c.gain < 0)
