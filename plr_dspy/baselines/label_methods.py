@@ -136,11 +136,10 @@ class LabelCompilation(Compilation):
     """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
-        search = optimizer.search(job)
-        super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
+        shape: dict[str, Any] = {"plan": job.plan, "num_train": work.num_probing, "original": job.original}
+        super().__init__(optimizer.search(job), scorer, **shape)
         self.means: dict[Ordering, Array] = {}
-        self._work, self._criterion, self._winner = work, optimizer.criterion, job.original
-        self._keys = lambda: optimizer._examples(job, work)[1]
+        self._optimizer, self._job, self._work, self._winner = optimizer, job, work, job.original
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
@@ -150,36 +149,30 @@ class LabelCompilation(Compilation):
         orderings, scorer, work = self.search.ask(), self.scorer, self._work
         # The first one alone: if the LM gives no log-probabilities, no other call is made.
         scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        written = scorer.cells(dict.fromkeys(orderings, range(1))) if work.first else {}
         rows: Mapping[Ordering, Mapping[int, Cell]] = {}
-        if not work.first or len(written) == len(orderings):  # Else time or money is up.
+        if work.first and len(written := scorer.cells(dict.fromkeys(orderings, range(1)))) == len(orderings):
             cells = [row[0] for row in written.values()]
-            if cells and all(cell.outcome == FAILED for cell in cells):
+            if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran(cells)
-            if work.first:
-                work.take([cell.value for cell in cells])
-                scorer.ledger.number_examples(self._keys())
+            work.take([cell.value for cell in cells])
+            scorer.ledger.number_examples(self._optimizer._examples(self._job, work)[1])
+        if work.asked:  # Else time or money is up.
             scorer.ledger.settle()  # An input that is written later would move the others.
             rows = scorer.cells(dict.fromkeys(orderings, work.probing))
         scores = self._scores(rows) if rows else {}
         scorer.ledger.settle()
         self.stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
-        reason = ""
-        if rows:
+        table, reason = list[list[float]](), ""
+        if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                both = [self.original, self._winner]
-                table, *_ = self._compare(both)
-                if len(table) == 2:
-                    return self._compared(*table)
+                table, *_ = self._compare([self.original, self._winner])
             except NothingRan as error:
                 logger.warning("what was chosen could not be compared with the original: %s", error)
                 reason = f": {error}"
-        stopped = f"{self.stopped}, nothing compared{reason}"
-        return self._outcome(ordering=self._winner, stopped=stopped)
-
-    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
-        """The outcome by scores of the original order and the best one on the same examples."""
+        if len(table) < 2:
+            return self._outcome(ordering=self._winner, stopped=f"{self.stopped}, nothing compared{reason}")
+        before, after = table
         low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
         mean, deviation = (low + high) / 2, (high - low) / 2
         gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation=deviation)
@@ -218,7 +211,7 @@ class LabelCompilation(Compilation):
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
-            scores[ordering] = self._criterion(table)
+            scores[ordering] = self._optimizer.criterion(table)
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
 
 

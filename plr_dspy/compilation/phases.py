@@ -171,9 +171,9 @@ class Compilation:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         limits, costs = {**asdict(self.plan), **self.ending}, (None, scorer.budget.max_cost)
-        alike = (e for e in reversed(course.ended) if e["limits"] == limits and e.get("max_cost") in costs)
+        alike = (e for e in reversed(course["ended"]) if e["limits"] == limits and e.get("max_cost") in costs)
         ended: dict[str, Any] | None = next(alike, None)
-        rounds = course.rounds if ended is None else ended["rounds"]
+        rounds = course["rounds"] if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
             wanted = {tuple(map(tuple, ordering)): examples for ordering, examples in scored}

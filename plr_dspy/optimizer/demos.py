@@ -363,7 +363,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
                 each,
                 kind,
                 found_tokens=slots.found_tokens(each.ordering),
-                cost=price and 1_000 * slots.tokens(each.ordering) * price.prompt,
+                cost=price and 1_000 * slots.tokens(each.ordering) * price["prompt"],
             )
             for kind, each in kinds.items()
         ],

@@ -68,7 +68,7 @@ def _draw_scores(axis: Axes, report: Report) -> None:
     else:
         axis.set_xticks([])
     if c is not None:
-        total, (both, where) = report.program_calls["total"], scores_of_both(report, c)
+        total, (both, where) = report.program_calls["total"], scores_of_both(c)
         names = (("your program", GREY, 0.98), ("returned program", ORANGE, 1.02))
         for (name, color, place), scores in zip(names, both, strict=True):
             _draw_interval(axis, place * total, *scores, color=color, label=f"{name}, {where}")

@@ -85,7 +85,7 @@ def original_stays(report: Report) -> bool:
     return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
-def scores_of_both(report: Report, c: Comparison) -> tuple[tuple[Interval, Interval], str]:
+def scores_of_both(c: Comparison) -> tuple[tuple[Interval, Interval], str]:
     """Give the scores of your program and the returned one, and say on which examples."""
     if c.expected_original and c.expected_chosen:
         return (c.expected_original, c.expected_chosen), EXPECTED
@@ -183,7 +183,7 @@ def claims(report: Report) -> list[str]:
                 f"calibration alone may give as much, if it can read what could not be read: try BatchCalibration{by}"
             )
     always, c = _always(report), report.comparison
-    if always is not None and c is not None and always[0] >= scores_of_both(report, c)[0][not stays][0]:
+    if always is not None and c is not None and always[0] >= scores_of_both(c)[0][not stays][0]:
         program = "your program" if stays else f"the {name}"
         lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, no less than {program}")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
@@ -205,7 +205,7 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     """Say what your program or the returned one scores, what it shows, and how many calls gave no score."""
     c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
-        (original, chosen), where = scores_of_both(report, c)
+        (original, chosen), where = scores_of_both(c)
         value, low, high = (score(each, c) for each in (chosen if returned else original))
         interval = f" [{low}, {high}]" if where == EXPECTED else ""
         parts.append(f"score {value}{interval} {where}")
@@ -264,7 +264,7 @@ def _verdict(report: Report) -> list[str]:
 def _advice(report: Report) -> list[str]:
     """Say what was short: calls, examples, or a difference that could be found."""
     evidence, settings, what = report.evidence, report.settings, noun(report)
-    if evidence is None:
+    if evidence is None or not evidence.num_met:  # The search ended before two of them met.
         return []
     racing, met = bool(settings.get("racing")), evidence.num_met
     # A method without a race compares on the selection split alone.
@@ -275,8 +275,6 @@ def _advice(report: Report) -> list[str]:
         "examples"
     )
     if not evidence.num_differing:
-        if not met:  # The search ended before two of them met.
-            return []
         seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
             return [f"{seen}: see whether answers score at all, and whether the demos reach the model"]
