@@ -21,7 +21,7 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
-from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, needed_output, prior_shares
+from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
 from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
@@ -86,14 +86,11 @@ class LabelReorderer(Reorderer):
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
                 f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
-        self.output(program)
+        needed_output(program, self.name, cure=OTHERS)
         if self.fillers or self.temperature:
             for example in trainset:
                 cure = f"use PDO(setting='unlabelled'){OTHERS}"
                 check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
-
-    def output(self, program: dspy.Module) -> LabelOutput:
-        return needed_output(program, self.name, cure=OTHERS)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
@@ -230,7 +227,7 @@ class ProbingWork(MetricWork):
             inputs = [dict.fromkeys(fields, text) for fields in inputs[:1] for text in optimizer.fillers]
         known = [] if self.first else inputs[: job.plan.num_train_examples]
         self.asked = [dspy.Example(fields).with_inputs(*fields) for fields in known]
-        output = optimizer.output(job.program)
+        output = needed_output(job.program, optimizer.name, cure=OTHERS)
         self.uniform = [1.0 / len(output.labels)] * len(output.labels)  # where a reply says nothing of labels
         self._labels = LabelWork(None, self.asked, output=output, purpose=optimizer.name, calibrating=True)
         self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self.asked)
@@ -388,7 +385,7 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        output, prior, name = self.output(program), self.prior, "prior"
+        output, prior, name = needed_output(program, self.name, cure=OTHERS), self.prior, "prior"
         if prior is None:
             counts = output.counts(trainset) if self.setting == "prior" and trainset else np.ones(len(output.labels))
             prior = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
