@@ -21,7 +21,7 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
-from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, needed_output, prior_shares
+from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
 from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
@@ -86,14 +86,11 @@ class LabelReorderer(Reorderer):
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
                 f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
-        self.output(program)
+        needed_output(program, self.name, cure=OTHERS)
         if self.fillers or self.temperature:
             for example in trainset:
                 cure = f"use PDO(setting='unlabelled'){OTHERS}"
                 check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
-
-    def output(self, program: dspy.Module) -> LabelOutput:
-        return needed_output(program, self.name, cure=OTHERS)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
         """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
@@ -136,11 +133,10 @@ class LabelCompilation(Compilation):
     """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
-        search = optimizer.search(job)
-        super().__init__(search, scorer, plan=job.plan, num_train=work.num_probing, original=job.original)
+        shape: dict[str, Any] = {"plan": job.plan, "num_train": work.num_probing, "original": job.original}
+        super().__init__(optimizer.search(job), scorer, **shape)
         self.means: dict[Ordering, Array] = {}
-        self._work, self._criterion, self._winner = work, optimizer.criterion, job.original
-        self._keys = lambda: optimizer._examples(job, work)[1]
+        self._optimizer, self._job, self._work, self._winner = optimizer, job, work, job.original
 
     def run(self) -> Outcome:
         """Ask all orders, and compare the best; the original order wins ties."""
@@ -150,36 +146,30 @@ class LabelCompilation(Compilation):
         orderings, scorer, work = self.search.ask(), self.scorer, self._work
         # The first one alone: if the LM gives no log-probabilities, no other call is made.
         scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        written = scorer.cells(dict.fromkeys(orderings, range(1))) if work.first else {}
         rows: Mapping[Ordering, Mapping[int, Cell]] = {}
-        if not work.first or len(written) == len(orderings):  # Else time or money is up.
+        if work.first and len(written := scorer.cells(dict.fromkeys(orderings, range(1)))) == len(orderings):
             cells = [row[0] for row in written.values()]
-            if cells and all(cell.outcome == FAILED for cell in cells):
+            if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran(cells)
-            if work.first:
-                work.take([cell.value for cell in cells])
-                scorer.ledger.number_examples(self._keys())
+            work.take([cell.value for cell in cells])
+            scorer.ledger.number_examples(self._optimizer._examples(self._job, work)[1])
+        if work.asked:  # Else time or money is up.
             scorer.ledger.settle()  # An input that is written later would move the others.
             rows = scorer.cells(dict.fromkeys(orderings, work.probing))
         scores = self._scores(rows) if rows else {}
         scorer.ledger.settle()
         self.stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
-        reason = ""
-        if rows:
+        table, reason = list[list[float]](), ""
+        if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                both = [self.original, self._winner]
-                table, *_ = self._compare(both)
-                if len(table) == 2:
-                    return self._compared(*table)
+                table, *_ = self._compare([self.original, self._winner])
             except NothingRan as error:
                 logger.warning("what was chosen could not be compared with the original: %s", error)
                 reason = f": {error}"
-        stopped = f"{self.stopped}, nothing compared{reason}"
-        return self._outcome(ordering=self._winner, stopped=stopped)
-
-    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
-        """The outcome by scores of the original order and the best one on the same examples."""
+        if len(table) < 2:
+            return self._outcome(ordering=self._winner, stopped=f"{self.stopped}, nothing compared{reason}")
+        before, after = table
         low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
         mean, deviation = (low + high) / 2, (high - low) / 2
         gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation=deviation)
@@ -214,11 +204,11 @@ class LabelCompilation(Compilation):
                 f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
                 f"said: {cell.error}: {cell.message}"
             )
-        uniform, scores = [1.0 / self._work.num_labels] * self._work.num_labels, {}
+        uniform, scores = self._work.uniform, {}
         for ordering, values in tables.items():
             table = np.array([uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
-            scores[ordering] = self._criterion(table)
+            scores[ordering] = self._optimizer.criterion(table)
         return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
 
 
@@ -237,8 +227,8 @@ class ProbingWork(MetricWork):
             inputs = [dict.fromkeys(fields, text) for fields in inputs[:1] for text in optimizer.fillers]
         known = [] if self.first else inputs[: job.plan.num_train_examples]
         self.asked = [dspy.Example(fields).with_inputs(*fields) for fields in known]
-        output = optimizer.output(job.program)
-        self.num_labels = len(output.labels)
+        output = needed_output(job.program, optimizer.name, cure=OTHERS)
+        self.uniform = [1.0 / len(output.labels)] * len(output.labels)  # where a reply says nothing of labels
         self._labels = LabelWork(None, self.asked, output=output, purpose=optimizer.name, calibrating=True)
         self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self.asked)
 
@@ -395,7 +385,7 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        output, prior, name = self.output(program), self.prior, "prior"
+        output, prior, name = needed_output(program, self.name, cure=OTHERS), self.prior, "prior"
         if prior is None:
             counts = output.counts(trainset) if self.setting == "prior" and trainset else np.ones(len(output.labels))
             prior = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))

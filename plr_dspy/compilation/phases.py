@@ -171,9 +171,9 @@ class Compilation:
         """Take the rounds that the ledger tells of as they were; returns what `_note_end` did, if it did."""
         scorer, course = self.scorer, self.scorer.ledger.course
         limits, costs = {**asdict(self.plan), **self.ending}, (None, scorer.budget.max_cost)
-        alike = (e for e in reversed(course.ended) if e["limits"] == limits and e.get("max_cost") in costs)
+        alike = (e for e in reversed(course["ended"]) if e["limits"] == limits and e.get("max_cost") in costs)
         ended: dict[str, Any] | None = next(alike, None)
-        rounds = course.rounds if ended is None else ended["rounds"]
+        rounds = course["rounds"] if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
             wanted = {tuple(map(tuple, ordering)): examples for ordering, examples in scored}
@@ -304,7 +304,6 @@ class Compilation:
         if best or not plan.racing:
             found += [("mode", search.mode())] if plan.with_mode else []
             found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-        if best and plan.racing:
             found += [("further", each) for each in self.further(best, self.scores())]
         origins: dict[Ordering, str] = {}
         for origin, ordering in found:

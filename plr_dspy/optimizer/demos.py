@@ -341,7 +341,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
             Alternative(
                 name=kind,
                 found_tokens=slots.found_tokens(each.ordering),
-                cost=price and 1_000 * each.expected["tokens"] * price.prompt,
+                cost=None if price is None else 1_000 * each.expected["tokens"] * price["prompt"],
                 **each.expected,
             )
             for kind, each in kinds.items()

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import sys
+from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -192,7 +193,9 @@ def _checked_copy(
         calibrated, student = student, student.program
     datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
     check_given(student, name=optimizer.student_name, **datasets)
-    pools = [each.retrieval.input_names for each in student.predictors() if isinstance(each, RetrievingPredict)]
+    finding = [each for each in student.predictors() if isinstance(each, RetrievingPredict)]
+    sources = [set(each.retrieval.pool.sources) - {""} for each in finding]  # as far as these are known
+    pools = [{tuple(name for name, _ in literal_eval(source)) for source in each} for each in sources]
     if pools and not optimizer.orders_found:
         told = f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders"
         raise ValueError(f"{told}: {CHOOSE_RULE}")

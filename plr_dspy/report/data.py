@@ -92,11 +92,6 @@ class SlotReport(Part):
     origins: list[str] = []
     original: list[int] = []
 
-    @property
-    def is_pool(self) -> bool:
-        """Whether demos were chosen, and not only ordered."""
-        return any("length_probabilities" in state for state in self.distributions)
-
 
 class Alternative(Part):
     """What one way to show demos is expected to score; or a vote, for which `interval` is None.

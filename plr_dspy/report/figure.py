@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from plr_dspy.report.text import is_scored_by_metric, scores_of_both
+from plr_dspy.report.text import scores_of_both
 
 try:
     import matplotlib
@@ -42,7 +42,7 @@ class Picture(Figure):
 def figure(report: Report) -> Picture:
     """Draw a figure with a panel for each thing that there is to show."""
     panels: list[Callable[[Axes, Report], None]] = []
-    if report.comparison is not None or (report.history and is_scored_by_metric(report)):
+    if report.comparison is not None or report.history:
         panels.append(_draw_scores)
     if report.best_by_number:
         panels.append(_draw_numbers)
@@ -58,7 +58,7 @@ def figure(report: Report) -> Picture:
 
 def _draw_scores(axis: Axes, report: Report) -> None:
     """Draw mean and best score of the rounds by program calls, then what is expected of both programs."""
-    rounds, c = report.history if is_scored_by_metric(report) else [], report.comparison
+    rounds, c = report.history, report.comparison
     if rounds:
         calls = [i.program_calls for i in rounds]
         means, best = [i.mean_score for i in rounds], [i.best_score_so_far for i in rounds]
@@ -68,7 +68,7 @@ def _draw_scores(axis: Axes, report: Report) -> None:
     else:
         axis.set_xticks([])
     if c is not None:
-        total, (both, where) = report.program_calls["total"], scores_of_both(report, c)
+        total, (both, where) = report.program_calls["total"], scores_of_both(c)
         names = (("your program", GREY, 0.98), ("returned program", ORANGE, 1.02))
         for (name, color, place), scores in zip(names, both, strict=True):
             _draw_interval(axis, place * total, *scores, color=color, label=f"{name}, {where}")

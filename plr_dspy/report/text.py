@@ -54,7 +54,7 @@ def details(report: Report) -> str:
             rates = [f"{each[number][number]} found, by {sum(row[number] for row in each)} answers" for each in tables]
             lines.append(f"{label!r}, {sum(found.original[number])} examples: {' -> '.join(rates)}")
     for slot in report.slots if not report.retrieves or any(slot.ordering for slot in report.slots) else ():
-        some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.is_pool or not slot.original else ""
+        some = f"{len(slot.ordering)} of {slot.num_demos} " if slot.origins or not slot.original else ""
         order = f"{some}demos in the order {slot.ordering}, the last next to the question"
         lines.append(f"{slot.predictor}: {order if slot.ordering else f'none of {slot.num_demos} demos'}")
         for number in slot.ordering:
@@ -85,21 +85,16 @@ def original_stays(report: Report) -> bool:
     return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
-def is_scored_by_metric(report: Report) -> bool:
-    """Tell whether the search scored orders by the metric, not by their label probabilities."""
-    return bool(report.settings.get("scored_on", "train examples") == "train examples")
-
-
-def scores_of_both(report: Report, c: Comparison) -> tuple[tuple[Interval, Interval], str]:
+def scores_of_both(c: Comparison) -> tuple[tuple[Interval, Interval], str]:
     """Give the scores of your program and the returned one, and say on which examples."""
-    if is_scored_by_metric(report) and c.expected_original and c.expected_chosen:
+    if c.expected_original and c.expected_chosen:
         return (c.expected_original, c.expected_chosen), EXPECTED
     return ((c.original,) * 3, (c.chosen,) * 3), f"on {c.num_examples} examples"
 
 
 def noun(report: Report) -> str:
     """Name what was chosen: an order, or an arrangement of demos of a pool."""
-    return "arrangement" if any(slot.is_pool for slot in report.slots) else "order"
+    return "arrangement" if any(slot.origins for slot in report.slots) else "order"
 
 
 def original_name(report: Report) -> str:
@@ -188,7 +183,7 @@ def claims(report: Report) -> list[str]:
                 f"calibration alone may give as much, if it can read what could not be read: try BatchCalibration{by}"
             )
     always, c = _always(report), report.comparison
-    if always is not None and c is not None and always[0] >= scores_of_both(report, c)[0][not stays][0]:
+    if always is not None and c is not None and always[0] >= scores_of_both(c)[0][not stays][0]:
         program = "your program" if stays else f"the {name}"
         lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, no less than {program}")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
@@ -210,7 +205,7 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
     """Say what your program or the returned one scores, what it shows, and how many calls gave no score."""
     c, state, parts = report.comparison, report.returned if returned else report.original, []
     if c is not None:
-        (original, chosen), where = scores_of_both(report, c)
+        (original, chosen), where = scores_of_both(c)
         value, low, high = (score(each, c) for each in (chosen if returned else original))
         interval = f" [{low}, {high}]" if where == EXPECTED else ""
         parts.append(f"score {value}{interval} {where}")
@@ -227,7 +222,7 @@ def _program(name: str, report: Report, *, returned: bool) -> str:
 def _verdict(report: Report) -> list[str]:
     """Say what is gained on new examples, how sure that is, and what would make it surer."""
     c, name, what = report.comparison, original_name(report), noun(report)
-    if not is_scored_by_metric(report):
+    if report.settings.get("scored_on", "train examples") != "train examples":
         if c is None:
             return ["chosen by label probabilities; not compared with the original order"]
         worse = ": on these it is worse than the original one" * (c.gain < 0)
@@ -269,7 +264,7 @@ def _verdict(report: Report) -> list[str]:
 def _advice(report: Report) -> list[str]:
     """Say what was short: calls, examples, or a difference that could be found."""
     evidence, settings, what = report.evidence, report.settings, noun(report)
-    if evidence is None:
+    if evidence is None or not evidence.num_met:  # The search ended before two of them met.
         return []
     racing, met = bool(settings.get("racing")), evidence.num_met
     # A method without a race compares on the selection split alone.
@@ -280,8 +275,6 @@ def _advice(report: Report) -> list[str]:
         "examples"
     )
     if not evidence.num_differing:
-        if not met:  # The search ended before two of them met.
-            return []
         seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
             return [f"{seen}: see whether answers score at all, and whether the demos reach the model"]

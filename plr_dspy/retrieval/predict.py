@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -253,11 +252,6 @@ class Retrieval:
         """What decides which demos are found."""
         pool, demos = self.pool, [dict(demo.items()) for demo in self.pool.demos]
         return [asdict(self.rule), demos, pool.sources, pool.tokens, pool.embedder]
-
-    @property
-    def input_names(self) -> set[tuple[str, ...]]:
-        """The names of the inputs of the examples that demos are made of, as far as these are known."""
-        return {tuple(name for name, _ in literal_eval(source)) for source in set(self.pool.sources) if source}
 
 
 class RetrievingPredict(dspy.Predict):

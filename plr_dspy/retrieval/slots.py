@@ -83,10 +83,7 @@ class RetrievalSlots(PoolSlots):
         self._nothing: Ordering = tuple(() for _ in self.slots)
         beside = [self._with_rule(self._nothing, rule) for rule in rules if self.found]
         self.space = replace(self.space, beside=tuple(beside))
-
-    @property
-    def most_further(self) -> int:  # type: ignore[override]
-        return 2 + len(variations(self.rules[0], 0)) if self.found else 0  # learnt, mixed, and these
+        self.most_further = 2 + len(variations(rules[0], 0)) if self.found else 0  # learnt, mixed, and these
 
     def rule_of(self, ordering: Ordering) -> Rule | None:
         """The rule that finds demos beside those of an ordering; None where it only shows these."""
@@ -222,9 +219,8 @@ class FoundSlots(ProgramSlots):
 
     def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
         """By predictor, the demos that all inputs have."""
-        numbers = {name: len(predictor.demos) for name, predictor in self._predictors.items()}
-        shown = self.permutations(ordering)
-        return {s.predictor: [s.demos[i] for i in shown[s.predictor] if i < numbers[s.predictor]] for s in self.slots}
+        shown, own = self.permutations(ordering), {name: each.demos for name, each in self._predictors.items()}
+        return {name: [own[name][i] for i in items if i < len(own[name])] for name, items in shown.items()}
 
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         found = {name: replace(each, guarded=guarded) for name, each in self._in_order(ordering).items()}

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -132,17 +132,9 @@ class Budget:
         return median(gaps) if len(gaps) == RECENT else 0.0
 
 
-class Price(NamedTuple):
-    """Dollars for a token."""
-
-    prompt: float
-    completion: float  # with hidden reasoning
-    cached: float  # of the prompt, that the provider's cache held
-    written: float  # of the prompt, that it has taken in
-
-
-def price_of(model: str) -> Price | None:
-    """The price of a model by DSPy's name for it, such as "openai/gpt-4o-mini"; None where none is known."""
+def price_of(model: str) -> dict[str, float] | None:
+    """Dollars for a token of a "prompt", of a "completion" (with hidden reasoning), and of a prompt what the provider's
+    cache held ("cached") or takes in ("written"), by DSPy's name for the model; None where none are known."""
     # The user's own prices are in litellm's table, too, where that is imported.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     provider, _, name = model.partition("/")
@@ -154,22 +146,22 @@ def price_of(model: str) -> Price | None:
     prompt, completion = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None
-    cached = entry.get("cache_read_input_token_cost")
-    written = entry.get("cache_creation_input_token_cost") or prompt
-    return Price(*map(float, (prompt, completion, prompt if cached is None else cached, written)))
+    cached, written = entry.get("cache_read_input_token_cost"), entry.get("cache_creation_input_token_cost")
+    found = {"prompt": prompt, "completion": completion, "cached": prompt if cached is None else cached}
+    return {kind: float(price) for kind, price in {**found, "written": written or prompt}.items()}
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
     """Dollars for tokens by model and kind, as usage records have them; None where price or tokens are not known."""
     cost = 0.0
     for model, counts in tokens.items():
-        if (price := price_of(model)) is None or (counts.get(UNCOUNTED) and any(price)):
+        if (price := price_of(model)) is None or (counts.get(UNCOUNTED) and any(price.values())):
             return None
         cached = counts.get("cached_tokens") or counts.get("cache_read_input_tokens") or 0
         written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0
         fresh = max(0, counts.get("prompt_tokens", 0) - cached - written)
-        cost += fresh * price.prompt + cached * price.cached + written * price.written
-        cost += counts.get("completion_tokens", 0) * price.completion
+        cost += fresh * price["prompt"] + cached * price["cached"] + written * price["written"]
+        cost += counts.get("completion_tokens", 0) * price["completion"]
     return cost
 
 

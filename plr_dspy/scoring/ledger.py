@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -52,14 +52,6 @@ _CELL, _TOKENS = TypeAdapter(Cell), TypeAdapter(dict[str, dict[str, int]])  # re
 Facts: TypeAlias = Mapping[str, Any]  # what decides a compile, by names for messages: values, or digests (`#...`)
 
 
-@dataclass
-class Course:
-    """What a compile has decided on, as the file tells it: another one with the same arguments takes it as it was."""
-
-    rounds: list[list[tuple[Any, list[int]]]] = field(default_factory=list)  # all examples that orderings had by then
-    ended: list[dict[str, Any]] = field(default_factory=list)  # each time: why, with what limits, and after what rounds
-
-
 class Ledger:
     """The cells of a compile, what they cost, and the rounds that were decided on. Threads may share it.
 
@@ -75,8 +67,11 @@ class Ledger:
         self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
-        self.course = Course()  # of the compile that has begun, or of the last one that the file tells of
-        self._courses = defaultdict[bytes, Course](Course)  # by the arguments that decide them
+        # What compiles have decided on, by the arguments that decide it: with the same, another one takes it as it was.
+        # Of each round the orderings, with all examples that they had by then, and of each end: why, with what limits,
+        # and after what rounds.
+        self._courses = defaultdict[bytes, dict[str, list[Any]]](lambda: {"rounds": [], "ended": []})
+        self.course = self._courses[b""]  # of the compile that has begun, or of the last one that the file tells of
         self.postponed: list[dict[str, Any]] = []  # notes before the next one: without that they are not worth a line
         self._settled = True
         self.paid: list[Tokens] = []  # of each program call; a failed call that was made again counts twice
@@ -216,11 +211,11 @@ class Ledger:
             case {"arguments": arguments}:
                 self.course = self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
             case {"round": scored}:
-                self.course.rounds.append(scored)
+                self.course["rounds"].append(scored)
             case {"ended": ended}:
-                self.course.ended.append({"rounds": list(self.course.rounds), **ended})
+                self.course["ended"].append({"rounds": list(self.course["rounds"]), **ended})
             case {"replayed": rounds}:  # The others were of another budget.
-                self.course.rounds = rounds
+                self.course["rounds"] = rounds
             case {"settled": _}:
                 pass
             case _:

@@ -167,9 +167,7 @@ class CellScorer:
         ran = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
         if cells and not ran:
             raise self.nothing_ran([cell for row in known.values() for cell in row.values()])
-        among = set(examples)
-        seen = [self._read(e, cell).score for (_, e), cell in self.cells_asked().items() if e in among]
-        worst = min([0.0, *(score for score in seen if score is not None)])
+        worst = min([0.0, *(cell.score for row in cells for cell in row.values() if cell.score is not None)])
         rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
             for column, example in enumerate(ran):
@@ -219,7 +217,8 @@ class StagedScores:
     def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
-        found, num_seen, ran = {}, len(self.asked), _ran(self.scorer.known_cells(self.asked).values())
+        found, num_seen, strata = {}, len(self.asked), self._strata
+        ran = _ran(self.scorer.known_cells(self.asked).values())
         failed = Counter(e for asked in self.asked.values() for e in asked if e not in ran)
         given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
         for ordering in dict.fromkeys(orderings):
@@ -228,18 +227,15 @@ class StagedScores:
             place += self._shifted * (place // self.num_train)
             num_seen += not asked
             if asked:  # The turn begins with the example that it began with.
-                group = next(number for number, group in enumerate(self._strata) if asked[0] in group)
-                place = group + len(self._strata) * self._strata[group].index(asked[0])
+                number = next(number for number, group in enumerate(strata) if asked[0] in group)
+                place = number + len(strata) * strata[number].index(asked[0])
             least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
             more = self.num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
             taken = {*asked, *given_up}
-            number = len(self._strata)
-            groups = self._strata[place % number :] + self._strata[: place % number]
-            starts = [(place + step) // number % len(group) for step, group in enumerate(groups)]
-            rotated = [group[start:] + group[:start] for start, group in zip(starts, groups, strict=True)]
-            turn = (e for column in itertools.zip_longest(*rotated) for e in column if e is not None and e not in taken)
-            found[ordering] = [*asked, *itertools.islice(turn, count)]
+            steps = (divmod(i, len(strata)) for i in range(place, place + len(strata) * max(map(len, strata))))
+            turn = dict.fromkeys(strata[group][step % len(strata[group])] for step, group in steps)
+            found[ordering] = [*asked, *itertools.islice((e for e in turn if e not in taken), count)]
         return found
 
     def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:

@@ -72,14 +72,14 @@ class TestPrices:
         known = price_of("openai/gpt-4o-mini")
         monkeypatch.delitem(sys.modules, "litellm")
         assert price_of("openai/gpt-4o-mini") == known
-        assert 0 < known.cached < known.prompt < known.completion
+        assert 0 < known["cached"] < known["prompt"] < known["completion"]
         assert price_of(MODEL) is None  # registered in litellm alone
         for model in ("lm_studio/gpt-4o-mini", "open/gpt-4o-mini", "vertex/gemini-2.5-pro", "/gpt-4o-mini"):
             assert price_of(model) is None
         for model in ("openai/my-own", "fake/other", "", "/", "openai/"):
             assert price_of(model) is None
         for model in ("vertex_ai/gemini-2.5-pro", "bedrock/amazon.nova-lite-v1:0", "gpt-4o-mini"):
-            assert price_of(model).completion > price_of(model).prompt > 0
+            assert price_of(model)["completion"] > price_of(model)["prompt"] > 0
 
     def test_cached_tokens_count_once_and_what_a_cache_takes_in_is_never_free(self, monkeypatch):
         for also in ({"cached_tokens": 600}, {}):
