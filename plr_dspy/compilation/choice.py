@@ -251,11 +251,8 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """A gain that is no surer than the examples on which both scored, where few of these tell them apart.
-
-    Near the highest score an original is behind by a few misses, and the best of many others has had none: the normal
-    model of scores takes that for an effect.
-    """
+    """A gain no surer than the few examples that tell both apart: near the highest score the best of many has had no
+    misses, which the normal model of scores takes for an effect."""
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain

@@ -414,12 +414,8 @@ class Compilation:
     def _compare(
         self, orderings: Sequence[Ordering], share: float = 1.0, *, asked: Sequence[int] | None = None
     ) -> tuple[list[list[float]], list[int], Sequence[int]]:
-        """Score finalists on a share of the selection split, of which calls and time may pay for less, or for too
-        little; or on what was asked before.
-
-        Returns rows of scores, when time or money is up of the first finalists, the examples that they are on, and all
-        examples that were asked for.
-        """
+        """Rows of scores on a share of the selection split, or on what was asked before, of the first finalists that
+        calls, time and money pay for; the examples that they are on, and those that were asked for."""
         scorer = self.scorer
         if asked is None:
             count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))

@@ -343,10 +343,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     def _made(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> tuple[dspy.Module, dict[str, Any]]:
-        """Return what the compile returns, and further fields of its report.
-
-        `program_in` makes a program as it was scored: in an ordering, by offsets of labels.
-        """
+        """Return what the compile returns, and further fields of its report; `program_in` makes a program as scored."""
         return program_in(outcome.ordering, outcome.offsets), {}
 
 

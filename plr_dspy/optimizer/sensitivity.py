@@ -308,10 +308,8 @@ def _near_own_answers(
     examples: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> Array:
-    """Scores by a metric over a set, ``[o, e]``, each order's near its own answers: their mean is the metric of these.
-
-    Answers are of these labels, or as they are where it is -1; those of failed calls are NaN.
-    """
+    """Scores by a metric over a set, ``[o, e]``, each order's near its own answers, which are these labels, or as they
+    are where it is -1; NaN of failed calls."""
     table, numbers = np.full(labels.shape, np.nan), examples.tolist()
     for row, order, own in zip(table, orders, labels.tolist(), strict=True):
         answered = scorer.outputs(order, {e: label for e, label in zip(numbers, own, strict=True) if label >= 0})

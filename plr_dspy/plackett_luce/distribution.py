@@ -31,8 +31,6 @@ NOT_SHOWN = -1
 STATE = ("logits", "weights", "length_probabilities")  # tensors that make a distribution
 MAX_ENUMERATED_ITEMS = 10
 
-STEP = 0.125  # log-time between points of the quadrature of marginals: errors below 1e-9 up to a few hundred items
-
 
 class _Ranking(constraints.Constraint):
     """Constrain the last dimension to be different ones of n items; fewer are filled up with `NOT_SHOWN`."""
@@ -190,17 +188,12 @@ class PlackettLuce(Distribution):
         orderings = orderings.view(len(every), *(1,) * len(self.batch_shape), self.length)
         return orderings.expand(-1, *self.batch_shape, -1) if expand else orderings
 
-    def marginals(self) -> Tensor:
-        """Probability of each item at each position ``[*batch, n, k]``, by quadrature: ``[..., i, r]`` is Pr(item i at
-        position r). Its sum over the positions is the probability that an item is drawn at all."""
-        flat = self.logits.detach().double().reshape(-1, self.num_items)
-        tables = torch.stack([_place_probabilities(logits, self.length) for logits in flat])
-        tables = tables.view(*self._by_component.shape, self.length).to(self.logits.dtype)
-        tables = (self._shares[..., None, None] * tables).sum(dim=-3)
-        if self.length_probabilities is not None:  # times the probability that there are so many items
-            at_least = self.length_probabilities.flip(0).cumsum(0).flip(0)
-            tables = tables * torch.cat([at_least.new_ones(self.min_length), at_least[1:]])
-        return tables
+    def marginals(self, num_draws: int = 10_000) -> Tensor:
+        """In which share of so many draws each item is at each position, ``[*batch, n, k]``: ``[..., i, r]`` is
+        Pr(item i at position r) but for a standard error of 0.005 at most, and the same whenever it is asked for."""
+        drawn = self.copy(generator=torch.Generator().manual_seed(0)).sample((num_draws,))
+        shares = [(drawn == item).to(self.logits.dtype).mean(dim=0) for item in range(self.num_items)]
+        return torch.stack(shares, dim=-2)
 
     def state_dict(self) -> dict[str, Any]:
         """The distribution as JSON data, without what is None, and the length of one over all items."""
@@ -259,28 +252,6 @@ def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
     # that one reversed logcumsumexp gives every denominator.
     remaining = placed.flip(-1).logcumsumexp(dim=-1)
     return (placed - remaining.flip(-1)).masked_fill(~shown, 0.0).sum(dim=-1)
-
-
-def _place_probabilities(logits: Tensor, length: int) -> Tensor:
-    """Probability of each item at each of the first places, ``[n, length]`` from float64 logits ``[n]``.
-
-    An item's Gumbel-perturbed rank is the number of independent exponential clocks that ring before its own; given its
-    ringing time that number is Poisson-binomial, and the time is integrated out by the trapezoid rule in log-time,
-    which converges geometrically here. The polynomial of that number is known by its values at roots of unity. Of an
-    odd number of roots none is -1, where the factor of a single clock, by which it is divided, may vanish.
-    """
-    number = len(logits) | 1
-    turns = -2 * math.pi / number * torch.arange(number // 2 + 1, device=logits.device, dtype=torch.float64)
-    steps = torch.polar(torch.ones_like(turns), turns) - 1.0
-    values = torch.zeros(len(logits), len(steps), dtype=steps.dtype, device=logits.device)
-    # The density of log-time decays as exp(s) to the left and doubly exponentially to the right.
-    for time in np.arange(-float(logits.max()) - 30.0, -float(logits.min()) + 4.0, STEP).tolist():
-        hazards = (logits + time).exp()
-        factors = 1.0 - torch.expm1(-hazards)[:, None] * steps  # of clocks: silent + rung * root
-        density = STEP * (logits + time - hazards).exp()  # of item i ringing at this log-time
-        values += density[:, None] * factors.prod(dim=0) / factors
-    table: Tensor = torch.fft.irfft(values, n=number)[:, :length]
-    return table.clamp(min=0.0)
 
 
 def choose(

@@ -181,13 +181,9 @@ class MaximumLikelihood(MixtureEM):
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """E-step: the share of each component in each elite, ``[c, m]``; equal components share them out by distance.
-
-    Each of them takes the elites that are nearest to its centre, one of as many elites that lie far apart. Centres are
-    chosen farthest-first from the first (best) elite, in Kendall distance. A pair of items that one elite orders, and
-    of which another shows neither, counts half (K^(1/2) of R. Fagin, R. Kumar and D. Sivakumar, "Comparing top k
-    lists", SIAM Journal on Discrete Mathematics 17, 2003).
-    """
+    """E-step: the share of each component in each elite, ``[c, m]``; equal components take the elites nearest to their
+    centres, chosen farthest-first from the best elite, in Kendall distance. A pair that one elite orders and another
+    does not show counts half (R. Fagin, R. Kumar and D. Sivakumar, SIAM Journal on Discrete Mathematics 17, 2003)."""
     assert mixture.weights is not None
     logits = mixture.logits
     log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]

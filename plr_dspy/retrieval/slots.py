@@ -154,10 +154,8 @@ class RetrievalSlots(PoolSlots):
         return made
 
     def _learnt(self, rule: Rule, scores: Scores, inputs: Sequence[Mapping[str, Any]]) -> list[Rule]:
-        """The rule with the coefficients that are likeliest to choose what scored best on each example.
-
-        It is PLR's update over many inputs: elites are the choices above their example's mean, weighted by how far.
-        """
+        """The rule with the coefficients likeliest to choose what scored best on each example: PLR's update, whose
+        elites are the choices above their example's mean, weighted by how far."""
         rows = [(self.rule_of(ordering), row) for ordering, row in scores.items() if not any(_fixed(ordering))]
         alike = [(found, row) for found, row in rows if found and found.nearest_last == rule.nearest_last]
         (pool, *others) = self.found.values()

@@ -156,11 +156,8 @@ def _p_value(scores: Array, rng: np.random.Generator) -> float:
 
 
 def _contrasts(scores: Array, disagreement: float) -> _Contrasts:
-    """Contrasts of orders, ``[n, E]``; their covariance is drawn towards that of unrelated orders.
-
-    It is drawn so far that its sum of squares is what an unbiased estimate says (Z. Bai and H. Saranadasa, Statistica
-    Sinica 6, 1996); of few examples the sample's own is too large.
-    """
+    """Contrasts of orders, ``[n, E]``; their covariance is drawn towards that of unrelated orders until its sum of
+    squares is the unbiased estimate (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996)."""
     num_orders, num_examples = scores.shape
     size = num_orders - 1
     if size == 0:
@@ -187,12 +184,8 @@ def _contrasts(scores: Array, disagreement: float) -> _Contrasts:
 
 
 def _deviations(sampled: _Contrasts, population: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draws of the true deviation, for the lower and for the upper end of its interval.
-
-    For each draw of the noise g and of the length b of effects at a deviation of 1, the deviation s at which
-    ``s b + g`` is as long as what was observed: a generalised confidence interval (S. Weerahandi, JASA 88, 1993).
-    Effects lie in the direction observed. Where the noise alone is as long, the lower end is 0.
-    """
+    """Draws of the true deviation s, for either end of its interval: ``s b + g``, of noise g and effects of length b in
+    the direction observed, is as long as what was observed (S. Weerahandi, JASA 88, 1993); 0 where g alone is."""
     size, variances = len(sampled.means), sampled.variances
     squared = float((sampled.means**2).sum())
     towards = sampled.means / math.sqrt(squared) if squared else np.eye(size)[0]
