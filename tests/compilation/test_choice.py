@@ -104,20 +104,16 @@ class TestChoice:
 
     def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
         """On 15 common examples the original is ahead; each has 20 more of its own, which are for the others."""
-        model, entries = OrderingModel(OrderingSpace.of_sizes(4)), [("best seen", each) for each in ORDERINGS[:6]]
-        against = 0
+        model, entries, against = OrderingModel(OrderingSpace.of_sizes(4)), [("seen", o) for o in ORDERINGS[:6]], 0
+        chances = np.repeat([np.linspace(0.9, 0.5, 6), np.linspace(0.4, 0.9, 6)], [15, 20], axis=0).T
         for seed in range(20):
-            rng = np.random.default_rng(seed)
-            common = rng.random((6, 15)) < np.linspace(0.9, 0.5, 6)[:, None]
-            own = rng.random((6, 20)) < np.linspace(0.4, 0.9, 6)[:, None]
-            scores = {
-                ordering: dict(enumerate(map(float, row)))
-                | {100 * (i + 1) + k: float(x) for k, x in enumerate(further)}
-                for i, (ordering, row, further) in enumerate(zip(ORDERINGS, common, own, strict=False))
-            }
+            table = (np.random.default_rng(seed).random((6, 35)) < chances).astype(float)
+            examples = ([*range(15), *range(20 * i + 20, 20 * i + 40)] for i in range(6))
+            rows = [dict(zip(e, row, strict=True)) for e, row in zip(examples, table.tolist(), strict=True)]
+            scores = dict(zip(ORDERINGS, rows, strict=False))
             given = {"as_they_came": scores, "min_probability": None, "by_score": False}
-            for other, row in zip(judge(entries, range(15), scores, model, **given)["candidates"], common, strict=True):
-                if other.gain.expected > 0 and row.sum() < common[0].sum():
+            for other, row in zip(judge(entries, range(15), scores, model, **given)["candidates"], table, strict=True):
+                if other.gain.expected > 0 and row[:15].sum() < table[0, :15].sum():
                     against += 1
                     assert other.gain.probability < 0.5 < other.gain.worse
         assert against > 5
