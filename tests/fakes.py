@@ -68,24 +68,15 @@ class OrderSensitiveEngine:
 
     @staticmethod
     def formatted(system: str, texts: list[str], answer: str) -> str:
-        wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
-        fields = {name: _value(name, answer) for name in wanted or _output_fields(system)}
-        body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+        declared = re.findall(r"`(\w+)`", system.split("Your output fields are:")[-1].split("All interactions")[0])
+        wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"] or declared
+        fixed = {"reasoning": "because", "next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}
+        body = "\n\n".join(f"[[ ## {name} ## ]]\n{fixed.get(name, answer)}" for name in wanted)
         return f"{body}\n\n[[ ## completed ## ]]"
 
     @property
     def num_calls(self) -> int:
         return sum(self.requests.values())
-
-
-def _value(name: str, answer: str) -> str:
-    acting = {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}
-    return {"reasoning": "because", **acting}.get(name, answer)
-
-
-def _output_fields(system: str) -> list[str]:
-    part = system.split("Your output fields are:")[-1].split("All interactions")[0]
-    return re.findall(r"`(\w+)`", part)
 
 
 def digest(text: str) -> float:

@@ -46,9 +46,9 @@ class Classifier:
         self.inputs: list[str] = []
         self._lock = threading.Lock()
 
-    def lm(self, **options: Any) -> dspy.LM:
+    def lm(self, model: str = "fake/x", **options: Any) -> dspy.LM:
         options = {"cache": False, "num_retries": 0, **options}
-        return dspy.LM("fake/x", engine=self, async_engine=Async(self), **options)
+        return dspy.LM(model, engine=self, async_engine=Async(self), **options)
 
     def complete(self, request: Any) -> Any:
         last = request.messages[-1].text or ""

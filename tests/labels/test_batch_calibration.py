@@ -26,8 +26,8 @@ def examples(count, labels=LABELS, *, first=0):
     return [dspy.Example(text=text, label=gold(labels, text)).with_inputs("text") for text in texts]
 
 
-def inputs(count, *, first=0):
-    return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(first, first + count)]
+def inputs(count):
+    return [dspy.Example(text=f"text {i}").with_inputs("text") for i in range(count)]
 
 
 def calibrate(engine, program=None, *, trainset=None, adapter=None, method="batch", lm=None, **options):

@@ -48,12 +48,6 @@ def calibrated(program=None, **options):
     return BatchCalibration(display_progress=False, **options).compile(program or student(), trainset=EXAMPLES[:30])
 
 
-def other_model():
-    lm = Classifier(leaning(list(LABELS), 1.0)).lm()
-    lm.model = "fake/y"
-    return lm
-
-
 @pytest.fixture
 def lm():
     lm = Classifier(leaning(list(LABELS), 1.0)).lm()
@@ -207,7 +201,10 @@ class TestACalibrationIsOfOnePromptAndOneModel:
         ("change", "said"),
         [
             (lambda it: {"adapter": PlainTextAdapter()}, "ChatAdapter, and is used with PlainTextAdapter:"),
-            (lambda it: {"lm": other_model()}, "with the model fake/x, and is used with fake/y"),
+            (
+                lambda it: {"lm": Classifier(leaning(list(LABELS), 1.0)).lm("fake/y")},
+                "with the model fake/x, and is used with fake/y",
+            ),
             (lambda it: it.demos.pop(0) and {}, OTHER),
             (lambda it: it.demos.reverse() or {}, OTHER),
             (lambda it: setattr(it, "signature", it.signature.with_instructions("x")) or {}, OTHER),

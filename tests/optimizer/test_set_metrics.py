@@ -368,13 +368,11 @@ def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):
             said = asked.split("\n")[1] if first.endswith("0") else "always"
             return [f"[[ ## word ## ]]\n{said}\n\n[[ ## completed ## ]]"]
 
-    def variety(examples, predictions):
-        return len({p.get("word", "") for p in predictions}) / len(predictions)
-
+    variety = DatasetMetric(lambda _, predictions: len({p.get("word", "") for p in predictions}) / len(predictions))
     program = dspy.Predict("text -> word")
     program.demos = [dspy.Example(text=f"demo {i}", word=f"w{i}") for i in range(4)]
     trainset = [dspy.Example(text=f"text {i}", word=f"v{i}").with_inputs("text") for i in range(40)]
-    optimizer = PLReorder(DatasetMetric(variety), max_metric_calls=120, num_threads=1, display_progress=False)
+    optimizer = PLReorder(variety, max_metric_calls=120, num_threads=1, display_progress=False)
     with dspy.context(lm=Words("fake/words", cache=False), adapter=dspy.ChatAdapter()):
         chosen = optimizer.compile(program, trainset=trainset)
     assert chosen.demos[-1]["text"] == "demo 0"

@@ -107,8 +107,7 @@ def blocks(page):
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
-    pages_of_questions = ("budget", "report", "order", "servers", "faq")
-    of_reviews = page not in {f"docs/{name}.md" for name in pages_of_questions}
+    of_reviews = page not in of_pages("budget report order servers faq", None)
     engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.OrderSensitiveEngine(ANSWERS)
 
     class FakeLM(dspy.LM):
