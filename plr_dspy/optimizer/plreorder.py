@@ -34,8 +34,8 @@ MOST_TRIES = 8
 LM."""
 
 FIRST_CALLS = 2
-"""Examples of the first look of either kind of search: where the first call fails, the next one tells. Where replies
-were read and had none, no more are tried, unless log-probabilities must come."""
+"""Examples of the first look of either kind of search: where the first call fails or says no label, the next one tells.
+More are tried if log-probabilities must come, replies cannot be parsed, or no LM was asked."""
 
 
 @arguments

@@ -190,8 +190,8 @@ class StagedScores:
     """Scores of orderings that begin at different examples, so that a search learns about the whole train split.
 
     An ordering is scored on a few examples at first, and on further ones each time that it is asked for again. An
-    answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below). So does a call that
-    failed, unless it failed for all orderings: then the example counts for none.
+    answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below), but to a metric over a
+    set as one without a label. A call that failed counts as the worst, unless the example failed for all orderings.
     """
 
     scorer: CellScorer = field(kw_only=False)  # of the train split followed by others
