@@ -180,16 +180,12 @@ class TeacherWork(MetricWork):
                     stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
                 ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
-        # As they will be read from the ledger.
-        return Cell(None, value=plain({name: dict(_one_of(demos).items()) for name, demos in made.items()}))
-
-
-def _one_of(demos: Examples) -> dspy.Example:
-    """Of a predictor that is asked several times for an answer, the last demo or an earlier one, drawn as by DSPy."""
-    if len(demos) == 1:
-        return demos[0]
-    rng = random.Random(Hasher.hash(tuple(demos)))
-    return rng.choice(demos[:-1]) if rng.random() < 0.5 else demos[-1]
+        kept = {}
+        for name, demos in made.items():  # Of a predictor that was asked again the last or an earlier one, as by DSPy.
+            rng = random.Random(Hasher.hash(tuple(demos)))
+            earlier = len(demos) > 1 and rng.random() < 0.5
+            kept[name] = dict((rng.choice(demos[:-1]) if earlier else demos[-1]).items())
+        return Cell(None, value=plain(kept))  # as they will be read from the ledger
 
 
 def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:

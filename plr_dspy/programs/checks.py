@@ -72,7 +72,10 @@ def arguments(kind: type[_T]) -> type[_T]:
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        given = signature.bind(*values, **named).arguments
+        try:
+            given = signature.bind(*values, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
         with _in_a_line():
             validate(self, **given)
 
