@@ -84,16 +84,12 @@ def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num
         yield ((math.sqrt(2) * special.ndtri(true)[:scored, None] + easiness + likes > 0).astype(float), true)
 
 
-@pytest.fixture(scope="class")
-def few_draws():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparisons, "NUM_FLIPS", 499)
-        patch.setattr(comparisons, "NUM_DRAWS", 1_000)
-        yield
-
-
-@pytest.mark.usefixtures("few_draws")
 class TestSimulated:
+    @pytest.fixture(autouse=True)
+    def few_draws(self, monkeypatch):
+        monkeypatch.setattr(comparisons, "NUM_FLIPS", 499)
+        monkeypatch.setattr(comparisons, "NUM_DRAWS", 1_000)
+
     @pytest.mark.parametrize("common", [False, True])
     def test_chance_alone_seldom_looks_like_an_effect(self, common):
         """Nor do likings of the examples that cancel out."""

@@ -46,12 +46,10 @@ class TestBlocks:
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
 
-        class Reasoner(dspy.LM):
-            supports_reasoning = True
-
+        reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
         assert ProgramSlots(program).space.num_distinct == 2
         lm, _ = fake_lm([])
-        with dspy.context(lm=Reasoner("fake/reasoner", engine=lm.engine)):
+        with dspy.context(lm=reasoner("fake/reasoner", engine=lm.engine)):
             assert ProgramSlots(program).space.num_distinct == 6
 
     @settings(max_examples=30, deadline=None)
