@@ -15,7 +15,7 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
 BATCH = 15  # orders scored between two lines of the log
-FINAL_SHARE = 0.2  # of a budget for the final comparison, at most
+COMPARED_SHARE = 0.2  # of a budget for the final comparison, at most
 
 
 class StaticOrder(Reorderer):
@@ -69,7 +69,7 @@ class TopKOrder(Reorderer):
                     f"max_metric_calls must be at least {least}, for two orders on {num_train} train examples and a "
                     f"comparison; got {budget}: raise it{fewer} (PLReorder scores orders on some of them)"
                 )
-            left = min(max(int(FINAL_SHARE * budget), 2 * MIN_EXAMPLES), budget - 2 * num_train)
+            left = min(max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES), budget - 2 * num_train)
             num_best = max(1, min(num_best, left // num_selection - 1))
             num_compared = min(num_selection, left // (1 + num_best))
             affordable = (budget - (1 + num_best) * num_compared) // num_train

@@ -241,8 +241,8 @@ class Reorderer(Checked, Teleprompter, ABC):
             names, keys = self._examples(job, work)
             ledger.number_examples(keys)
             payer = evaluator(job.slots, work, names=names, num_threads=self.num_threads)
-            earlier = [each.key for each in job.attempts]
-            yield job, work, CellScorer(payer, earlier=earlier, influence=work.influence), bar
+            bootstrapped = [each.key for each in job.attempts]
+            yield job, work, CellScorer(payer, bootstrapped=bootstrapped, influence=work.influence), bar
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""

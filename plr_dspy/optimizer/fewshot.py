@@ -31,15 +31,15 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("both", "labeled", "bootstrapped")  # kinds of demos that are made of the trainset
+CANDIDATES = ("both", "labeled", "bootstrapped")  # kinds of demos that are made of the trainset
 
 
 def _check_candidates(candidates: Any) -> str | list[Any]:
     """The argument as it was passed, a list as a list of its own; an error for anything else."""
-    if isinstance(candidates, str) and candidates in KINDS:
+    if isinstance(candidates, str) and candidates in CANDIDATES:
         return candidates
     if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-        raise ValueError(f"candidates must be one of {list(KINDS)}, or a list of demos; got {shown(candidates)}")
+        raise ValueError(f"candidates must be one of {list(CANDIDATES)}, or a list of demos; got {shown(candidates)}")
     for number, demo in enumerate(candidates):
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")

@@ -63,7 +63,7 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:  # the file; None keeps everything in memory
         self.cells: dict[CellKey, Cell] = {}  # what has been paid, by prompt and number of the example
-        self.earlier: dict[tuple[str, str], Cell] = {}  # the same by prompt and content, whatever numbers there are
+        self.by_content: dict[tuple[str, str], Cell] = {}  # the same by prompt and content, whatever numbers there are
         self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
@@ -92,7 +92,7 @@ class Ledger:
             self._keys.append(f"{key}+{alike[key]}" if alike[key] else key)
             alike[key] += 1
         numbers = {key: number for number, key in enumerate(self._keys)}
-        self.cells = {(p, numbers[key]): cell for (p, key), cell in self.earlier.items() if key in numbers}
+        self.cells = {(p, numbers[key]): cell for (p, key), cell in self.by_content.items() if key in numbers}
 
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
         """Note a cell that was paid; after `stop` it is too late, and the answer False."""
@@ -102,7 +102,7 @@ class Ledger:
             if self._closed:
                 return False
             name = str(example) if self._keys is None else self._keys[example]
-            self.cells[key] = self.earlier[fingerprint, name] = cell
+            self.cells[key] = self.by_content[fingerprint, name] = cell
             self.paid.append(tokens)
             self._settled = False
             self.note({"cell": (fingerprint, name), **told})
@@ -163,7 +163,7 @@ class Ledger:
         whole, unsettled = content.rfind(b"\n") + 1, list[tuple[str, str]]()
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                self._replay(orjson.loads(line), unsettled)
+                self._take(orjson.loads(line), unsettled)
             except (ValueError, TypeError) as error:
                 again = "remove the line, whose call will be made again, or " * (number > 1)
                 raise ValueError(
@@ -171,8 +171,8 @@ class Ledger:
                 ) from error
         self._settled = not unsettled
         for key in unsettled:
-            if key in self.earlier and self.earlier[key].error in TRANSIENT:
-                del self.earlier[key]
+            if key in self.by_content and self.by_content[key].error in TRANSIENT:
+                del self.by_content[key]
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o600)
         os.ftruncate(self._file, whole)
@@ -181,7 +181,7 @@ class Ledger:
             self.note({"lost": 1})
         self.num_resumed = len(self.paid)
 
-    def _replay(self, record: Any, unsettled: list[tuple[str, str]]) -> None:
+    def _take(self, record: Any, unsettled: list[tuple[str, str]]) -> None:
         """Take a line of the file; the cells that failed since the last decision are the unsettled ones."""
         match record:
             case {"cell": [str(fingerprint), str(example)], **told}:
@@ -189,9 +189,9 @@ class Ledger:
                 cell, key = _CELL.validate_python(told), (fingerprint, example)
                 if cell.score is None and not cell.outcome and cell.value is None:
                     raise ValueError(f"it says nothing of {key}")
-                if key in self.earlier and self.earlier[key].outcome != FAILED:
+                if key in self.by_content and self.by_content[key].outcome != FAILED:
                     raise ValueError(f"it repeats {key}")
-                self.earlier[key] = cell
+                self.by_content[key] = cell
                 self.paid.append(tokens)
                 if cell.outcome == FAILED:
                     unsettled.append(key)
@@ -201,7 +201,7 @@ class Ledger:
                 self.paid += [{}] * count
             case {"retry": _}:
                 for key in unsettled:
-                    self.earlier.pop(key, None)
+                    self.by_content.pop(key, None)
             case {"schema_version": version} if version != SCHEMA_VERSION:
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
             case {"identity": identity, "unstable": unstable}:
@@ -254,7 +254,7 @@ def open_ledger(
         stack.callback(lambda: ledger.close())
         identity = orjson.loads(orjson.dumps(describe()))
         if ledger.num_resumed and (said := _changes(ledger.identity or {}, identity, ignored=ledger.unstable)):
-            if not any(cell.score is not None or cell.value for cell in ledger.earlier.values()):
+            if not any(cell.score is not None or cell.value for cell in ledger.by_content.values()):
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()
                 (folder / FILE).unlink()

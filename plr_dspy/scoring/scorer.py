@@ -46,13 +46,13 @@ class CellScorer:
     """
 
     payer: Payer
-    earlier: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that were asked for before
+    bootstrapped: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that made demos, asked for before
     influence: Influence | None = field(default=None, kw_only=True)  # scores outputs, where the metric is over a set
 
     def __post_init__(self) -> None:
         self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
-        self._asked: dict[CellKey, str] = dict.fromkeys(self.earlier, "bootstrap")
+        self._asked: dict[CellKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
         self._asked_of: dict[Ordering, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
 
     def key(self, ordering: Ordering, example: int) -> CellKey:

@@ -41,7 +41,7 @@ class TestEnough:
         payer = TablePayer(None)
         for key, score in cells.items():
             payer.ledger.add(key, score if isinstance(score, Cell) else Cell(score), {})
-        return FirstSigns(CellScorer(payer, earlier=cells), num_train).check()
+        return FirstSigns(CellScorer(payer, bootstrapped=cells), num_train).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_scores(self, number, said):

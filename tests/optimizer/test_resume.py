@@ -543,7 +543,7 @@ class TestFailed:
                 if not example:
                     ledger.settle()
         with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
-            assert list(ledger.earlier) == [("LMRateLimitError", "0"), ("ValueError", "1")]
+            assert list(ledger.by_content) == [("LMRateLimitError", "0"), ("ValueError", "1")]
 
     def test_what_has_changed_by_itself_is_not_compared_from_then_on(self, tmp_path):
         facts = {"one": 1, "other": 1}
