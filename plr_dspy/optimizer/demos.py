@@ -181,10 +181,11 @@ class TeacherWork(MetricWork):
                 ):
                     made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
         kept = {}
-        for name, demos in made.items():  # Of a predictor that was asked again the last or an earlier one, as by DSPy.
-            rng = random.Random(Hasher.hash(tuple(demos)))
-            earlier = len(demos) > 1 and rng.random() < 0.5
-            kept[name] = dict((rng.choice(demos[:-1]) if earlier else demos[-1]).items())
+        for name, (*earlier, demo) in made.items():
+            if earlier:  # Of a predictor that was asked several times the last or an earlier one, drawn as by DSPy.
+                rng = random.Random(Hasher.hash((*earlier, demo)))
+                demo = rng.choice(earlier) if rng.random() < 0.5 else demo
+            kept[name] = dict(demo.items())
         return Cell(None, value=plain(kept))  # as they will be read from the ledger
 
 
