@@ -1,14 +1,13 @@
 """Compiles that are killed, interrupted or fail, and go on from their log_dir."""
 
 import asyncio
-import json
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from pathlib import Path
+from functools import partial
 
 import dspy
 import fakes
@@ -16,10 +15,10 @@ import label_world
 import orjson
 import pytest
 from dspy import lm15
-from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions
-from fakes import student as showing
+from fakes import OrderSensitiveEngine, engine_for, exact_match, failure, interrupt, lm_of, questions, student
+from label_world import found
 
-from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder
+from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, open_ledger
 
@@ -41,10 +40,6 @@ class RecordingEngine(OrderSensitiveEngine):
         return super().answer(system, texts)
 
 
-def student(num_demos=5, **config):
-    return showing(num_demos, **config)
-
-
 def optimizer(log_dir=None, **options):
     options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
     return PLReorder(options.pop("metric", exact_match), log_dir=log_dir, **options)
@@ -52,34 +47,27 @@ def optimizer(log_dir=None, **options):
 
 def compiled(log_dir=None, program=None, trainset=EXAMPLES, **options):
     reorder = optimizer(log_dir, **options)
-    reorder.compile(program or student(), trainset=trainset)
+    reorder.compile(program or student(5), trainset=trainset)
     return reorder.report
-
-
-def ordered(log_dir=None):
-    return compiled(log_dir).to_dict()
 
 
 def selected(log_dir=None, metric=exact_match, **options):
     options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "max_demos": 5, "max_bootstrapped": 4, **options}
     chooser = PLFewShot(metric, log_dir=log_dir, display_progress=False, **options)
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
-    return chooser.report.to_dict()
+    return chooser.report
 
 
-def found_or_fixed(log_dir=None):
-    return selected(log_dir, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
+FOUND_OR_FIXED = partial(selected, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
 
 
-def compile_in_child(work, log_dir, calls, result, seconds):
+def compile_in_child(work, log_dir, calls, seconds):
     with dspy.context(lm=lm_of(RecordingEngine(calls, seconds))):
-        report = work(log_dir)
-    Path(result).write_text(json.dumps(report))
+        work(log_dir)
 
 
-def start(tmp_path, log_dir, seconds=0.005, work=ordered):
-    files = (str(log_dir), str(tmp_path / "calls"), str(tmp_path / "result.json"))
-    child = fakes.CHILDREN.Process(target=compile_in_child, args=(work, *files, seconds))
+def start(tmp_path, log_dir, seconds=0.005, work=compiled):
+    child = fakes.CHILDREN.Process(target=compile_in_child, args=(work, log_dir, tmp_path / "calls", seconds))
     child.start()
     return child
 
@@ -88,20 +76,13 @@ def lines(path):
     return path.read_bytes().splitlines() if path.exists() else []
 
 
-def same(report):
-    volatile = {"seconds", "settings"}
-    plain = {name: value for name, value in report.items() if name not in volatile}
-    plain["program_calls"] = {k: v for k, v in report["program_calls"].items() if k != "resumed"}
-    return json.loads(json.dumps(plain))
-
-
 def ring(number=signal.SIGINT):
     """A signal comes, as from a user or from a batch system."""
     os.kill(os.getpid(), number)
 
 
 class TestKilled:
-    @pytest.mark.parametrize(("work", "num_kills"), [(ordered, 2), (selected, 2), (found_or_fixed, 1)])
+    @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 2), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
         """At most the calls under way are made again, and the report is that of a compile in one go."""
         uninterrupted, rng, log_dir, finished_at = work(), random.Random(0), tmp_path / "log", []
@@ -118,21 +99,21 @@ class TestKilled:
         child = start(tmp_path, log_dir, seconds=0.0, work=work)
         child.join()
         assert child.exitcode == 0
-        report = json.loads((tmp_path / "result.json").read_text())
-        assert same(report) == same(uninterrupted)
-        assert report["program_calls"]["resumed"] > 0
-        calls, total = Counter(lines(tmp_path / "calls")), report["program_calls"]["total"]
+        report = Report.load(log_dir / "report.json")
+        assert found(report) == found(uninterrupted)
+        assert report.program_calls["resumed"] > 0
+        calls, total = Counter(lines(tmp_path / "calls")), report.program_calls["total"]
         assert len(calls) == total
         assert total <= sum(calls.values()) <= total + NUM_THREADS * num_kills
 
     def test_a_torn_line_costs_one_call(self, tmp_path, engine):
         """All six orders of 3 demos on all examples, which leaves some calls."""
-        expected = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
+        expected = found(compiled(tmp_path, student(3), max_metric_calls=500))
         num_calls, path = engine.num_calls, tmp_path / "cells.jsonl"
         # The end of the last call that was logged; the lines that end the compile go, too.
         content = path.read_bytes()
         path.write_bytes(content[: content.index(b"\n", content.rindex(b'{"cell"')) - 5])
-        report = same(compiled(tmp_path, student(3), max_metric_calls=500).to_dict())
+        report = found(compiled(tmp_path, student(3), max_metric_calls=500))
         assert engine.num_calls - num_calls == 1
         total = expected.pop("program_calls")["total"] + 1
         assert report.pop("program_calls")["total"] == total
@@ -144,10 +125,10 @@ class TestKilled:
     @pytest.mark.parametrize("number", [10, 70, -5])
     def test_a_call_whose_line_was_removed_is_made_again(self, tmp_path, engine, number):
         """As the message about a line that cannot be read says."""
-        expected, path = same(compiled(tmp_path, num_threads=1).to_dict()), tmp_path / "cells.jsonl"
+        expected, path = found(compiled(tmp_path, num_threads=1)), tmp_path / "cells.jsonl"
         num_calls, cells = engine.num_calls, [line for line in lines(path) if line.startswith(b'{"cell"')]
         path.write_bytes(path.read_bytes().replace(cells[number] + b"\n", b""))
-        assert same(compiled(tmp_path, num_threads=1).to_dict()) == expected
+        assert found(compiled(tmp_path, num_threads=1)) == expected
         assert engine.num_calls == num_calls + 1
 
     def test_a_second_process_is_refused(self, tmp_path, engine):
@@ -253,7 +234,7 @@ class TestFolders:
 
     def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch, caplog):
         """At first nothing is paid; later nothing is lost."""
-        expected, write, begins = ordered(), os.write, [b"{"]
+        expected, write, begins = compiled(), os.write, [b"{"]
         before = engine.num_calls
 
         def full(file, content):
@@ -266,7 +247,7 @@ class TestFolders:
             compiled(tmp_path / "first")
         assert engine.num_calls == before
         begins[0], before = b'{"cell"', before + 50
-        assert same(compiled(tmp_path / "second").to_dict()) == same(expected)
+        assert found(compiled(tmp_path / "second")) == found(expected)
         assert caplog.text.count("No space left") == 1
 
 
@@ -329,25 +310,22 @@ class TestOtherArguments:
         engine.at = {170: interrupt}
         with pytest.raises(KeyboardInterrupt):
             compiled(tmp_path, num_threads=1)
-        plan = optimizer(max_metric_calls=200).estimate(student(), trainset=EXAMPLES).plan
+        plan = optimizer(max_metric_calls=200).estimate(student(5), trainset=EXAMPLES).plan
         assert compiled(tmp_path, max_metric_calls=200).program_calls["search"] <= plan.search_calls
 
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
         """Also one that calls of others left little, whatever they make later; and a smaller budget than was spent,
         which finds what it can without a call."""
-        found, spent = {}, []
+        reports, spent = {}, []
         for seed, limit in [(0, 300), (0, 200), (0, 200), (1, 700), (1, 400), (0, 900), (0, 300), (1, 700), (1, 400)]:
-            report = work(tmp_path, seed=seed, max_metric_calls=limit)
-            report = same(report if isinstance(report, dict) else report.to_dict())
+            report = found(work(tmp_path, seed=seed, max_metric_calls=limit), "tokens", "cost")
             for name in ("unused", "total"):
                 del report["program_calls"][name]
-            for name in ("tokens", "cost"):
-                del report[name]
-            assert found.setdefault((seed, limit), report) == report
+            assert reports.setdefault((seed, limit), report) == report
             spent.append(engine.num_calls)
         assert spent[0] == spent[2] < spent[3] == spent[4] < spent[5] == spent[-1]
-        assert all(found[key]["comparison"] is not None for key in [(0, 300), (1, 700), (0, 900)])
+        assert all(reports[key]["comparison"] is not None for key in [(0, 300), (1, 700), (0, 900)])
 
     @pytest.mark.parametrize("limit", [{"max_metric_calls": 1_500}, {"auto": "light"}])
     @pytest.mark.parametrize("chooser", [PLReorder, PLFewShot])
@@ -363,17 +341,14 @@ class TestOtherArguments:
     def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_part(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
         options = {"num_candidates": 12, "num_finalists": 2, "num_threads": 1, "display_progress": False}
-        for limits in (
-            {"max_metric_calls": 200},
-            {"max_seconds": 240},
-            {},
-        ):  # Rounds of another plan are none of these.
-            found = TopKOrder(exact_match, log_dir=tmp_path, **limits, **options)
-            found.compile(student(4), trainset=EXAMPLES[:40])
+        # Rounds of another plan are none of these.
+        for limits in ({"max_metric_calls": 200}, {"max_seconds": 240}, {}):
+            last = TopKOrder(exact_match, log_dir=tmp_path, **limits, **options)
+            last.compile(student(4), trainset=EXAMPLES[:40])
         assert set(engine.requests.values()) == {1}
         whole = TopKOrder(exact_match, **options)
         whole.compile(student(4), trainset=EXAMPLES[:40])
-        assert found.report.candidates == whole.report.candidates
+        assert last.report.candidates == whole.report.candidates
 
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
         """Orderings number the demos; there may be more of them now, or the same number of others."""
@@ -394,7 +369,7 @@ class TestNothingToMixUp:
         whole = compiled(**change)
         alone = engine.num_calls - spent
         for _ in range(2):
-            assert same(compiled(tmp_path, **change).to_dict()) == same(whole.to_dict())
+            assert found(compiled(tmp_path, **change)) == found(whole)
         assert engine.num_calls == spent + 2 * alone
 
     @pytest.mark.parametrize(
@@ -411,7 +386,7 @@ class TestNothingToMixUp:
                 selected(tmp_path, exact_match if engine.at else lambda e, p: exact_match(e, p) / 0, **options)
         spent = engine.num_calls
         assert spent == (15 if broken == "threshold" else 3)
-        total = selected(tmp_path, candidates=candidates, **options)["program_calls"]["total"]
+        total = selected(tmp_path, candidates=candidates, **options).program_calls["total"]
         assert total == engine.num_calls - spent * (broken == "metric") <= 150
 
 
@@ -429,13 +404,13 @@ class TestSignals:
         engine, reorder = engine_for(EXAMPLES, at=dict.fromkeys(range(50, 54), hang)), optimizer(tmp_path)
         with dspy.context(lm=lm_of(engine)):
             with pytest.raises(KeyboardInterrupt):
-                reorder.compile(student(), trainset=EXAMPLES)
+                reorder.compile(student(5), trainset=EXAMPLES)
             assert not release.is_set()
             finished = reorder.report.program_calls["total"]
             assert 40 < finished <= 50
             assert len(reorder.best_program.demos) == 5
             release.set()
-            reorder.compile(student(), trainset=EXAMPLES)  # while those calls end
+            reorder.compile(student(5), trainset=EXAMPLES)  # while those calls end
             assert reorder.report.program_calls["resumed"] == finished
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -455,7 +430,7 @@ class TestSignals:
             return exact_match(example, prediction)
 
         reorder = optimizer(metric=metric, num_threads=num_threads)
-        program, heard = fakes.Program(swallow, answer=student()) if where == "swallowing" else student(), []
+        program, heard = fakes.Program(swallow, answer=student(5)) if where == "swallowing" else student(5), []
 
         async def cell():
             return reorder.compile(program, trainset=EXAMPLES)
@@ -510,9 +485,9 @@ class TestFailed:
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
         with pytest.raises(RuntimeError, match=r"calls ended with an answer|train examples ran for any order"):
-            reorder.compile(student(), trainset=EXAMPLES)
+            reorder.compile(student(5), trainset=EXAMPLES)
         down = False
-        reorder.compile(student(), trainset=EXAMPLES)
+        reorder.compile(student(5), trainset=EXAMPLES)
         assert reorder.report.comparison is not None
         left = sum(error.count for error in reorder.report.errors)
         assert left <= NUM_THREADS  # the first ones may have been of a round that was whole
@@ -581,6 +556,6 @@ def test_a_reply_with_half_of_a_pair_of_characters_is_paid_once(metric, tmp_path
     optimizer = PLReorder(metric, max_metric_calls=80, num_threads=1, log_dir=tmp_path)
     for _ in range(2):
         with dspy.context(lm=lm_of(engine), adapter=dspy.JSONAdapter()):
-            optimizer.compile(showing(EXAMPLES[:4]), trainset=EXAMPLES[4:])
+            optimizer.compile(student(EXAMPLES[:4]), trainset=EXAMPLES[4:])
         assert len(engine.requests) == optimizer.report.program_calls["total"]
         assert not optimizer.report.errors
