@@ -194,7 +194,16 @@ def engine_for(examples: list[dspy.Example], **options: Any) -> OrderSensitiveEn
 
 
 def lm_of(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> dspy.LM:
-    return dspy.LM(model, engine=engine, **{"cache": False, "num_retries": 0, **options})
+    options = {"async_engine": Async(engine), "cache": False, "num_retries": 0, **options}
+    return dspy.LM(model, engine=engine, **options)
+
+
+class Async:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    async def complete(self, request: Any) -> Any:
+        return self.engine.complete(request)
 
 
 @contextmanager

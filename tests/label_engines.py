@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import dspy
 from dspy import lm15
-from fakes import FIELD, WANTED, Program, chat_response, digest, logprobs_of
+from fakes import FIELD, WANTED, Program, chat_response, digest, lm_of, logprobs_of
 
 NOISE = {"the": 1e-4, "Hm": 1e-4}
 LABELS = ["negative", "positive"]
@@ -47,8 +47,7 @@ class Classifier:
         self._lock = threading.Lock()
 
     def lm(self, model: str = "fake/x", **options: Any) -> dspy.LM:
-        options = {"cache": False, "num_retries": 0, **options}
-        return dspy.LM(model, engine=self, async_engine=Async(self), **options)
+        return lm_of(self, model, **options)
 
     def complete(self, request: Any) -> Any:
         last = request.messages[-1].text or ""
@@ -79,14 +78,6 @@ class Classifier:
             others = [{f'"{name}": "because", ': 1.0} for name in names[:-1]]
             return [{"{": 1.0}, *others, {f'"{names[-1]}": "': 1.0}, answer, {'"}': 1.0}]
         return [{f" {token}": share for token, share in answer.items()}]
-
-
-class Async:
-    def __init__(self, engine):
-        self.engine = engine
-
-    async def complete(self, request):
-        return self.engine.complete(request)
 
 
 def normal(text: str) -> float:

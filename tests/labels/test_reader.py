@@ -5,6 +5,7 @@ import math
 from typing import Literal
 
 import dspy
+import fakes
 import numpy as np
 import pytest
 from dspy import lm15
@@ -13,7 +14,7 @@ from dspy.utils.exceptions import AdapterParseError, LMInvalidRequestError
 from fakes import chat_response, logprobs_of
 from hypothesis import given
 from hypothesis import strategies as st
-from label_engines import KIND, REFUSAL, Async, classifier
+from label_engines import KIND, REFUSAL, classifier
 from servers import Server, completion, running
 
 from plr_dspy import PlainTextAdapter, completion_lm
@@ -47,7 +48,7 @@ class Scripted:
         return chat_response(text, logprobs=logprobs_of(self.tokens) if told else None)
 
     def lm(self, **options):
-        return dspy.LM("fake/x", engine=self, async_engine=Async(self), **{"cache": False, **options})
+        return fakes.lm_of(self, "fake/x", **options)
 
 
 def chat(*answer, name="label"):

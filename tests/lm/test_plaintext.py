@@ -8,10 +8,9 @@ import dspy
 import pydantic
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from fakes import ScriptedEngine, lm_of
+from fakes import Async, ScriptedEngine, lm_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from label_engines import Async
 
 from plr_dspy import PlainTextAdapter
 

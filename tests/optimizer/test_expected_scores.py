@@ -3,7 +3,7 @@
 import dspy
 import numpy as np
 import pytest
-from fakes import LabelEngine, digest, using
+from fakes import LabelEngine, digest, student, using
 from label_engines import exact
 
 from plr_dspy import PLReorder
@@ -104,42 +104,35 @@ class TestOneEstimate:
         assert sum(held) >= 0.9 * len(held)
 
 
+def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **options):
+    """What a compile says of a student where the shown demos decide how often an answer is right."""
+
+    def chances(shown, text):
+        right = digest(f"{seed} {shown} {text}") < chance(shown)
+        return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
+
+    demos = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(num_demos)]
+    trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
+    optimizer = kind(exact, num_threads=1, display_progress=False, **options)
+    with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
+        optimizer.compile(student(demos, "text -> label: Literal['yes', 'no']"), trainset=trainset)
+    return optimizer.report.comparison
+
+
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
     """Right on nine of ten texts in its own order, and on half of them in any other: most intervals hold that."""
-    demos, inside = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(5)], 0
+    inside, own = 0, [f"demo {i}" for i in range(5)]
+    options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
     for seed in range(12):
-
-        def chances(shown, text, seed=seed):
-            right = digest(f"{seed} {shown} {text}") < (0.9 if shown == [demo.text for demo in demos] else 0.5)
-            return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
-
-        student = dspy.Predict("text -> label: Literal['yes', 'no']")
-        student.demos = list(demos)
-        trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
-        reorder = PLReorder(exact, max_metric_calls=150, display_progress=False, num_threads=1)
-        with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
-            reorder.compile(student, trainset=trainset)
-        _, low, high = reorder.report.comparison.expected_original
+        found = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)
+        _, low, high = found.expected_original
         inside += low <= 0.9 <= high
     assert inside >= 11
 
 
 def test_near_the_highest_score_a_few_misses_of_the_student_are_no_effect():
     """Each answer is right with a chance of .95, whatever demos are shown."""
-    claims = 0
-    for seed in range(12):
-
-        def chances(shown, text, seed=seed):
-            right = digest(f"{seed} {shown} {text}") < 0.95
-            return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
-
-        student = dspy.Predict("text -> label: Literal['yes', 'no']")
-        student.demos = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(8)]
-        trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
-        options = {"candidates": "labeled", "max_metric_calls": 600, "num_threads": 1, "display_progress": False}
-        chooser = PLFewShot(exact, signal="score", **options)
-        with using(LabelEngine(LABELS, chances), "openai/fake"):
-            chooser.compile(student, trainset=trainset)
-        claims += chooser.report.comparison.probability >= 0.9
-    assert claims <= 1
+    options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 600, "signal": "score"}
+    found = [compared(lambda shown: 0.95, PLFewShot, seed=seed, **options) for seed in range(12)]
+    assert sum(each.probability >= 0.9 for each in found) <= 1

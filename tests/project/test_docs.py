@@ -16,8 +16,7 @@ import fakes
 import picture
 import pytest
 from brief import Sentiment, accuracy
-from fakes import chat_response, digest, exact_match, questions
-from label_engines import Async
+from fakes import Async, chat_response, digest, exact_match, questions
 
 import plr_dspy
 import plr_dspy.baselines
