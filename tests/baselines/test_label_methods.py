@@ -9,8 +9,8 @@ import dspy
 import numpy as np
 import pytest
 from dspy import lm15
-from fakes import LabelEngine, Program, digest, interrupt, using
-from label_engines import exact
+from fakes import LabelEngine, Program, digest, failure, interrupt, using
+from label_engines import classifier, exact
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
@@ -43,9 +43,7 @@ class Table:
         return self.p[self.row(demos), column]
 
     def program(self):
-        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=self.answer)
-        labels = itertools.cycle(self.labels)
-        program = dspy.Predict(signature)
+        program, labels = classifier(self.answer), itertools.cycle(self.labels)
         program.demos = [dspy.Example(text=demo, label=next(labels)) for demo in self.demos]
         return program
 
@@ -192,12 +190,8 @@ class TestEveryMethod:
 
     def test_goes_on_when_its_model_is_back(self, kind, tmp_path):
         table, fresh = Table(num_demos=3), Table(num_demos=3)
-
-        def down():
-            raise OSError("the cable is out")
-
-        table.engine.at = dict.fromkeys(range(1_000), down)
-        with pytest.raises(Exception, match="the cable is out"):
+        table.engine.at = dict.fromkeys(range(1_000), failure)
+        with pytest.raises(Exception, match="down"):
             table.chosen(kind(exact, log_dir=tmp_path, max_errors=7))
         table.engine.at = {}
         resumed, expected = kind(exact, log_dir=tmp_path), kind(exact)
@@ -233,8 +227,7 @@ class TestInputs:
         """What another seed or method has paid for counts where prompt and input are the same."""
         before, found, fresh = Table(num_demos=3), Table(num_demos=3), Table(num_demos=3)
         earlier.log_dir = tmp_path
-        with before.serving():
-            earlier.compile(before.program(), trainset=before.examples)
+        before.chosen(earlier)
         resumed, expected = kind(exact, log_dir=tmp_path, **options), kind(exact, **options)
         assert found.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.candidates == expected.report.candidates
@@ -258,24 +251,15 @@ class TestInputs:
         }
         assert len(orders) == 1
 
-    def test_demos_count_in_the_prior(self):
-        """Both examples of a label may be among them."""
-        table = Table()
-        examples = [each for each in table.examples if each.label == "label 0"]
-        demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
-        with table.serving():
-            optimizer = PDO(exact, setting="prior", num_candidates=4)
-            assert optimizer.compile(table.program(), trainset=[*examples, *demos]).demos
-
     def test_a_label_that_no_example_has_needs_a_prior(self):
-        table = Table()
+        """All examples of a label may be among the demos."""
+        table, optimizer = Table(), PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
-        with (
-            table.serving(),
-            pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"),
-        ):
-            PDO(exact, setting="prior").compile(table.program(), trainset=examples)
+        with pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"):
+            table.chosen(optimizer, trainset=examples)
         assert table.engine.requests == 0
+        demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
+        assert table.chosen(optimizer, trainset=[*examples, *demos])
 
     @pytest.mark.parametrize(
         "arguments", [{"setting": "zero-shot"}, {"prior": {"label 0": 1}}, {"setting": "prior", "prior": [0.5, 0.5]}]

@@ -324,13 +324,11 @@ TWO = Program(first=student(), second=student())
 NUMBERS = [dspy.Example(text=i).with_inputs("text") for i in range(12)]
 
 
-class TestBadInput:
-    def refused(self, match, **options):
-        engine = Classifier(leaning(LABELS, 1.0))
-        with pytest.raises(ValueError, match=match):
-            calibrate(engine, **options)
-        assert not engine.asked
+def changed(change):
+    return {"method": "linear", "trainset": [change(each).with_inputs("text") for each in examples(30)]}
 
+
+class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "match"),
         [
@@ -357,22 +355,16 @@ class TestBadInput:
             ({"program": dspy.Predict("text -> a: bool, probabilities")}, "'probabil.*rename"),
             ({"program": TWO}, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
             ({"trainset": NUMBERS, "method": "contextual"}, "'text' is a int: pass method='batc"),
+            (changed(lambda each: each.without("label")), "labels at 'label', each .* one of .*; got None"),
+            (changed(lambda each: each.copy(label="mixed")), "got 'mixed'.*or pass method='batch'"),
+            (changed(lambda each: each.copy(label="positive")), "different labels .*; got 'positive'"),
         ],
     )
     def test_arguments(self, options, match):
-        self.refused(match, **options)
-
-    @pytest.mark.parametrize(
-        ("change", "match"),
-        [
-            (lambda each: dspy.Example(text=each.text), "labels at 'label', each .* one of .*; got None"),
-            (lambda each: each.copy(label="mixed"), "got 'mixed'.*or pass method='batch'"),
-            (lambda each: each.copy(label="positive"), "different labels .*; got 'positive'"),
-        ],
-    )
-    def test_labels_that_are_needed(self, change, match):
-        trainset = [change(each).with_inputs("text") for each in examples(30)]
-        self.refused(match, trainset=trainset, method="linear")
+        engine = Classifier(leaning(LABELS, 1.0))
+        with pytest.raises(ValueError, match=match):
+            calibrate(engine, **options)
+        assert not engine.asked
 
     def test_what_enums_are_called_in_data_will_do(self):
         engine = Classifier(leaning(["fine", "awful"], 1.0))

@@ -9,7 +9,7 @@ from typing import Literal
 import dspy
 import pytest
 from fakes import Program
-from label_engines import Classifier, leaning
+from label_engines import Classifier, classifier, leaning
 from label_world import EXAMPLES
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
@@ -20,25 +20,20 @@ OTHER = "found with other instructions or demos"
 FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
 
 
-class Kind(dspy.Signature):
-    text: str = dspy.InputField()
-    label: Literal["negative", "positive"] = dspy.OutputField()
-
-
 def outer():
     def answers(self, text):
         told = [step(text=text) for step in [*self.steps, *self.parts.values()]]
         return dspy.Prediction(label=told[0].label, told=[each.toDict() for each in told])
 
-    return Program(answers, steps=[dspy.Predict(Kind), dspy.ChainOfThought(Kind)], parts={"a b": dspy.Predict(Kind)})
+    steps = [classifier(), classifier(module=dspy.ChainOfThought)]
+    return Program(answers, steps=steps, parts={"a b": classifier()})
 
 
-STUDENTS = {"module": partial(dspy.ChainOfThought, Kind), "predictor": partial(dspy.Predict, Kind)}
-STUDENTS["larger"] = outer
+STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predictor": classifier, "larger": outer}
 
 
 def student(labels=LABELS):
-    program = dspy.Predict(dspy.Signature("text -> label").with_updated_fields("label", type_=Literal[labels]))
+    program = classifier(Literal[labels])
     program.demos = [dspy.Example(text=f"demo {i}", label=labels[i % 2]) for i in range(4)]
     return program
 
