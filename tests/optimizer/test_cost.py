@@ -23,15 +23,15 @@ MODEL = "fake/priced"
 
 
 class PricedEngine(OrderSensitiveEngine):
-    """Adds up what its calls cost, and knows the dearest of them."""
+    """Adds up what its calls cost, and knows the dearest of them.
 
-    def __init__(self):
+    Args:
+        tokens: Those of a prompt and its answer, by the request; empty for as many as these have.
+    """
+
+    def __init__(self, tokens=lambda request: {}):
         super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.cost = self.dearest = 0.0
-
-    def tokens(self, request):
-        """Those of a prompt and its answer; empty for as many as these have."""
-        return {}
+        self.tokens, self.cost, self.dearest = tokens, 0.0, 0.0
 
     def complete(self, request):
         tokens, response = self.tokens(request), super().complete(request)
@@ -180,24 +180,17 @@ class TestEstimate:
         assert "max_" not in str(without)
 
 
-class UnevenEngine(PricedEngine):
-    """Calls cost very different amounts, and some fail.
+def uneven(*, spread, failing, seed):
+    """Calls cost very different amounts, by the spread of the logarithms of token counts, and a share of them fails."""
 
-    Args:
-        spread: Of the logarithms of token counts.
-        failing: Share of calls that fail.
-    """
-
-    def __init__(self, *, spread=0.0, failing=0.0, seed=0):
-        super().__init__()
-        self.spread, self.failing, self.seed = spread, failing, seed
-
-    def tokens(self, request):
+    def tokens(request):
         texts = [message.text or "" for message in request.messages]
-        if digest(f"{self.seed} fails {texts}") < self.failing:
-            raise RuntimeError("the server is down")
-        prompt = round(400 * math.exp(self.spread * NormalDist().inv_cdf(digest(f"{self.seed} {texts}") or 0.5)))
+        if digest(f"{seed} fails {texts}") < failing:
+            fakes.failure()
+        prompt = round(400 * math.exp(spread * NormalDist().inv_cdf(digest(f"{seed} {texts}") or 0.5)))
         return {"input_tokens": prompt, "output_tokens": 5}
+
+    return PricedEngine(tokens)
 
 
 A_CALL = 400 * PROMPT + 5 * COMPLETION
@@ -207,7 +200,7 @@ class TestMaxCost:
     @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
     @pytest.mark.parametrize(("share", "num_threads", "seed"), [(0.8, 16, 0), (0.25, 1, 1)])
     def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share, seed):
-        engine = UnevenEngine(spread=spread, failing=failing, seed=seed)
+        engine = uneven(spread=spread, failing=failing, seed=seed)
         mean = 400 * PROMPT * math.exp(spread**2 / 2) + 5 * COMPLETION
         limit = share * 200 * mean
         options = {"max_cost": limit, "max_metric_calls": 200, "num_threads": num_threads}
@@ -229,7 +222,7 @@ class TestMaxCost:
 
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
-        engine, found = UnevenEngine(spread=0.3, failing=failing, seed=seed), []
+        engine, found = uneven(spread=0.3, failing=failing, seed=seed), []
         for _ in range(2):  # the second goes the same way at no call
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
@@ -248,12 +241,11 @@ class TestMaxCost:
     def test_holds_for_a_model_that_thinks_in_many_threads(self, kind, judge):
         """Its answers are far longer than those of demos, and what a judge costs is not known before its first call."""
 
-        class Thinking(PricedEngine):
-            def tokens(self, request):
-                time.sleep(0.02)
-                return {"input_tokens": 400, "output_tokens": 8_000}
+        def tokens(request):
+            time.sleep(0.02)
+            return {"input_tokens": 400, "output_tokens": 8_000}
 
-        engine = Thinking()
+        engine = PricedEngine(tokens)
 
         def ask(self, example, prediction):
             self.lm("is that right?")
@@ -266,13 +258,16 @@ class TestMaxCost:
         assert 0 < engine.cost <= 0.4
         assert limited.report.cost == pytest.approx(engine.cost)
 
-    def test_a_dear_teacher_leaves_three_quarters_to_a_cheap_student(self, engine, monkeypatch):
-        prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
-        monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
+    def test_a_dear_teacher_needs_a_price_and_leaves_three_quarters_to_a_cheap_student(self, engine, monkeypatch):
         teacher, dear = student(0), PricedEngine()
         teacher.set_lm(lm_of(dear, "fake/dear"))
         options = {"max_metric_calls": 200, "num_threads": 4, "display_progress": False}
         chooser = PLFewShot(exact_match, max_cost=0.25, **options)
+        with pytest.raises(ValueError, match="max_cost needs a price for fake/dear"):
+            chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
+        assert engine.num_calls == dear.num_calls == 0
+        prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
+        monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
         found = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
         alone = chooser.estimate(student(0), trainset=EXAMPLES)
         assert found.cost > 3 * alone.cost
@@ -280,13 +275,6 @@ class TestMaxCost:
         assert 0 < 50 * dear.cost <= 0.25 * 0.25
         assert chooser.report.cost == pytest.approx(engine.cost + 50 * dear.cost)
         assert chooser.report.program_calls["total"] > 0.9 * (200 - 16)
-
-    def test_a_teacher_needs_a_price(self, engine):
-        teacher = student(0)
-        teacher.set_lm(lm_of(engine, "fake/other"))
-        with pytest.raises(ValueError, match="max_cost needs a price for fake/other"):
-            PLFewShot(exact_match, max_cost=1.0).compile(student(0), teacher=teacher, trainset=EXAMPLES)
-        assert engine.num_calls == 0
 
     @pytest.mark.parametrize("method", ["compile", "estimate"])
     @pytest.mark.parametrize("model", ["fake/other", "lm_studio/gpt-4o-mini"])
