@@ -44,6 +44,18 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
         return optimizer.compile(program or student(), trainset=trainset), optimizer.report
 
 
+def scored(engine, program, dataset=RARE):
+    with using(engine):
+        return F1("positive").evaluate(program, dataset, num_threads=1, display_progress=False)
+
+
+def calibrated(engine, trainset=RARE, *, num_inputs=100):
+    """The student calibrated for F1, and what each way to do it would score."""
+    optimizer = BatchCalibration(metric=F1("positive"), num_inputs=num_inputs, display_progress=False)
+    with using(engine):
+        return optimizer.compile(student(), trainset=trainset), optimizer.accuracies
+
+
 @pytest.mark.parametrize(
     "metric",
     [
@@ -153,9 +165,8 @@ def test_calibration_finds_a_label_that_no_order_answers(seed):
 
     options = {"engine": Engine(probabilities=timid), "calibrate": True, "seed": seed, "max_metric_calls": 300}
     program, _ = compiled(PLReorder, F1("positive"), **options)
-    with using(options["engine"]):
-        assert F1("positive").evaluate(student(), RARE, num_threads=1, display_progress=False) == 0.0
-        assert F1("positive").evaluate(program, RARE, num_threads=1, display_progress=False) > 0.25
+    assert scored(options["engine"], student()) == 0.0
+    assert scored(options["engine"], program) > 0.25
 
 
 def test_expects_of_the_original_what_its_own_answers_give():
@@ -167,8 +178,7 @@ def test_expects_of_the_original_what_its_own_answers_give():
 
     program, engine = rare_first(), Engine(probabilities=eager)
     _, report = compiled(PLReorder, F1("positive"), engine=engine, program=program, signal="score")
-    with using(engine):
-        value = F1("positive").evaluate(program, RARE, num_threads=1, display_progress=False)
+    value = scored(engine, program)
     assert value > 0.15
     assert report.comparison.expected_original[0] == pytest.approx(value, abs=0.06)
     assert report.comparison.expected_chosen[0] > 0.7
@@ -198,8 +208,7 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
     engine, options = Engine(probabilities=timid), {"max_demos": 4, "demos": demos, "candidates": "labeled"}
     options |= {"engine": engine, "program": student(demos=()), "trainset": known[:100], "calibrate": True}
     chosen, report = compiled(PLFewShot, F1("positive"), **options)
-    with using(engine):
-        value = F1("positive").evaluate(chosen, known[100:], num_threads=1, display_progress=False)
+    value = scored(engine, chosen, known[100:])
     assert np.array(report.confusion.original)[:, 1].sum() == 0
     assert np.array(report.confusion.returned)[1, 1] > 0
     assert value >= report.comparison.expected_chosen[1]
@@ -210,55 +219,44 @@ class TestBatchCalibration:
     def test_takes_the_shares_that_the_metric_wants_unless_nothing_is_better(self):
         """The engine leans to the frequent label, and knows the rare one: accuracy hardly sees it."""
         engine = Engine(probabilities=lambda demos, t: two((1.0 if int(t.split()[-1]) % 2 else -3.0) - 1.5))
-        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=100, display_progress=False)
-        with using(engine):
-            program = optimizer.compile(student(), trainset=RARE)
-            value = F1("positive").evaluate(program, RARE, num_threads=1, display_progress=False)
-        assert optimizer.accuracies["as it is"] == 0.0
-        assert optimizer.accuracies["always 'positive'"] == pytest.approx(2 * 0.1 / 1.1, abs=0.02)
+        program, accuracies = calibrated(engine)
+        value = scored(engine, program)
+        assert accuracies["as it is"] == 0.0
+        assert accuracies["always 'positive'"] == pytest.approx(2 * 0.1 / 1.1, abs=0.02)
         assert value > 0.9
-        assert max(optimizer.accuracies.values()) == pytest.approx(value, abs=0.1)
-        engine = Engine(probabilities=lambda demos, text: two(3.0 if int(text.split()[-1]) % 2 else -3.0))
-        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=100, display_progress=False)
-        with using(engine):
-            assert optimizer.compile(student(), trainset=RARE).calibration is None
-        assert optimizer.accuracies["as it is"] == 1.0
+        assert max(accuracies.values()) == pytest.approx(value, abs=0.1)
+        always_right = Engine(probabilities=lambda demos, text: two(3.0 if number(text) % 2 else -3.0))
+        program, accuracies = calibrated(always_right)
+        assert (program.calibration, accuracies["as it is"]) == (None, 1.0)
+        _, accuracies = calibrated(always_right, num_inputs=2)
+        assert accuracies["as it is"] == 1.0, "the label of the metric is among few inputs"
 
     def test_all_labels_take_turns_and_count_in_their_shares(self):
         """One of twenty is positive, and one of five is called so."""
         texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
         known = [dspy.Example(text=t, label=LABELS[number(t) % 2]).with_inputs("text") for t in texts]
         engine = Engine(probabilities=lambda demos, t: two(2.0 if number(t) % 2 or number(t) // 2 % 5 == 1 else -2.0))
-        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=40, display_progress=False)
-        with using(engine):
-            optimizer.compile(student(), trainset=known)
-            value = F1("positive").evaluate(student(), known, num_threads=1, display_progress=False)
-        assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts[:40]]) == 0.5
-        assert optimizer.accuracies["as it is"] == pytest.approx(value, abs=0.1)
-        assert optimizer.accuracies["always 'positive'"] == pytest.approx(2 * 0.05 / 1.05)
-
-    def test_the_label_of_the_metric_is_among_few_inputs(self):
-        optimizer = BatchCalibration(metric=F1("positive"), num_inputs=2, display_progress=False)
-        engine = Engine(probabilities=lambda demos, t: two(2.0 if number(t) % 2 else -2.0))
-        with using(engine):
-            optimizer.compile(student(), trainset=RARE)
-        assert optimizer.accuracies["as it is"] == 1.0
+        _, accuracies = calibrated(engine, known, num_inputs=40)
+        assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
+        assert accuracies["as it is"] == pytest.approx(scored(engine, student(), known), abs=0.1)
+        assert accuracies["always 'positive'"] == pytest.approx(2 * 0.05 / 1.05)
 
 
-def test_order_sensitivity_and_the_paper_take_the_metric():
+def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
     """The paper compares on the selection split alone."""
     with using(Engine(probabilities=shy)):
         found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None)
     assert max(found.scores) > 0.5 > min(found.scores) >= -0.01
     engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 4 != 2 else -2.0))
+    known = scored(engine, student())
+    engine.prompts.clear()
+    engine.asked.clear()
     with using(engine):
-        known = F1("positive").evaluate(student(), RARE, num_threads=1, display_progress=False)
-        engine.prompts.clear()
-        engine.asked.clear()
         found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=120)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
     assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
     assert found.calibrated.num_examples == found.num_examples == 20
+    assert "only" not in caplog.text  # 10 examples are positive: what is scored as a whole is counted as a whole.
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
     assert report.comparison.num_examples == report.settings["num_selection"]
@@ -283,12 +281,6 @@ def test_answers_that_are_never_right_end_the_search(caplog):
     assert "every score was 0" in report.stopped
     assert report.program_calls["total"] < 100
     assert "check that the metric compares the right fields" in caplog.text
-
-
-def test_what_is_scored_as_a_whole_is_counted_as_a_whole(caplog):
-    with using(Engine(probabilities=shy)):
-        plr_dspy.order_sensitivity(student(), F1("positive"), RARE, max_metric_calls=300, display_progress=False)
-    assert "only" not in caplog.text  # 10 examples are positive
 
 
 class TestBadInput:
