@@ -5,7 +5,7 @@ import json
 
 import dspy
 import pytest
-from fakes import exact_match, questions
+from fakes import Program, exact_match, questions, student
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -14,34 +14,17 @@ EXAMPLES = questions(60)
 pytestmark = pytest.mark.usefixtures("engine")
 
 
-class TwoSteps(dspy.Module):
-    def __init__(self):
-        self.first = dspy.Predict("question -> hint")
-        self.second = dspy.Predict("question, hint -> answer")
-        self.second.demos = [{**e, "hint": "none"} for e in EXAMPLES[:4]]
+def two_steps(**attributes):
+    def in_turn(self, question):
+        assert type(getattr(self, "candidate_programs", [])) in (list, str)
+        return self.second(question=question, hint=self.first(question=question).hint)
 
-    def forward(self, question):
-        return self.second(question=question, hint=self.first(question=question).get("hint", "none"))
-
-
-def student():
-    return dspy.LabeledFewShot(k=5).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    second = student([{**e, "hint": "none"} for e in EXAMPLES[:4]], "question, hint -> answer")
+    return Program(in_turn, first=dspy.Predict("question -> hint"), second=second, **attributes)
 
 
 def shown(program):
     return [[demo["question"] for demo in predictor.demos] for predictor in program.predictors()]
-
-
-class Mine(TwoSteps):
-    """Has an attribute of a name that compiled programs have, and reads it when it runs."""
-
-    def __init__(self, kept):
-        super().__init__()
-        self.candidate_programs = kept
-
-    def forward(self, question):
-        assert type(self.candidate_programs) in (list, str)
-        return super().forward(question)
 
 
 @pytest.mark.parametrize(("kind", "options"), [(PLReorder, {}), (PLReorder, {"min_probability": 1.0}), (TopKOrder, {})])
@@ -68,7 +51,7 @@ def test_they_are_the_orders_of_the_final_comparison_the_chosen_one_first(kind, 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda program: program.deepcopy()])
 def test_they_are_no_part_of_the_program_and_a_copy_has_its_own(duplicate, tmp_path):
-    before = TwoSteps()
+    before = two_steps()
     program = PLReorder(exact_match, max_metric_calls=100).compile(before, trainset=EXAMPLES)
     assert len(program.candidate_programs) > 1
     assert [name for name, _ in program.named_predictors()] == ["first", "second"]
@@ -86,7 +69,7 @@ def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
     """A report holds seconds: with it a chain of two would never find its folder again."""
     optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
-        first = PLReorder(exact_match, max_metric_calls=100).compile(TwoSteps(), trainset=EXAMPLES)
+        first = PLReorder(exact_match, max_metric_calls=100).compile(two_steps(), trainset=EXAMPLES)
         second = optimizer.compile(first, trainset=EXAMPLES)
     assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
     for candidate in second.candidate_programs:
@@ -97,8 +80,9 @@ def test_they_do_not_pile_up_and_are_no_part_of_a_students_identity(tmp_path):
 
 @pytest.mark.parametrize("kept", [[], ["mine"], "text"])
 def test_attributes_of_the_users_own_stay(kept):
+    """A program has an attribute of a name that compiled programs have, and reads it when it runs."""
     optimizer = PLReorder(exact_match, max_metric_calls=100)
-    program = optimizer.compile(Mine(kept), trainset=EXAMPLES)
+    program = optimizer.compile(two_steps(candidate_programs=kept), trainset=EXAMPLES)
     assert program.candidate_programs == kept
     assert not optimizer.report.errors
     assert optimizer.compile(program, trainset=EXAMPLES).candidate_programs == kept
