@@ -216,22 +216,14 @@ def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 300
 
 
-class Noting(fakes.OrderSensitiveEngine):
-    """Keeps each call as what was asked and the questions that were shown."""
-
-    def answer(self, system, texts):
-        shown = [dict(fakes.FIELD.findall(text))["question"].strip() for text in [texts[-1], *texts[:-1:2]]]
-        vars(self).setdefault("calls", []).append((shown[0], frozenset(shown[1:])))
-        return super().answer(system, texts)
-
-
 def noted(log_dir, trainset, *, last=10_000, **options):
-    """The calls of a compile that is killed after so many of them."""
-    engine = Noting({example.question: example.answer for example in EXAMPLES}, at={last: fakes.interrupt})
+    """The calls of a compile that is killed after so many of them: what was asked, and which questions were shown."""
+    engine = engine_for(EXAMPLES, at={last: fakes.interrupt})
     optimizer = chooser(log_dir=log_dir, num_threads=1, **options)
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         optimizer.compile(predict(), trainset=trainset)
-    return engine.calls, optimizer.report
+    told = [[dict(fakes.FIELD.findall(text))["question"].strip() for text in texts[::-2]] for texts in engine.requests]
+    return [(asked, frozenset(shown)) for asked, *shown in told[:last]], optimizer.report
 
 
 @pytest.mark.parametrize(("changed", "accepted"), [(0, False), (0, True), (20, True)])

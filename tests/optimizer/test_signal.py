@@ -5,14 +5,13 @@ import time
 import dspy
 import label_world
 import pytest
-from dspy import lm15
 from fakes import Program, digest, failure, interrupt
+from label_engines import REFUSAL
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, go, number, student
 
 from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
-REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", status=400)
 SILENCE = "fake/x gives no log-probabilities"
 ALONE = "the metric raises TypeError for a prediction that holds 'label' alone"
 SEVERAL = "the program calls its classifier several times for an answer"

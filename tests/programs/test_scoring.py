@@ -85,11 +85,13 @@ class TestCells:
         assert scored(scorer(metric=metric, num_threads=1), [IDENTITY], range(3)) == [1.0]
 
 
-def failing_on(*numbers):
+def failing(errors):
+    """A metric that raises these errors, by the number of the question, and takes other answers for right."""
+
     def metric(example, prediction):
-        if example.question in {f"question {number}" for number in numbers}:
-            raise ZeroDivisionError("boom")
-        return exact_match(example, prediction)
+        if error := errors.get(int(example.question.split()[1])):
+            raise error
+        return True
 
     return metric
 
@@ -128,28 +130,23 @@ class TestErrors:
     def test_an_example_that_never_runs_is_one_failure_and_counts_for_no_ordering(self, engine):
         """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
-        cells = scorer(metric=failing_on(12, 15), max_errors=3, num_threads=1)
+        cells = scorer(metric=failing(dict.fromkeys((12, 15), ZeroDivisionError("boom"))), max_errors=3, num_threads=1)
         examples, rows = cells.table(orderings, range(10))
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
         before = engine.num_calls
         with pytest.raises(ZeroDivisionError):  # Unless nothing has run.
-            scorer(metric=failing_on(10), max_errors=3, num_threads=1).table(orderings, [0])
+            scorer(metric=failing({10: ZeroDivisionError("boom")}), max_errors=3, num_threads=1).table(orderings, [0])
         assert engine.num_calls == before + 3
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
-        def metric(example, prediction):
-            if example.question == "question 12":
-                raise error("bye")
-            return True
-
-        cells = scorer(metric=metric, max_errors=2)
+        cells = scorer(metric=failing({12: error("bye")}), max_errors=2)
         assert cells.table([IDENTITY], range(6))[0] == [0, 1, 3, 4, 5]
         assert errors_of(cells)[0].type == error.__name__
         with pytest.raises(RuntimeError, match=f"raised {error.__name__}: in the metric: bye"):
-            scored(scorer(metric=metric, max_errors=1), [IDENTITY], range(6))
+            scored(scorer(metric=failing({12: error("bye")}), max_errors=1), [IDENTITY], range(6))
 
     def test_an_unparsable_answer_is_wrong_and_one_of_a_judge_a_failure(self):
         with using(OrderSensitiveEngine({}, mumbles=lambda texts: True)):
@@ -158,24 +155,16 @@ class TestErrors:
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("AdapterParseError", "counted as wrong", 5)
 
-        def judge(example, prediction):
-            raise AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
-
+        error = AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
         with using(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
-            scored(scorer(metric=judge, max_errors=3), [IDENTITY], range(10))
+            scored(scorer(metric=failing(dict.fromkeys(range(40), error)), max_errors=3), [IDENTITY], range(10))
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
         class Mute(Exception):
             def __str__(self):
                 raise RuntimeError("no")
 
-        errors = {"question 12": ValueError("unknown label \ud83d"), "question 13": Mute()}
-
-        def metric(example, prediction):
-            if example.question in errors:
-                raise errors[example.question]
-            return True
-
+        metric = failing({12: ValueError("unknown label \ud83d"), 13: Mute()})
         cells = scorer(metric=metric, ledger=Ledger(tmp_path / "cells.jsonl"))
         scored(cells, [IDENTITY], range(6))
         messages = {error.type: error.message for error in errors_of(cells)}
