@@ -48,8 +48,10 @@ def offsets_of(probabilities, texts, labels=LABELS):
 
 class TestWhatItFinds:
     @pytest.mark.parametrize("adapter", ADAPTERS)
-    def test_the_offsets_of_the_inputs_and_the_probabilities_of_a_prediction(self, adapter):
-        engine = Classifier(leaning(LABELS, 2.0))
+    @pytest.mark.parametrize("unreadable", [False, True])
+    def test_the_offsets_of_the_inputs_and_the_probabilities_of_a_prediction(self, adapter, unreadable):
+        """By one request for each; of replies that cannot be read, ChatAdapter would ask again by JSONAdapter."""
+        engine = Classifier(leaning(LABELS, 2.0), unreadable=lambda text: unreadable)
         program = calibrate(engine, adapter=adapter())
         found = program.calibration
         true = offsets_of(engine.probabilities, set(engine.inputs)).tolist()
@@ -250,15 +252,6 @@ class TestLabelsDecide:
 
 
 class TestRequests:
-    @pytest.mark.parametrize("adapter", ADAPTERS)
-    def test_one_for_each_input_also_where_replies_cannot_be_read(self, adapter):
-        """ChatAdapter would ask again by JSONAdapter."""
-        engine = Classifier(leaning(LABELS, 1.0), unreadable=lambda text: True)
-        program = calibrate(engine, adapter=adapter())
-        assert engine.asked == [20] * 30
-        true = offsets_of(engine.probabilities, set(engine.inputs)).tolist()
-        assert program.calibration.offsets == pytest.approx(true, abs=1e-3)
-
     def test_replies_that_say_nothing_of_labels(self, caplog):
         def probabilities(text):
             return {"neither": 1.0} if text in ("text 3", "text 7") else leaning(LABELS, 1.0)(text)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import LabelEngine, using
 from label_engines import LABELS, exact, normal
-from label_world import EXAMPLES, student
+from label_world import EXAMPLES, number, student, two
 
 from plr_dspy import BatchCalibration, CalibratedProgram, PLReorder
 from plr_dspy.baselines import TopKOrder
@@ -15,11 +15,8 @@ from plr_dspy.labels.calibrated_program import warn_once
 
 def probabilities(demos, text):
     """Orders lean to "positive", and tell the labels apart the better the more demos ascend."""
-    numbers = [int(demo.split()[-1]) for demo in demos]
-    ascending = np.mean(np.diff(numbers) > 0) if len(numbers) > 1 else 0.5
-    number = int(text.split()[-1])
-    z = (1 if number % 2 else -1) * (0.2 + 1.5 * ascending) + normal(text) + 2.0
-    return [1 / (1 + math.exp(z)), 1 / (1 + math.exp(-z))]
+    ascending = np.mean(np.diff([*map(number, demos)]) > 0) if len(demos) > 1 else 0.5
+    return two((1 if number(text) % 2 else -1) * (0.2 + 1.5 * ascending) + normal(text) + 2.0)
 
 
 @pytest.fixture
@@ -34,7 +31,7 @@ def calibrated():
 
 def numbers(program):
     (predictor,) = program.predictors()
-    return [int(demo["text"].split()[-1]) for demo in predictor.demos]
+    return [number(demo["text"]) for demo in predictor.demos]
 
 
 @pytest.mark.parametrize("signal", ["score", "auto"])

@@ -279,7 +279,7 @@ class TestOverHTTP:
         assert answer.toDict() == {"label": "positive"}
         return found
 
-    def test_are_read_and_cached_on_the_disk_alone(self, route):
+    def test_are_read_and_cached_on_the_disk_alone_unless_there_is_none(self, route, monkeypatch):
         """In memory one reply of 150 tokens takes 3 MB."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
@@ -289,15 +289,11 @@ class TestOverHTTP:
             assert set(dspy.cache.memory_cache) == before
             assert self.asked(lm) == first
             assert set(dspy.cache.memory_cache) == before
-        assert server.num_requests == 1
-
-    def test_stay_in_memory_where_there_is_no_disk_cache(self, route, monkeypatch):
-        memory = Cache(enable_disk_cache=False, enable_memory_cache=True, disk_cache_dir=None)
-        monkeypatch.setattr(dspy, "cache", memory)
-        with provider() as server:
-            lm = lm_of(server, route, cache=True)
-            assert self.asked(lm) == self.asked(lm)
-        assert server.num_requests == 1
+            assert server.num_requests == 1
+            memory = Cache(enable_disk_cache=False, enable_memory_cache=True, disk_cache_dir=None)
+            monkeypatch.setattr(dspy, "cache", memory)
+            assert self.asked(lm) == self.asked(lm) == first
+            assert server.num_requests == 2
 
     @pytest.mark.parametrize("status", [400, 403])
     def test_are_refused(self, route, status):
