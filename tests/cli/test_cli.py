@@ -17,23 +17,13 @@ from plr_dspy.cli import commands as cli
 from plr_dspy.cli import compiling
 
 APP = """
-from typing import Literal
-
 import dspy
-from plr_dspy.data import load_reviews
-
-
-class Sentiment(dspy.Signature):
-    review: str = dspy.InputField()
-    sentiment: Literal["negative", "positive"] = dspy.OutputField()
+from brief import Sentiment, brief_reviews
 
 
 def program():
     student = dspy.Predict(Sentiment)
-    student.demos = [
-        dspy.Example(review=" ".join(example.review.split()[:4]), sentiment=example.sentiment)
-        for example in load_reviews("test")[:3]
-    ]
+    student.demos = brief_reviews("test", 3)
     return student
 
 

@@ -12,11 +12,7 @@ from paper.runner import run_grid
 RUNS = [Run("mr", 4, seed, method) for seed in (1, 2) for method in ("Static", "Ours")]
 
 
-def experiment(folder, pool=20):
-    return Experiment(folder, pool=pool)
-
-
-SETTINGS = experiment(None).settings()
+SETTINGS = Experiment(None, pool=20).settings()
 
 
 def making(made, failing=()):
@@ -31,7 +27,7 @@ def making(made, failing=()):
 
 def made_on(folder, runs=RUNS, failing=()):
     made = []
-    outcome = run_grid(experiment(folder), runs, engine=making(made, failing))
+    outcome = run_grid(Experiment(folder, pool=20), runs, engine=making(made, failing))
     return made, outcome
 
 
@@ -44,7 +40,7 @@ class TestGrid:
             assert list(store) == RUNS
         made_on(tmp_path)
         with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
-            run_grid(experiment(tmp_path, pool=40), RUNS, engine=making([]))
+            run_grid(Experiment(tmp_path, pool=40), RUNS, engine=making([]))
 
     def test_a_run_that_fails_leaves_no_result_and_is_made_again(self, tmp_path):
         _, outcome = made_on(tmp_path, failing=RUNS[1:2])
@@ -55,7 +51,7 @@ class TestGrid:
     def test_a_dead_server_ends_the_experiment(self, tmp_path):
         made = []
         with pytest.raises(ValueError, match="no luck"):
-            run_grid(experiment(tmp_path), RUNS, engine=making(made, failing=RUNS))
+            run_grid(Experiment(tmp_path, pool=20), RUNS, engine=making(made, failing=RUNS))
         assert made == RUNS[:3]
 
 
