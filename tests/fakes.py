@@ -125,13 +125,20 @@ class ScriptedEngine:
         return chat_response(self.answers.pop(0))
 
 
-class Wrapped(dspy.Module):
-    def __init__(self) -> None:
+class WithoutForward(dspy.Module):
+    def __init__(self, answer: Any = None) -> None:
         super().__init__()
-        self.answer = student()
+        self.answer = answer or student()
 
+
+class Wrapped(WithoutForward):
     def forward(self, question):  # type: ignore[no-untyped-def]
         return self.answer(question=question)
+
+
+class OnlyAsync(WithoutForward):
+    async def aforward(self, question):  # type: ignore[no-untyped-def]
+        return await self.answer.acall(question=question)
 
 
 class Program(dspy.Module):

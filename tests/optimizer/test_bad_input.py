@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import dspy
 import numpy as np
 import pytest
-from fakes import Program, Wrapped, exact_match, questions, student
+from fakes import OnlyAsync, Program, WithoutForward, Wrapped, exact_match, questions, student
 
 from plr_dspy import BatchCalibration, PLFewShot, PLReorder, order_sensitivity
 from plr_dspy.baselines import PDO, DEmO, LocalE, StaticOrder, TopKOrder
@@ -21,17 +21,6 @@ def optimizer(**options):
 
 class Async(Wrapped):
     async def forward(self, question):
-        return await self.answer.acall(question=question)
-
-
-class WithoutForward(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = student()
-
-
-class OnlyAsync(WithoutForward):
-    async def aforward(self, question):
         return await self.answer.acall(question=question)
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 
 import dspy
+import fakes
 import numpy as np
 import pytest
 from fakes import FIELD, CopyingEngine, OrderSensitiveEngine, Program, engine_for, exact_match, questions, using
@@ -245,8 +246,7 @@ class TestChoice:
 
     @MODES
     def test_an_async_program_that_is_made_to_wait(self, demos):
-        student = dspy.syncify(dspy.ChainOfThought("question -> answer"))
-        _, optimizer = compiled(by_colour(), student=student, demos=demos)
+        _, optimizer = compiled(by_colour(), student=dspy.syncify(fakes.OnlyAsync(predict())), demos=demos)
         assert optimizer.report.comparison is not None
 
     @MODES
