@@ -10,7 +10,7 @@ from collections import deque
 import dspy
 import numpy as np
 import pytest
-from fakes import Program, fake_lm, questions, student
+from fakes import Program, engine_for, questions, student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,11 +45,9 @@ class TestBlocks:
         """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
-
         reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
         assert ProgramSlots(program).space.num_distinct == 2
-        lm, _ = fake_lm([])
-        with dspy.context(lm=reasoner("fake/reasoner", engine=lm.engine)):
+        with dspy.context(lm=reasoner("fake/reasoner", engine=engine_for([]))):
             assert ProgramSlots(program).space.num_distinct == 6
 
     @settings(max_examples=30, deadline=None)
