@@ -15,7 +15,7 @@ from plr_dspy.compilation.plan import make_plan
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
-from plr_dspy.statistics.comparisons import paired_interval
+from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
 
 def result(expected, probability=0.8, *, score=0.5, estimate=None, **gain):
@@ -129,3 +129,18 @@ class TestChoice:
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
         assert (found.expected_gain, found.probability) == (0.1, 0.98)
         assert found.gain_interval == (0.1, 0.25)  # What is shrunk may be as large as it was seen to be.
+
+    def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
+        found = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
+        assert [choose(found, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
+
+    def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
+        """Five of 80, on which the best of many has had no misses, however many are the same."""
+        original, best, model = ORDERINGS[0], ORDERINGS[10], OrderingModel(OrderingSpace.of_sizes(4))
+        scores = {o: {e: float(e >= 5) for e in range(80)} for o in ORDERINGS[:6]}
+        scores[best] = dict.fromkeys(range(80), 1.0)
+        sure = paired_probability([1.0] * 5 + [0.0] * 75)
+        options = {"as_they_came": scores, "min_probability": 0.985, "by_score": False}
+        found = judge([("original", original), ("best seen", best)], range(80), scores, model, **options)
+        assert found["candidates"][1].gain.probability == pytest.approx(sure) and sure < 0.985
+        assert found["ordering"] == original

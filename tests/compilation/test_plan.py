@@ -37,7 +37,9 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
     assert plan.num_initial * plan.num_first_examples <= plan.search_calls
     assert plan.num_initial <= num_distinct
     assert plan.num_finalists <= num_distinct
-    if num_samples is not None:
+    if num_samples is None:
+        assert plan.num_initial <= max(4, plan.search_calls // (2 * plan.num_first_examples))
+    else:
         assert plan.num_samples == num_samples
     if num_final_draws is not None:
         assert plan.num_final_draws == num_final_draws

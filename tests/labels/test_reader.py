@@ -232,6 +232,14 @@ class TestEndpointsThatGiveNone:
             asked(engine, requests=requests)
         assert requests.wanted
 
+    def test_the_refusal_of_the_model_that_reads_replies_is_not_the_programs(self):
+        engine, other, requests = chat(CONFIDENT), chat(CONFIDENT), LogprobRequests()
+        other.refusal = REFUSAL
+        reads = dspy.LM("fake/reads", engine=other, cache=False, num_retries=0, logprobs=True)
+        with pytest.raises(LMInvalidRequestError):
+            asked(engine, dspy.TwoStepAdapter(extraction_model=reads), requests=requests)
+        assert (requests.wanted, engine.requests) == (True, [20])
+
 
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}
 

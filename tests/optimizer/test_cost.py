@@ -90,6 +90,13 @@ class TestPrices:
             monkeypatch.setitem(litellm.model_cost[MODEL], "cache_creation_input_token_cost", written)
             assert cost_of(tokens) == pytest.approx(expected)
 
+    @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
+    def test_what_the_cache_held_may_be_free(self, monkeypatch, price_of_cached, expected):
+        """As of several providers; where no price is told it is that of a prompt."""
+        monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
+        tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
+        assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)
+
 
 class TestReport:
     def test_knows_what_the_provider_had_in_its_cache(self, engine, monkeypatch):

@@ -56,6 +56,8 @@ class TestSpread:
         of_some = analysed(scores, HUGE)
         assert of_some.noise == pytest.approx(math.sqrt(within / 20))
         assert of_some.deviation == pytest.approx(math.sqrt((between - within) / 20))
+        of_seven = analysed(scores, 7)  # of which 6 are not the own one
+        assert of_seven.deviation == pytest.approx(math.sqrt((between - within) / 20 * 5 / 6))
 
     def test_a_chosen_order_is_no_part_of_what_others_are_like(self):
         """The program's own order does far better; the others differ by nothing but chance."""

@@ -104,6 +104,12 @@ class TestMoney:
         budget.end(tokens(1))
         assert (budget.begin(), budget.unpriced) == (False, "a price for model")
 
+    def test_the_first_call_that_is_paid_for_says_more_than_what_was_expected(self):
+        budget = Budget(max_cost=10, expected=5)
+        assert budget.begin()
+        budget.end(tokens(1))
+        assert (budget.dearest, begun(budget)) == (1, 9)
+
 
 class TestTimeAndCalls:
     def test_no_call_begins_when_the_time_is_up(self, clock):
