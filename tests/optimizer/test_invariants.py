@@ -87,7 +87,7 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     assert len(calls) == total - in_program
 
     # The report is what the log and the files say.
-    logged = Counter(cell.error for cell in ledger.earlier.values() if cell.error)
+    logged = Counter(cell.error for cell in ledger.by_content.values() if cell.error)
     assert logged == Counter({error.type: error.count for error in report.errors})
     names = {f"trainset[{i}]" for i in range(len(EXAMPLES))}
     assert {name for error in report.errors for name in error.examples} <= names
