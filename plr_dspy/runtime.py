@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
@@ -66,6 +66,27 @@ def show_log_lines() -> None:
     logger.setLevel(logger.level or logging.INFO)
 
 
+class Unfailing:
+    """A stream that goes nowhere once it can no longer be written to, as where its reader is gone or a disk is full."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __eq__(self, other: object) -> bool:  # so that tqdm knows which bars are in the way of a line
+        return other is self or other == self._stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 @contextmanager
 def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
@@ -73,8 +94,11 @@ def progress_bar(
     """Show a bar of program calls, of which there are so many at most; `at_end` is called when it has ended."""
     shown = _shows_progress.set(display)
     try:
-        hidden = not display or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-        with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden) as bar:
+        hidden = (
+            not display or os.environ.get("TQDM_DISABLE", "0") not in ("", "0") or getattr(sys.stderr, "closed", True)
+        )
+        stream: Any = Unfailing(sys.stderr)
+        with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream) as bar:
             with ExitStack() as stack:
                 if not bar.disable:
                     _write_above(stack)

@@ -208,7 +208,13 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
-        sure = paired_probability([b - a for a, b in zip(*rows, strict=True)])
+        differences = np.diff(rows, axis=0)[0]
+        squares, sure = differences**2, paired_probability(differences.tolist())
+        if (
+            squares.sum() ** 2 < ENOUGH_DIFFERING * np.square(squares).sum()
+        ):  # Few decide, such as those of a rare label:
+            # the best of many orderings is called better if none of so many would look as good by chance (Bonferroni).
+            sure = max(1.0 - len(fitted.orderings) * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
     gain = _no_surer(gain, sure, largest=high - low)
     wider = influence.centring  # by groups of few examples little is known
     of_shares = DEVIATIONS * influence.error_of_shares

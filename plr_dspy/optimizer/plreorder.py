@@ -81,8 +81,9 @@ class PLReorder(Reorderer):
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: So many failed program calls end the compile, with the exception of the last; None
-            takes DSPy's setting. An example that runs for no order counts once. Answers that cannot be
-            parsed are wrong answers, not failures. A metric whose first value is no number ends it at once.
+            takes DSPy's setting, or a twentieth of the calls made if that is more. An example that runs for no order
+            counts once. Answers that cannot be parsed are wrong answers, not failures. A metric whose first value is no
+            number ends it at once.
         seed: Of everything random.
         log_dir: Folder that keeps every finished call and every round (``cells.jsonl``), and the report
             (``report.json``). A compile with the same program, metric, models and examples goes on from there: no

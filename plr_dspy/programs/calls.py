@@ -34,6 +34,8 @@ WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 
 CACHED = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have prices of their own
 GRACE = 2.0  # seconds that an interrupt leaves to the calls under way
+FAILED_SHARE = 0.05  # of the calls made, that may fail unless `max_errors` is given, or as many as DSPy allows for
+
 GOING_ON = (
     ". The same compile goes on from here when you run it again. If you change the program or the metric first, pass "
     "accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not"
@@ -125,7 +127,7 @@ class ProgramEvaluator:
         self.budget = budget or Budget(self.ledger)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
-        self._max_errors = dspy.settings.max_errors if max_errors is None else max_errors
+        self._max_errors, self._least_errors = max_errors, dspy.settings.max_errors
         models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
         self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
@@ -224,12 +226,13 @@ class ProgramEvaluator:
             logger.warning("%d calls failed, the last of them on %s: %s", alike, name, what)
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
+        most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * len(self.ledger.paid)))
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
         elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):
             reason = "the metric cannot score the first answer"
-        elif count >= self._max_errors:
-            reason = f"the last of {count} failures (max_errors={self._max_errors}){self._work.ways_out}"
+        elif count >= most:
+            reason = f"the last of {count} failures (max_errors={most}){self._work.ways_out}"
         else:
             return
         if self._ended_by is not None:

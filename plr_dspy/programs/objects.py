@@ -46,11 +46,15 @@ NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")
 DEEPEST = 30  # of values that lie deeper than this inside others, only the class is named
 
 
+LARGEST_OWN = 1_000  # entries of a list, dict or set of a module's own, up to which each copy has its own
+
+
 class ProgramFactory:
     """Copies a program, which is never changed, as often as there are orders to score.
 
-    `Module.deepcopy` would copy a corpus, an index, each LM with its history. Here a copy has modules of its own, and
-    whatever leads to them (lists, dicts, bound methods, objects that hold the program); all else is shared.
+    `Module.deepcopy` would copy a corpus, an index, each LM with its history. Here a copy has modules of its own, with
+    their small lists, dicts and sets, and whatever leads to them (containers, bound methods, objects that hold the
+    program); all else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -107,9 +111,10 @@ def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, 
             if holder not in copied and (not cautious or type(found[holder]) in COPYABLE):
                 copied[holder] = found[holder]
                 pending.append(holder)
-    for predictor in [value for value in copied.values() if isinstance(value, dspy.Predict)]:
-        # Its settings, demos and traces, which optimizers change in place.
-        copied |= {id(value): value for value in vars(predictor).values() if type(value) in (list, dict)}
+    for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
+        # What optimizers or calls change in place, such as demos, traces or a memo of answers; a corpus is shared.
+        held = (value for value in vars(module).values() if type(value) in (list, dict, set))
+        copied |= {id(value): value for value in held if len(value) <= LARGEST_OWN}
     parts = (part for value in copied.values() for part in _parts(value))
     return {id(part): part for part in parts if type(part) not in PLAIN and id(part) not in copied}
 

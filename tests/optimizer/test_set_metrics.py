@@ -3,7 +3,7 @@
 import dspy
 import numpy as np
 import pytest
-from fakes import using
+from fakes import Program, digest, using
 from label_engines import LABELS, normal
 from label_world import DEMOS, EXAMPLES, Engine, number, student, two
 
@@ -348,6 +348,26 @@ def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
         c = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1].comparison
         alike += [c] if c.gain == 0.0 else []
     assert alike and all(c.expected_gain == c.probability == 0.0 for c in alike)
+
+
+def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_better():
+    """No order has an effect, and 4 of 40 examples have the rare label: in these worlds many look good by chance."""
+    labels = ["b"] * 4 + ["a"] * 36
+    trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
+    inner, sure = dspy.Predict("number -> label"), []
+    inner.demos = [dspy.Example(number=i, label="ab"[i % 2]) for i in range(-6, 0)]
+    for seed in range(9, 22, 3):
+
+        def answer(self, number, seed=seed):
+            told = f"{seed} {[demo.number for demo in self.predict.demos]} {number}"
+            right = digest(told) < 0.25 + 0.6 * digest(f"{seed} {number}")
+            return dspy.Prediction(label="ab"[(labels[number] == "a") != right])
+
+        optimizer = PLReorder(plr_dspy.BalancedAccuracy(), max_metric_calls=300, display_progress=False)
+        with using(Engine()):
+            optimizer.compile(Program(answer, predict=inner), trainset=trainset)
+        sure.append(optimizer.report.comparison.probability)
+    assert max(sure) < 0.9 and any(each > 0 for each in sure)
 
 
 def test_an_open_ended_program_is_ordered_by_a_function_of_lists(tmp_path):

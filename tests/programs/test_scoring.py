@@ -1,7 +1,9 @@
 """Program calls and their scores: what is paid, once; what an error costs; which values of a metric are scores."""
 
 import asyncio
+import itertools
 import threading
+from contextlib import nullcontext
 
 import dspy
 import numpy as np
@@ -139,6 +141,16 @@ class TestErrors:
         with pytest.raises(ZeroDivisionError):  # Unless nothing has run.
             scorer(metric=failing({10: ZeroDivisionError("boom")}), max_errors=3, num_threads=1).table(orderings, [0])
         assert engine.num_calls == before + 3
+
+    @pytest.mark.parametrize(("of_so_many", "made"), [(25, 720), (14, 140)])
+    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, made):
+        """So that a compile of 1,000 calls does not end at its tenth failure."""
+        calls = itertools.count(1)
+        metric = lambda example, prediction: 1 / (next(calls) % of_so_many > 0)  # noqa: E731
+        cells = scorer(student(4), metric=metric, num_threads=1)
+        with nullcontext() if made == 720 else pytest.raises(ZeroDivisionError):
+            cells.table([(order,) for order in itertools.permutations(range(4))], range(30))
+        assert engine.num_calls == made
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):

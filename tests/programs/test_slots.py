@@ -121,10 +121,16 @@ DATA = {
 
 class TestShared:
     @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
-    def test_what_is_no_module_is_shared(self, make):
+    def test_what_is_no_module_is_not_copied(self, make):
+        """But small lists, dicts and sets of modules are: what a call leaves there stays with its order."""
         data = make()
         duplicate = ProgramFactory(holder(data=data)).build({})
-        assert duplicate.data is data
+        copied = type(data) in (list, dict, set)
+        assert (duplicate.data is data) is not copied
+        if copied:
+            assert [*map(id, duplicate.data)] == [*map(id, data)] and duplicate.data == data
+            large = type(data)(zip(range(2_000), range(2_000), strict=True))
+            assert ProgramFactory(holder(data=large)).build({}).data is large
 
     def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
         data, inner = ["a"], holder()

@@ -1,5 +1,6 @@
 """What a user sees in a terminal: whole lines above the bar, one line at the end."""
 
+import io
 import itertools
 import logging
 import re
@@ -46,6 +47,20 @@ def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **
     with mock.patch.object(logging.root, "handlers", list(handlers)):
         optimizer.compile(program, trainset=EXAMPLES)
     return optimizer
+
+
+@pytest.mark.parametrize("broken", [BrokenPipeError, OSError, None])
+def test_a_bar_that_cannot_be_written_ends_nothing(terminal, monkeypatch, broken):
+    """The reader of standard error is gone, its disk is full, or there is none."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            if self.getvalue():
+                raise broken("gone")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", broken and Gone())
+    assert compiled().report.program_calls["total"] > 150
 
 
 def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
