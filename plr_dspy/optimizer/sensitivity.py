@@ -244,7 +244,7 @@ class RandomSample(Reorderer):
                     reverse=None if reverse is None else float(means[reverse]),
                     num_examples=scores.shape[1],
                     num_usable=num_usable,
-                    program_calls=len(scorer.ledger.paid),
+                    program_calls=scorer.num_cells(),
                     **sizes,
                     **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
                     **more,
