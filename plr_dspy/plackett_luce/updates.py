@@ -12,10 +12,9 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, are_rankings, completed, log_probabilities
+from plr_dspy.plackett_luce.distribution import PlackettLuce, are_rankings, completed, log_probabilities
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, as in its paper (arXiv:1412.6980) and in torch
-UNIFORM_SHARE = 0.05  # of the probability, at least, that all numbers of items have in equal parts: none dies out
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -208,17 +207,6 @@ def tied_ranks(rankings: Tensor) -> Tensor:
     orderings, shown = completed(rankings, rankings.shape[-1])
     ranks, lengths = orderings.argsort(dim=-1).double(), shown.sum(dim=-1, keepdim=True)
     return ranks.where(ranks < lengths, (lengths + rankings.shape[-1] - 1) / 2)
-
-
-def updated_lengths(
-    probabilities: Tensor, elites: Tensor, weights: Tensor | None, *, max_length: int, smoothing: float
-) -> Tensor:
-    """Move the probabilities ``[l]`` of numbers of items, up to the largest one, part of the way to those of elites."""
-    lengths = (elites != NOT_SHOWN).sum(dim=-1) - (max_length + 1 - len(probabilities))
-    counted = torch.ones(len(elites)) if weights is None else weights
-    counts = torch.bincount(lengths, weights=counted.to(probabilities), minlength=len(probabilities))
-    smoothed = (1.0 - smoothing) * probabilities + smoothing * counts / counts.sum()
-    return (1.0 - UNIFORM_SHARE) * smoothed + UNIFORM_SHARE / len(probabilities)
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:

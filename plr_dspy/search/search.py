@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
-from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule, updated_lengths
+from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
 from plr_dspy.report.data import Iteration
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
@@ -19,6 +19,7 @@ MAX_BATCHES, MAX_REDRAWS = 20, 50  # that draws take in the hope of enough that 
 NUM_CANDIDATES = 300  # new orderings each round chooses from, and those that climbing finds; of small spaces, all
 NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20  # steps of a climb, orderings that climb, moves tried from each
 MIN_ELITES = 5
+UNIFORM_SHARE = 0.05  # of the probability, at least, that all numbers of items have in equal parts: none dies out
 
 
 class Search(ABC):
@@ -128,11 +129,14 @@ class Search(ABC):
         with one_thread():
             for block, before in enumerate(self._uniform() if anew else self.distributions):
                 rankings = padded([self._read(e.ordering[block]) for e in elites], before.num_items)
-                after, lengths = self._rule.update(before, rankings, weights), before.length_probabilities
-                if lengths is not None:
-                    most, smoothing = before.length, self._smoothing
-                    lengths = updated_lengths(lengths, rankings, weights, max_length=most, smoothing=smoothing)
-                    after = after.copy(length=most, length_probabilities=lengths)
+                after, shares = self._rule.update(before, rankings, weights), before.length_probabilities
+                if shares is not None:  # of numbers of items, which go part of the way to those of elites
+                    lengths = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
+                    counted = torch.ones_like(scores) if weights is None else weights
+                    counts = torch.bincount(lengths, weights=counted, minlength=len(shares))
+                    shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
+                    shares = (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
+                    after = after.copy(length=before.length, length_probabilities=shares)
                 updated.append(after)
         self.distributions = updated
 

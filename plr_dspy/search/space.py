@@ -149,10 +149,7 @@ class OrderingSpace:
         """Every distinct allowed ordering once: the identity first, what is beside, then short before long ones."""
         yield self.identity
         yield from self.beside
-        every: Iterable[Ordering] = [()]
-        for kinds, limits in zip(self.kinds, self.limits, strict=True):
-            every = _with_one_more(every, kinds, limits)
-        yield from (ordering for ordering in every if ordering != self.identity and self.allows(ordering))
+        yield from (o for o in _orderings(self.kinds, self.limits) if o != self.identity and self.allows(o))
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw orderings, repeats included: uniformly the number of items of each block, of which most orderings have
@@ -214,13 +211,14 @@ class OrderingSpace:
         return tuple(next(waiting[kinds[item]]) for item in items)
 
 
-def _with_one_more(
-    orderings: Iterable[Ordering], kinds: tuple[int, ...], limits: tuple[int, int]
-) -> Iterator[Ordering]:
-    """The orderings with every distinct one of a further block, one at a time: there may be very many."""
-    for ordering in orderings:
-        for length in range(limits[0], limits[1] + 1):
-            yield from ((*ordering, items) for items in _distinct(kinds, length, range(len(kinds))))
+def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
+    """Every distinct ordering of blocks, one at a time: there may be very many."""
+    if not kinds:
+        yield ()
+        return
+    for ordering in _orderings(kinds[:-1], limits[:-1]):
+        for length in range(limits[-1][0], limits[-1][1] + 1):
+            yield from ((*ordering, items) for items in _distinct(kinds[-1], length, range(len(kinds[-1]))))
 
 
 def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plr_dspy import MaximumLikelihood, MixtureEM, PlackettLuce, RankEMA
 from plr_dspy.plackett_luce.distribution import log_probabilities, padded
-from plr_dspy.plackett_luce.updates import UpdateRule, update_rule, updated_lengths
+from plr_dspy.plackett_luce.updates import UpdateRule, update_rule
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_updates.json").read_text())
 RULES = [RankEMA(), MaximumLikelihood(num_steps=10), MixtureEM(num_steps=10)]
@@ -85,15 +85,11 @@ class TestFit:
         torch.testing.assert_close(rule.update(start, elites).logits, expected - expected.mean())
 
 
-def test_items_left_out_share_the_places_left_over_and_lengths_go_part_of_the_way():
+def test_items_left_out_share_the_places_left_over():
     """Means of ranks 0 = first: of [2, 0] they are 1, 2.5, 0, 2.5."""
     updated = RankEMA(smoothing=1.0).update(RankEMA().initial(4), padded([[2, 0], [3, 1, 0, 2]], 4))
     ranks = (float64([1, 2.5, 0, 2.5]) + float64([2, 1, 3, 0])) / 2
     torch.testing.assert_close(updated.logits, ranks.mean() - ranks)
-    before, elites = float64([0.5, 0.3, 0.2]), padded([[2], [0, 1, 2]], 3)
-    for weights, towards in ((float64([1.0, 3.0]), [0.25, 0.0, 0.75]), (None, [0.5, 0.0, 0.5])):
-        found = updated_lengths(before, elites, weights, max_length=3, smoothing=0.25)
-        torch.testing.assert_close(found, 0.95 * (0.75 * before + 0.25 * float64(towards)) + 0.05 / 3)
 
 
 class TestMixtureEM:

@@ -70,16 +70,20 @@ def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
     assert dict(fitted.estimates())[best] > 0.55
 
 
-@pytest.mark.parametrize("rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5)])
+@pytest.mark.parametrize(
+    "rule", [RankEMA(), MaximumLikelihood(num_steps=5), MixtureEM(num_steps=5), RankEMA(weighted=True)]
+)
 def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
     space = OrderingSpace.of_sizes(4, max_length=3)
     search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
-    told = {arrangement: {0: 1.0} for arrangement in (((3, 1),), ((0, 2, 1),), ((),))}
+    told = {((3, 1),): {0: 3.0}, ((0, 2, 1),): {0: 2.0}, ((),): {0: 1.0}}
     search.tell(list(told), told)
     (found,) = search.distributions
-    expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]))
+    weights = torch.tensor([1.5, 1.0, 0.5] if rule.weighted else [1.0] * 3)
+    expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]), weights)
     torch.testing.assert_close(found.logits, expected.logits)
-    shares = 0.95 * (0.3 / 4 + 0.7 * np.array([1, 0, 1, 1]) / 3) + 0.05 / 4
+    of_lengths = weights[[2, 0, 1]].numpy() / 3  # of 0, 2 and 3 items
+    shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
     assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
 

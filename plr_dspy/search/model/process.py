@@ -9,9 +9,8 @@ alone says what orderings score on examples not seen.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -68,11 +67,10 @@ class ScoreTable:
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
         """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
-        told = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
-        examples, columns = np.unique(told, return_inverse=True)
+        examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         table = np.full((len(rows), len(examples)), np.nan)
-        values = itertools.chain.from_iterable(row.values() for row in rows)
-        table[np.repeat(np.arange(len(rows)), [*map(len, rows)]), columns] = np.fromiter(values, np.float64)
+        for line, row in zip(table, rows, strict=True):
+            line[np.searchsorted(examples, [*row])] = [*row.values()]
         return cls(table, examples)
 
     @cached_property
@@ -135,13 +133,9 @@ class Features:
         drawn = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         there = [name for name in FAMILIES if any(name in families for families in self._families)]
         self._moments: dict[str, tuple[Array | float, float]] = dict.fromkeys(there, (0.0, 1.0))
-        for name, raw in zip(there, self(drawn), strict=False):
-            mean = raw.mean(axis=0)
-            variance = float(((raw - mean) ** 2).sum(axis=1).mean())
-            if variance > 1e-9:
-                self._moments[name] = mean, variance**-0.5
-            else:
-                del self._moments[name]
+        means = [(name, raw, raw.mean(axis=0)) for name, raw in zip(there, self(drawn), strict=False)]
+        spreads = {name: (mean, float(((raw - mean) ** 2).sum(axis=1).mean())) for name, raw, mean in means}
+        self._moments = {name: (mean, spread**-0.5) for name, (mean, spread) in spreads.items() if spread > 1e-9}
         self.names, self.references = list(self._moments), self(drawn)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
@@ -249,7 +243,9 @@ def fit_components(
     return Components(variances, covariance, given, inverse, solved, noise, weights)
 
 
-class Leaning:
+def fit_leaning(
+    features: Families, kernels: Families, table: ScoreTable, classes: Numbers, references: Families, earlier: Earlier
+) -> tuple[Callable[[Families], list[Array]], Array, list[float]]:
     """How far an ordering leans towards some classes of examples at the cost of the others.
 
         rest of the score of ordering o on an example of class c  =  b_c l(o) + noise
@@ -257,53 +253,44 @@ class Leaning:
     The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
     How far is close to linear in the features of an ordering; accuracy is best somewhere between the extremes. So the
     leaning l, a Gaussian process, is learnt first, and what accuracy does with it afterwards. b is the direction in
-    which the orderings' profiles over the classes differ most. What it explains of scores is `explained`, ``[m, E]``.
+    which the orderings' profiles over the classes differ most. Returned are what adds to features a family of bumps
+    ``[m, d]``, of which a linear function is a smooth one of the leaning, what it explains of scores, ``[m, E]``, and
+    its variances.
     """
+    rest = table.residuals(table.adjusted_means * table.trust)
+    of_class = np.eye(classes.max() + 1)[classes]
+    sums, counts = rest @ of_class, table.known @ of_class
+    profiles = sums / (counts + PRIOR_SHRINKAGE)
+    profiles -= profiles.mean(axis=1, keepdims=True)
+    direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
+    shares = counts.sum(axis=0) / counts.sum()
+    direction = direction - direction @ shares  # mean 0 and mean square 1 over the scores
+    direction = direction / np.sqrt(direction**2 @ shares + 1e-12)
+    along = sums @ direction
+    precisions = np.maximum(counts @ direction**2, 1e-3)
+    means = along / precisions
+    centre = float(np.average(means, weights=precisions))
+    total, free = float(np.vdot(rest, rest)), table.counts.sum() - table.num_example_parameters
 
-    def __init__(
-        self,
-        features: Families,
-        kernels: Families,
-        table: ScoreTable,
-        classes: Numbers,
-        references: Families,
-        earlier: Earlier,
-    ) -> None:
-        rest = table.residuals(table.adjusted_means * table.trust)
-        of_class = np.eye(classes.max() + 1)[classes]
-        sums, counts = rest @ of_class, table.known @ of_class
-        profiles = sums / (counts + PRIOR_SHRINKAGE)
-        profiles -= profiles.mean(axis=1, keepdims=True)
-        direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
-        shares = counts.sum(axis=0) / counts.sum()
-        direction = direction - direction @ shares  # mean 0 and mean square 1 over the scores
-        direction = direction / np.sqrt(direction**2 @ shares + 1e-12)
-        along = sums @ direction
-        precisions = np.maximum(counts @ direction**2, 1e-3)
-        means = along / precisions
-        centre = float(np.average(means, weights=precisions))
-        total, free = float(np.vdot(rest, rest)), table.counts.sum() - table.num_example_parameters
+    def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
+        leaning = covariance @ (inverse @ (means - centre)) + centre
+        left = total - 2 * float(along @ leaning) + float(precisions @ leaning**2)
+        used = float(np.vdot(covariance, inverse))
+        return means - centre, max(left / max(free - used, 0.25 * free), 1e-9)
 
-        def measure(covariance: Array, inverse: Array) -> tuple[Array, float]:
-            leaning = covariance @ (inverse @ (means - centre)) + centre
-            left = total - 2 * float(along @ leaning) + float(precisions @ leaning**2)
-            used = float(np.vdot(covariance, inverse))
-            return means - centre, max(left / max(free - used, 0.25 * free), 1e-9)
+    fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
+    at_random = linear(references, fit.weights)
+    middle, spread = float(at_random.mean()), float(at_random.std()) + 1e-9
 
-        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measure, earlier=earlier)
-        self.variances, self._weights = fit.variances, fit.weights
-        self.explained = (fit.covariance @ fit.solved + centre)[:, None] * direction[classes]
-        at_random = linear(references, fit.weights)
-        self._centre, self._spread = float(at_random.mean()), float(at_random.std()) + 1e-9
-        self._mean, self._scale = np.zeros(len(CENTRES)), 1.0
-        bumps = self.added_to(references)[-1]
-        self._mean = bumps.mean(axis=0)
-        self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
+    def added_to(features: Families, mean: Array | float = 0.0, scale: float = 1.0) -> list[Array]:
+        standard = (linear(features, fit.weights) - middle) / spread
+        return [*features, (np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2) - mean) * scale]
 
-    def added_to(self, features: Families) -> list[Array]:
-        """The features, and a family of bumps ``[m, d]``, of which a linear function is a smooth one of the leaning."""
-        standard = (linear(features, self._weights) - self._centre) / self._spread
-        return [*features, (np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2) - self._mean) * self._scale]
+    bumps = added_to(references)[-1]
+    mean = bumps.mean(axis=0)
+    scale = float(1.0 / np.sqrt(((bumps - mean) ** 2).sum(axis=1).mean() + 1e-12))
+    explained = (fit.covariance @ fit.solved + centre)[:, None] * direction[classes]
+    return partial(added_to, mean=mean, scale=scale), explained, fit.variances.tolist()
 
 
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
@@ -383,9 +370,9 @@ class AdditiveProcess:
         self._with_leaning: Callable[[Families], list[Array]] = list
         of_leaning = earlier.get("leaning")
         if classes is not None and classes.max() > 0 and references is not None:
-            leaning = Leaning(features, [*kernels, own], table, classes, references, earlier=of_leaning)
-            self._with_leaning, of_leaning = leaning.added_to, leaning.variances.tolist()
-            table = ScoreTable(table.scores - leaning.explained)
+            found = fit_leaning(features, [*kernels, own], table, classes, references, of_leaning)
+            self._with_leaning, explained, of_leaning = found
+            table = ScoreTable(table.scores - explained)
         self._features, self._num_examples = self._with_leaning(features), int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         kernels += [family @ family.T for family in self._features[len(kernels) :]]
