@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -66,16 +67,14 @@ def load_program(
     try:
         if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
             program = PerInputOrder(program)
+        whole = SimpleNamespace(program=program)
         for name, saved in sorted(state.items(), key=lambda item: item[0].count(".")):  # What holds others comes first.
-            place, _, last = name.rpartition(".")
+            place, _, last = f"program.{name}".rpartition(".")
             if last == "calibration" and "found" in saved:
-                part = magicattr.get(program, place) if place else program
+                part = magicattr.get(whole, place)
                 if not isinstance(part, CalibratedProgram):
-                    part = CalibratedProgram(part, predictor=saved["predictor"])
-                if place:
-                    set_attribute_by_name(program, place, part)
-                else:
-                    program = part
+                    set_attribute_by_name(whole, place, CalibratedProgram(part, predictor=saved["predictor"]))
+        program = whole.program
         retrievals = {
             name: loaded(predictor, saved["retrieval"], embedder)
             for name, predictor in program.named_predictors()

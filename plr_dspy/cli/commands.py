@@ -200,10 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=_new_file, required=True, help="the same rows with the answers, as JSON lines")
 
     report = commands.add_parser("report", help="print a saved report")
-
-    def report_file(text: str) -> Path:
-        return _file(os.path.join(text, "report.json") if os.path.isdir(text) else text)
-
+    report_file = partial(_file, within="report.json")
     report.add_argument("path", type=report_file, help="a report, or a folder with report.json")
     report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with the figure instead")
     return parser
@@ -227,10 +224,11 @@ def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callabl
     return add
 
 
-def _file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"no file {text}")
-    return Path(text)
+def _file(text: str, within: str = "") -> Path:
+    path = Path(text) / within if os.path.isdir(text) else Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"no file {path}")
+    return path
 
 
 def _new_file(text: str, suffix: str = "") -> Path:

@@ -296,7 +296,6 @@ class PerInputOrder(dspy.Module):
 
         Raises:
             NoProbabilities: when the LM gives no log-probabilities.
-            Exception: of the program.
         """
         answers, requests, predictors = [], LogprobRequests("DEmO"), dict(self.program.named_predictors())
         for order in self.orders:
@@ -307,8 +306,7 @@ class PerInputOrder(dspy.Module):
             program = ProgramFactory(self.program).build(shown)
             output, answer = needed_output(self.program, "DEmO", cure=""), None
             likeliest = Calibration.none(output.labels).applied
-            reading = labels_read(program, output, requests, decision=likeliest)
-            with reading as reader, suppress(*WRONG_ANSWERS):
+            with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
                 answer = program(*args, **inputs)
             if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
                 p = distribution(found.log_probabilities, found.unseen)

@@ -167,10 +167,7 @@ class PlackettLuce(Distribution):
         """
         shares = self.length_probabilities
         length = self.length if shares is None else self.min_length + int(shares.argmax())
-        modes = self._cut(self._by_component.argsort(dim=-1, descending=True, stable=True), length)
-        if self.weights is None:
-            return modes[..., 0, :]
-        modes = modes.movedim(-2, 0)
+        modes = self._cut(self._by_component.argsort(dim=-1, descending=True, stable=True), length).movedim(-2, 0)
         best = self.log_prob(modes).argmax(dim=0)
         return modes.take_along_dim(best[None, ..., None], dim=0)[0]
 

@@ -103,12 +103,9 @@ class MixtureEM(_Rule):
     Attributes:
         num_components: Number of Plackett-Luce components C.
         weight_floor: Least weight of a component, before weights are normalised.
-        smoothing: Share of the fitted logits in the mix, in (0, 1].
-        num_steps: Adam steps.
-        learning_rate: Adam's step size.
+        num_steps, learning_rate: Adam's steps, and their size.
         l2: Penalty on the squared logits (adds ``-l2 * logits`` to the gradient).
-        clip: Bound on the absolute value of a logit, after every step.
-        weighted: Whether a search weights the elites by their scores.
+        smoothing, clip, weighted: As in `RankEMA`, of fitted logits, which are clipped after every step.
     """
 
     name: ClassVar[str] = "mixture"

@@ -99,8 +99,7 @@ def noun(report: Report) -> str:
 
 def original_name(report: Report) -> str:
     """Name what the user had: an order of demos, or a student without any."""
-    showed_any = any(slot.original for slot in report.slots)
-    return f"original {noun(report)}" if showed_any else "student without demos"
+    return f"original {noun(report)}" if any(slot.original for slot in report.slots) else "student without demos"
 
 
 def dollars(cost: float) -> str:

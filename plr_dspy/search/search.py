@@ -165,10 +165,9 @@ class RandomSearch(Search):
 
     def ask(self) -> list[Ordering]:
         wanted = max(0, min(self.num_samples, self._num_orderings - len(self._asked)))
-        if self.space.num_distinct > self._num_orderings:
-            batch = self.fresh(self.num_samples, self._asked)[:wanted]
-        else:
-            batch = [ordering for ordering in self.space.enumerate() if ordering not in self._asked][:wanted]
+        few = self.space.num_distinct <= self._num_orderings
+        found = self.space.enumerate() if few else self.fresh(self.num_samples, self._asked)
+        batch = [ordering for ordering in found if ordering not in self._asked][:wanted]
         self._asked |= dict.fromkeys(batch)
         return batch
 

@@ -88,14 +88,13 @@ class LabelResponses:
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: Numbers) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
-        columns = {example: column for column, example in enumerate(examples.tolist())}
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         hidden = np.zeros(table.shape, dtype=bool)
         for row, (ordering, asked) in enumerate(rows.items()):
-            for example in asked:
-                if (told := self.told(ordering, example)) is not None:
-                    table[row, columns[example]] = told[0]
-                    hidden[row, columns[example], list(told[1])] = True
+            for column, example in enumerate(examples.tolist()):
+                if example in asked and (told := self.told(ordering, example)) is not None:
+                    table[row, column] = told[0]
+                    hidden[row, column, list(told[1])] = True
         return table, hidden
 
 
