@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plr_dspy.baselines.label_methods import PDO, DEmO, GlobalE, LocalE, PerInputOrder
+from plr_dspy.baselines.label_methods import COMPARED_SHARE, PDO, DEmO, GlobalE, LocalE, PerInputOrder
 from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments
@@ -15,7 +15,6 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
 BATCH = 15  # orders scored between two lines of the log
-COMPARED_SHARE = 0.2  # of a budget for the final comparison, at most
 
 
 class StaticOrder(Reorderer):

@@ -97,8 +97,7 @@ class PlainTextAdapter(dspy.Adapter):
         except ValueError as error:
             raise AdapterParseError(type(self).__name__, signature, completion, str(error)) from error
         values = dict(apply_output_field_defaults(signature, values))
-        missing = [name for name in signature.output_fields if name not in values]
-        if missing:
+        if missing := [name for name in signature.output_fields if name not in values]:
             message = f"No value for {', '.join(missing)}."
             raise AdapterParseError(type(self).__name__, signature, completion, message, values)
         return values
@@ -157,8 +156,7 @@ def _read(name: str, annotation: Any, text: str) -> Any:
     if annotation_allows_none(annotation) and text == "None":
         return None
     annotation = without_none(annotation)
-    labels = labels_of(annotation)
-    if labels is not None:
+    if (labels := labels_of(annotation)) is not None:
         matches = [text] if text in labels else [each for each in labels if each.casefold() == text.casefold()]
         if len(matches) != 1:
             raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")

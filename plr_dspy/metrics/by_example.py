@@ -22,7 +22,7 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
         raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
     if inspect.isclass(metric):
         raise TypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
-    called = _called(metric)
+    called = function_of(metric)
     if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
         cure = "pass metric=lambda example, prediction: run_async(metric(example, prediction))"
         raise TypeError(f"metric must not be async: {cure}, of dspy.utils.syncify; in notebooks it needs nest_asyncio")
@@ -35,11 +35,6 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
             return lambda example, prediction: metric(example, prediction, *extra)
     signature = inspect.signature(called)
     raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
-
-
-def takes_trace(metric: Metric) -> bool:
-    """Tell whether a metric can be called with a third argument, which DSPy's optimizers give a trace."""
-    return takes(_called(metric), 3) is True
 
 
 def takes(called: Any, number: int) -> bool | None:
@@ -55,7 +50,7 @@ def takes(called: Any, number: int) -> bool | None:
     return True
 
 
-def _called(metric: Metric) -> Callable[..., Any] | None:
+def function_of(metric: Metric) -> Callable[..., Any] | None:
     """What a call of the metric runs: of a judge, its forward method."""
     is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
     return forward_of(metric) if is_judge else metric  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.labels.work import NoCalls
-from plr_dspy.metrics.by_example import takes_trace
+from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric, plain
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, own_copy
@@ -43,8 +43,7 @@ of some hundred calls tells more than 50 demos apart no better than it tells 50.
 
 ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 NOT_KNOWN = "..."  # stands for what a teacher will answer
-MOST_VOTES = 500
-"""Examples, at most, on which the vote of neighbours is scored: each takes a millisecond, and what the metric does."""
+MOST_VOTES = 500  # examples, at most, that a vote is scored on: each takes a millisecond, and what the metric does
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
@@ -134,7 +133,7 @@ class TeacherWork(MetricWork):
         optimizer: Any = job.optimizer
         examples = list(job.demo_examples.values())
         super().__init__(optimizer.metric, examples)
-        if takes_trace(optimizer.metric):
+        if takes(function_of(optimizer.metric), 3):
             self._metric = lambda example, prediction: optimizer.metric(example, prediction, dspy.settings.trace)
         self._threshold = optimizer.metric_threshold
         teacher = job.program if job.teacher is None else job.teacher
@@ -267,13 +266,12 @@ def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome
     original, scores = compilation.original, compilation.scores()
     if not scores:
         return []
-    fitted, found = outcome.fitted, []
-    fitted = fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
+    fitted = outcome.fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
     orderings = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else orderings[0]
     before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
-    influence, comparison, kept = compilation.scorer.influence, outcome.comparison, 1.0
+    influence, comparison, kept, found = compilation.scorer.influence, outcome.comparison, 1.0, list[Scored]()
     if influence is not None and comparison is not None and comparison.expected_original is not None:
         # Near both programs, as the comparison has them.
         start = comparison.expected_original[0]

@@ -260,8 +260,7 @@ class PLFewShot(PLReorder):
         tokens = None
         if self.max_demo_tokens is not None:
             tokens = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
-            for name, demos in retrieved.items():
-                retrieved[name] = [each for each in demos if each.tokens <= tokens]
+            retrieved = {name: [each for each in demos if each.tokens <= tokens] for name, demos in retrieved.items()}
         if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
             raise ValueError(
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "

@@ -194,8 +194,7 @@ class PlackettLuce(Distribution):
 
     def state_dict(self) -> dict[str, Any]:
         """The distribution as JSON data, without what is None, and the length of one over all items."""
-        tensors = {name: getattr(self, name) for name in STATE}
-        state = {name: tensor.tolist() for name, tensor in tensors.items() if tensor is not None}
+        state = {name: tensor.tolist() for name in STATE if (tensor := getattr(self, name)) is not None}
         return state if self.length == self.num_items else {**state, "length": self.length}
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from plr_dspy.report.text import scores_of_both
@@ -41,11 +40,8 @@ class Picture(Figure):
 
 def figure(report: Report) -> Picture:
     """Draw a figure with a panel for each thing that there is to show."""
-    panels: list[Callable[[Axes, Report], None]] = []
-    if report.comparison is not None or report.history:
-        panels.append(_draw_scores)
-    if report.best_by_number:
-        panels.append(_draw_numbers)
+    told = {_draw_scores: report.comparison or report.history, _draw_numbers: report.best_by_number}
+    panels = [draw for draw, what in told.items() if what]
     number = max(1, len(panels))
     with matplotlib.rc_context(STYLE):
         whole = Picture(figsize=(WIDTH, HEIGHT * number), layout="constrained")

@@ -170,7 +170,6 @@ class Pool:
         classes = self.classes[candidates]
         same = classes[:, None] == classes[None, :]
         fixed = [like, -np.log1p(np.arange(len(candidates))), same.mean(axis=1) if candidates else like]
-        fixed.append(self._lengths[candidates])
         some: Any = self.vectors[candidates]
         cosines = np.asarray((some @ some.T).todense() if sparse.issparse(some) else some @ some.T)
 
@@ -178,7 +177,7 @@ class Pool:
             repeated = likeness = np.zeros(len(candidates))
             if len(chosen):
                 repeated, likeness = same[:, chosen].mean(axis=1), cosines[:, chosen].max(axis=1)
-            return np.stack([*fixed, repeated, likeness], axis=1)
+            return np.stack([*fixed, self._lengths[candidates], repeated, likeness], axis=1)
 
         return candidates, features
 

@@ -298,10 +298,9 @@ class ThompsonSearch(Search):
         # Replaced whole, so that an interrupt finds one that fits together.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         self._best = [each for each in self.fitted.estimates() if self.space.holds(each.ordering)]
-        self._num_elites = max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))
-        elites = self._best[: self._num_elites]
-        self.refit(elites, anew=True)
-        return self.model.shown(elites, scores)
+        self._elites = self._best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
+        self.refit(self._elites, anew=True)
+        return self.model.shown(self._elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
@@ -314,8 +313,7 @@ class ThompsonSearch(Search):
         if self.space.num_distinct <= NUM_CANDIDATES:
             found = dict.fromkeys(self.space.enumerate())
         else:
-            best = [estimate.ordering for estimate in self._best]
-            parents, beam = best[: self._num_elites], best[:NUM_CLIMBERS]
+            parents, beam = ([each.ordering for each in best] for best in (self._elites, self._best[:NUM_CLIMBERS]))
             found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
