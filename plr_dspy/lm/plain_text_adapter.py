@@ -52,8 +52,7 @@ class PlainTextAdapter(dspy.Adapter):
         if self.show_instructions and instructions and not _DEFAULT_INSTRUCTIONS.fullmatch(instructions):
             blocks.insert(0, instructions)
         lines = [_line(n, f, inputs[n]) for n, f in signature.input_fields.items() if _given(n, f, inputs)]
-        first_output = next(iter(signature.output_fields.items()))
-        blocks.append("\n".join([*lines, title_of(*first_output)]))
+        blocks.append("\n".join([*lines, title_of(*next(iter(signature.output_fields.items())))]))
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Any, demos: list[Any]) -> list[dict[str, Any]]:

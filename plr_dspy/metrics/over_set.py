@@ -19,9 +19,8 @@ from plr_dspy.runtime import as_json
 
 logger = logging.getLogger(__name__)
 
-MIN_OF_EACH, MIN_SHARE = 10, 0.2
-"""Examples of each kind, in either part, from which on a metric is known well enough, and the smaller part's share."""
-
+MIN_OF_EACH = 10  # examples of each kind, in either part, from which on a metric is known well enough
+MIN_SHARE = 0.2  # of all examples, that the smaller part has
 TIE = 1e-4  # groups whose means differ by no more are equally bad
 NO_LABEL = "\0"  # stands for the answer of a reply that could not be read
 

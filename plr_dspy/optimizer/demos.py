@@ -205,10 +205,9 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     limits = [budget.max_seconds, budget.max_cost, budget.max_calls]
     attempts, ended = list[Attempt](), None
     for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        if sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
-            break
         end = [prompt, optimizer.candidates, *limits, i]
-        if end in ledger.out_of_time:  # A part that goes on has the demos that it had.
+        # A part that goes on has the demos that it had.
+        if end in ledger.out_of_time or sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
             break
         if (prompt, i) not in ledger.cells:
             teaching.pay({(prompt, i): None})

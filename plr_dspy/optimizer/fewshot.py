@@ -67,9 +67,8 @@ class PLFewShot(PLReorder):
         demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
             that are most like it, by a rule that the search chooses: how many, in what order, and by what beside
             likeness. With "auto" both compete, and mixtures of both. What comes back holds the trainset, and so does
-            its file. An example is never scored with itself in the prompt. With ``max_metric_calls=0`` as well, no
-            call is made: the nearest ones are shown, the nearest last; of 320 or more, rather those with a label that
-            is frequent among the neighbours.
+            its file. With ``max_metric_calls=0`` as well, no call is made: the nearest ones are shown, the nearest
+            last; of 320 or more, rather those with a label that is frequent among the neighbours.
         embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or

@@ -152,9 +152,7 @@ class MixtureEM(_Rule):
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
         logits = distribution.logits
         weights = self._checked(distribution, elites, weights)
-        shares = weights
-        if distribution.weights is not None:
-            shares = weights * _responsibilities(distribution, elites)  # [c, m]
+        shares = weights if distribution.weights is None else weights * _responsibilities(distribution, elites)
         # A component that explains none of the elites has nothing to learn from: it stays.
         fitted = self.fit(logits, elites, shares)  # PLR, MLE update; EM: components
         mixed = _centred((1.0 - self.smoothing) * logits + self.smoothing * fitted)

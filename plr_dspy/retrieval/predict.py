@@ -258,10 +258,15 @@ class RetrievingPredict(dspy.Predict):
 
     retrieval: Retrieval
 
-    def _forward_preprocess(self, **inputs: Any) -> Any:
-        """Do what is done before each call, async or not, with these demos, unless the caller brings some."""
+    def forward(self, **inputs: Any) -> Any:
+        """What the predictor answers with these demos, unless the caller brings some."""
         demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
-        return super()._forward_preprocess(**demos, **inputs)
+        return super().forward(**demos, **inputs)
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """What `forward` does, with an async call."""
+        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
+        return await super().aforward(**demos, **inputs)
 
     def shown(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The demos for the inputs of a call, none of them twice."""
