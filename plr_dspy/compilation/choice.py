@@ -208,13 +208,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
     sure = float(values[0] != values[1])
     if sure and (effect is None or fitted.calibrating):
-        differences = np.diff(rows, axis=0)[0]
-        squares, sure = differences**2, paired_probability(differences.tolist())
-        if (
-            squares.sum() ** 2 < ENOUGH_DIFFERING * np.square(squares).sum()
-        ):  # Few decide, such as those of a rare label:
-            # the best of many orderings is called better if none of so many would look as good by chance (Bonferroni).
-            sure = max(1.0 - len(fitted.orderings) * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
+        sure = _surely_better(np.diff(rows, axis=0)[0], num_orderings=len(fitted.orderings))
     gain = _no_surer(gain, sure, largest=high - low)
     wider = influence.centring  # by groups of few examples little is known
     of_shares = DEVIATIONS * influence.error_of_shares
@@ -263,6 +257,18 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
     return _no_surer(gain, paired_probability(differences), largest=max(map(abs, differences)))
+
+
+def _surely_better(differences: Array, *, num_orderings: int) -> float:
+    """How surely the best of so many orderings is better by a metric over a set, by differences of scores alone.
+
+    Where few of these decide, such as those of a rare label, it is no surer than that none of so many looks as good by
+    chance (Bonferroni), or as it takes to replace the original.
+    """
+    squares, sure = differences**2, paired_probability(differences.tolist())
+    if squares.sum() ** 2 >= ENOUGH_DIFFERING * np.square(squares).sum():
+        return sure
+    return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
