@@ -78,9 +78,10 @@ class Unfailing:
     def __eq__(self, other: object) -> bool:  # so that tqdm knows which bars are in the way of a line
         return other is self or other == self._stream
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         with suppress(OSError, ValueError):
             self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):

@@ -15,7 +15,7 @@ from typing import Any
 from plr_dspy._version import __version__
 from plr_dspy.compilation.plan import BUDGETS, SIGNALS
 from plr_dspy.metrics import OVER_SETS
-from plr_dspy.runtime import Redactor
+from plr_dspy.runtime import Redactor, Unfailing
 
 # Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C.
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
@@ -56,15 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(_parser().parse_args(arguments))
 
 
-class _Output:
-    """A stream that goes nowhere once its reader is gone, as `head` goes, and writes "?" for what it has no character
-    for: nothing that is printed raises."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+class _Output(Unfailing):
+    """What is printed, with "?" for what the stream has no character for. Once its reader is gone, as `head` goes, it
+    is the null device for the whole process, which flushes it at its end."""
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
