@@ -119,6 +119,8 @@ class Compilation:
             shifted=self.shifted,
             strata=influence.strata(self.num_train) if influence and plan.racing else (),
         )
+        if influence is not None:
+            self.search.model.worth = influence.worth
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
         self.stopped = INTERRUPTED

@@ -5,10 +5,12 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
 
 STEP = 1e-6  # share of all weight that an answer more has, where the metric is smooth; elsewhere it is a whole example
 ENOUGH = 10  # answers to examples of each fact in a reference, where there are so many: fewer tell no rare label's rate
@@ -35,13 +37,14 @@ class Influence:
         # Answers count by groups of examples: those of one fact, or all of them where there are no weights.
         self._groups = self._facts if metric.weighted else [None] * len(self._facts)
         self._shares = Counter(self._facts) if metric.weighted else Counter()
-        distinct = dict.fromkeys(self._groups)
-        self._of_group = np.array([[group == each for each in distinct] for group in self._groups], dtype=np.float64)
+        self._numbers = {group: number for number, group in enumerate(dict.fromkeys(self._groups))}
+        self._of_group = np.eye(len(self._numbers))[[self._numbers[group] for group in self._groups]]
         self._group_shares = self._of_group.mean(axis=0)
         self.of_labels: Sequence[Sequence[Any]] = []  # outputs of each label on each example, [E, L], if known
-        self.table: NDArray[np.float64] = np.empty((0, 0))  # what these score, which is kept up to date
+        self.table: Array = np.empty((0, 0))  # what these score, which is kept up to date
         self._value = 0.0
-        self._shifts: dict[Any, float] = {}
+        self._shifts: Array | None = None  # mean influences at the reference, by group; None without one
+        self._variances = np.ones(len(self._numbers))  # of these influences
         self._influences: dict[tuple[Any, str], float] = {}
 
     def refer(self, answered: Iterable[tuple[int, Any]]) -> None:
@@ -51,7 +54,7 @@ class Influence:
             return
         scores = [outputs for _, outputs in rows if self.kind == (int, float) and outputs is not None]
         self.bounds = min([self.bounds[0], *scores]), max([self.bounds[1], *scores])
-        self._shifts = {}  # Should the metric raise, there is no reference.
+        self._shifts = None  # Should the metric raise, there is no reference.
         answers = self._metric.answers(self._facts) or [outputs for _, outputs in rows]
         of_each = min(len(answers), max(1, MOST_PSEUDO // max(1, len(self._shares))))
         pseudo = [
@@ -66,12 +69,8 @@ class Influence:
         if self._shares.keys() <= {fact for fact, _ in rows}:
             reference = self._merged(rows, counts[: len(rows)])
         self._value = self._value_of(*reference)
-        totals, sums = defaultdict[Any, float](float), defaultdict[Any, float](float)
-        for (fact, outputs), weight in zip(reference[0], reference[1].tolist(), strict=True):
-            group = fact if self._metric.weighted else None
-            totals[group] += weight
-            sums[group] += weight * self._influence(fact, outputs)
-        self._shifts = {group: sums[group] / total for group, total in totals.items()}
+        self._shifts = self._moments(*reference)[0]
+        self._variances = self._moments(self._rows, self._weights)[1]  # not 0 where all answers agree
         for example, label in np.ndindex(*self.table.shape):
             self.table[example, label] = self.score(example, self.of_labels[example][label])
 
@@ -82,10 +81,9 @@ class Influence:
 
     def score(self, example: int, outputs: Any) -> float:
         """The score of outputs on an example; 0 as long as there is no reference."""
-        if not self._shifts:
+        if self._shifts is None:
             return 0.0
-        influence = self._influence(self._facts[example], outputs)
-        return self._value + influence - self._shifts[self._groups[example]]
+        return self._value + self._centred(self._facts[example], outputs)
 
     @property
     def _answers(self) -> Sequence[Any]:
@@ -95,15 +93,11 @@ class Influence:
     def largest(self) -> float:
         """The largest influence, in size, of a right answer to an example, or where right answers have none, as all are
         right, of some wrong answers to each fact; 0 where answers are not known."""
-        answers = self._answers
-
-        def most(pairs: Iterable[tuple[Any, Any]]) -> float:
-            sizes = (abs(self._influence(*pair) - self._shifts.get(pair[0], 0.0)) for pair in pairs)
-            return max(sizes, default=0.0)
-
-        right = most((fact, fact) for fact in self._shares.keys() & set(answers))
-        of_each = MOST_PSEUDO // max(1, len(self._shares))
-        return right if right > 1e-9 else most((fact, a) for fact in self._shares for a in answers[:of_each])
+        answers, of_each = self._answers, MOST_PSEUDO // max(1, len(self._shares))
+        right = [(fact, fact) for fact in self._shares.keys() & set(answers)]
+        some = [(fact, answer) for fact in self._shares for answer in answers[:of_each]]
+        sizes = (max((abs(self._centred(*pair)) for pair in pairs), default=0.0) for pairs in (right, some))
+        return next((size for size in sizes if size > 1e-9), 0.0)
 
     def error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """The centre, and the standard error about it, of an interval of the metric, by the scores of all examples.
@@ -113,19 +107,17 @@ class Influence:
         linear function of binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is
         infinite where a group has one example alone.
         """
-        deviations = defaultdict[Any, list[float]](list)
-        for score, group in zip(scores, self._groups, strict=True):
-            deviations[group].append(score - value)
-        answers, extremes = self._answers, dict[Any, tuple[float, float]]()
-        for group, seen in deviations.items():  # least and largest score of an answer, less the mean of those seen
+        answers, deviations = self._answers, list[tuple[list[float], tuple[float, float]]]()
+        for stratum in self.strata(len(scores)):  # and the least and the largest of any answer
+            group, seen = self._groups[stratum[0]], [scores[example] - value for example in stratum]
             named = [*answers[: MOST_PSEUDO // max(1, len(self._shares))], *([group] if group in answers else [])]
-            told = [*seen, *(self._influence(group, each) - self._shifts.get(group, 0.0) for each in named)]
-            extremes[group] = min(told), max(told)
-        more, shift, variance = 2.0 / max(1, sum(map(any, extremes.values()))), 0.0, 0.0
-        for group, seen in deviations.items():
+            told = [*seen, *(self._centred(group, each) for each in named)]
+            deviations.append((seen, (min(told), max(told))))
+        more, shift, variance = 2.0 / max(1, sum(any(ends) for _, ends in deviations)), 0.0, 0.0
+        for seen, ends in deviations:
             if len(seen) == 1:
                 return value, math.inf
-            ends, count = extremes[group], len(seen) + 2.0 * more
+            count = len(seen) + 2.0 * more
             mean = more * sum(ends) / count
             # Of each group its own mean was taken away.
             squares = np.square(seen).sum() * len(seen) / (len(seen) - 1) + more * np.square(ends).sum()
@@ -137,9 +129,8 @@ class Influence:
     @property
     def error_of_shares(self) -> float:
         """The standard error of the metric by the shares of the groups, which are others among new examples."""
-        counts = Counter(self._groups)
-        shifts = (count * self._shifts.get(group, 0.0) ** 2 for group, count in counts.items())
-        return math.sqrt(sum(shifts)) / len(self._groups)
+        squares = 0.0 if self._shifts is None else self._group_shares @ self._shifts**2
+        return math.sqrt(squares / len(self._groups))
 
     @property
     def centring(self) -> float:
@@ -148,14 +139,24 @@ class Influence:
         number, free = len(self._groups), len(self._groups) - len(set(self._groups))
         return math.sqrt(number / max(free, 1e-12))
 
-    def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+    def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
         """What each score of programs on these examples counts, ``[m, E]``, so that facts do in the shares that they
         have among all: 1 on the mean, but 0 of scores that are not known, and of facts without any."""
         of_group = self._of_group[examples]
         rates = known.sum(axis=1, keepdims=True) * self._group_shares
         return np.where(known, (rates / np.maximum(1, known @ of_group)) @ of_group.T, 0.0)
 
-    def stratified(self, table: NDArray[np.float64], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+    def worth(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+        """Scores on examples drawn at random that would say as much of a program as each of its own, ``[m]``: where few
+        examples decide, the scores on these say most."""
+        counts = known @ self._of_group[examples]
+        shares = self._group_shares * (counts > 0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        errors = (shares**2 / np.maximum(1, counts)) @ self._variances
+        at_random = shares @ self._variances / counts.sum(axis=1)
+        return np.where(errors > 0, at_random / np.where(errors > 0, errors, 1.0), 1.0)
+
+    def stratified(self, table: Array, examples: NDArray[np.int64]) -> Array:
         """Scores of programs on these examples, ``[m, E]``, NaN where there are none, so that the mean of each row is
         the weighted one."""
         return self._value + self.weights(~np.isnan(table), examples) * (table - self._value)
@@ -182,7 +183,7 @@ class Influence:
         """The value, or the nearest to it that the metric can have."""
         return min(max(self.bounds[0], value), self.bounds[1])
 
-    def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: NDArray[np.float64]) -> float:
+    def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: Array) -> float:
         """The metric of facts and outputs with weights."""
         value = float(self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist()))
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])  # A user's own may say too little.
@@ -198,9 +199,23 @@ class Influence:
             self._influences[key] = (moved - self._base) * float(weights.sum()) / step
         return self._influences[key]
 
-    def _merged(
-        self, rows: Sequence[tuple[Any, Any]], counts: Sequence[float]
-    ) -> tuple[list[tuple[Any, Any]], NDArray[np.float64]]:
+    def _centred(self, fact: Any, outputs: Any) -> float:
+        """The influence of an answer above the mean of its group."""
+        shift = 0.0 if self._shifts is None else float(self._shifts[self._number(fact)])
+        return self._influence(fact, outputs) - shift
+
+    def _number(self, fact: Any) -> int:
+        """The number of a fact's group."""
+        return self._numbers[fact if self._metric.weighted else None]
+
+    def _moments(self, rows: Sequence[tuple[Any, Any]], weights: Array) -> tuple[Array, Array]:
+        """Means and variances of the influences of these answers, by group."""
+        groups = [self._number(fact) for fact, _ in rows]
+        influences, totals = np.array([self._influence(*row) for row in rows]), np.bincount(groups, weights)
+        means = np.bincount(groups, weights * influences) / totals
+        return means, np.bincount(groups, weights * (influences - means[groups]) ** 2) / totals
+
+    def _merged(self, rows: Sequence[tuple[Any, Any]], counts: Sequence[float]) -> tuple[list[tuple[Any, Any]], Array]:
         """Rows that differ, and their weights: where the metric is weighted, in the shares of all facts."""
         if not self._metric.weighted:
             return list(rows), np.array(counts)

@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.gains import KINDS, Array, Mask, Numbers, gain_of_calibration
-from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features, ScoreTable
+from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features, ScoreTable, Worth
 from plr_dspy.search.model.responses import Calibrated, LabelResponses, ResponseModel
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
 
@@ -50,6 +50,8 @@ class OrderingModel:
     """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others. What the
     space does not hold, such as `WITHOUT_DEMOS`, may be scored too; it has an effect of its own."""
 
+    worth: Worth | None = None  # says what scores of each ordering are worth, as in `ScoreTable`; None: all the same
+
     def __init__(
         self,
         space: OrderingSpace,
@@ -71,7 +73,7 @@ class OrderingModel:
         others; it goes on from the variances of an earlier fit in fewer steps."""
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
-            told, kinds = ScoreTable.of_rows([*scores.values()]), self._kinds(orderings)
+            told, kinds = ScoreTable.of_rows([*scores.values()], self.worth), self._kinds(orderings)
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
                 responses = self._respond(told, logs, kinds=kinds)
@@ -85,7 +87,7 @@ class OrderingModel:
                 orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
                 columns = told.known[chosen].any(axis=0)
                 cells = np.ix_(chosen, columns)
-                told = ScoreTable(told.scores[cells], told.examples[columns])
+                told = ScoreTable(told.scores[cells], told.examples[columns], told.worth[chosen])
                 logs = logs and (logs[0][cells], logs[1][cells])
             features = self.features(orderings)
             responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
@@ -96,7 +98,7 @@ class OrderingModel:
                 classes = np.unique(self._example_classes[told.examples], return_inverse=True)[1]
             process = AdditiveProcess(
                 features,
-                ScoreTable(table if responses is None else table - responses.expected),
+                told if responses is None else ScoreTable(table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
                 kinds=kinds,

@@ -20,6 +20,7 @@ from plr_dspy.search.model.gains import KINDS, Array, Families, Gains, Mask, Num
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 Earlier: TypeAlias = Sequence[float] | None  # variances of an earlier fit, which a fit may go on from
+Worth: TypeAlias = Callable[[Mask, Numbers], Array]  # of scores known, [m, E], on numbered examples, [E], to [m]
 Family = Callable[[Numbers], Array]  # items at places from the end, the block's size for none, to features
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
 """The number of items shown; which; an item near a place; which is at the end; which stands right before which; and the
@@ -52,26 +53,29 @@ CENTRES = np.arange(-4.0, 4.01, 0.5)  # of bumps, which add up to a function of 
 
 class ScoreTable:
     """Scores ``[m, E]`` of orderings on numbered examples, NaN where there is none, and their crossed effects: means
-    that know how easy the examples were. There are `counts` scores of each ordering, whose means are trusted the more
-    of them there are: by `trust` their true distance from the mean of all is smaller, ``[m]``."""
+    that know how easy the examples were. Each score of an ordering is worth so many of examples drawn at random, 1
+    where nothing else is said, `worth`, ``[m]``. Its mean, of scores worth `sizes`, is trusted the more the larger
+    these are: by `trust` its true distance from the mean of all is smaller, ``[m]``."""
 
-    def __init__(self, scores: Array, examples: Numbers | None = None) -> None:
+    def __init__(self, scores: Array, examples: Numbers | None = None, worth: Array | None = None) -> None:
         self.scores, self.known = scores, ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
         self._shown, self._values = self.known.astype(np.float64), np.where(self.known, scores, 0.0)
         self.counts, self._on_examples = self.known.sum(axis=1), self.known.sum(axis=0)
         self.seen = self._on_examples > 0
         self._sums, self._sums_on_examples = self._values.sum(axis=1), self._values.sum(axis=0)
-        self.trust: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
+        self.worth = np.ones(len(scores)) if worth is None else worth
+        self.sizes = self.counts * self.worth
+        self.trust: Array = self.sizes / (self.sizes + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
+    def of_rows(cls, rows: Sequence[Mapping[int, float]], worth: Worth | None = None) -> ScoreTable:
         """The table of the scores by example of each ordering; its columns are the examples in ascending order."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         table = np.full((len(rows), len(examples)), np.nan)
         for line, row in zip(table, rows, strict=True):
             line[np.searchsorted(examples, [*row])] = [*row.values()]
-        return cls(table, examples)
+        return cls(table, examples, None if worth is None else worth(~np.isnan(table), examples))
 
     @cached_property
     def shrinkage(self) -> float:
@@ -83,7 +87,7 @@ class ScoreTable:
         counts, number = self._on_examples[several], int(several.sum())
         means = self._sums_on_examples[several] / counts
         rest = np.where(self.known[:, several], self._values[:, several] - means, 0.0)
-        within = float((rest * rest).sum() / (counts - 1).sum())
+        within = float(self.worth @ (rest * rest).sum(axis=1) / (counts - 1).sum())
         if within <= 0.0:
             return MIN_SHRINKAGE if means.var() > 0.0 else PRIOR_SHRINKAGE
         between = float(means.var(ddof=min(1, number - 1)) - within * (1.0 / counts).mean())
@@ -304,12 +308,13 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     # correlations.
     lengths = [np.sqrt(np.diag(kernel)) + 1e-12 for kernel in kernels]
     kernels = [*kernels, *(k * (k / np.outer(n, n)) ** 2 for k, n in zip(kernels, lengths, strict=True))]
-    shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
+    alike = np.sqrt(table.worth)[:, None]  # by which residuals of all are equally noisy
+    shares = preference_shares(kernels, table.residuals(table.adjusted_means) * alike, table.known)
     parts = [share * kernel for share, kernel in zip(shares, kernels, strict=True)]
     preferences: Array = sum(parts, start=np.zeros((len(table.counts), len(table.counts))))
     single = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
-    of_examples = table.known / np.maximum(1, table.counts)[:, None]
-    return np.asarray(preferences * (of_examples @ of_examples.T) + np.diag(single / table.counts))
+    of_examples = table.known / np.maximum(1, table.counts)[:, None] / alike
+    return np.asarray(preferences * (of_examples @ of_examples.T) + np.diag(single / table.sizes))
 
 
 def preference_shares(kernels: Families, rest: Array, known: Mask) -> Array:
@@ -360,7 +365,7 @@ class AdditiveProcess:
     ) -> None:
         earlier = earlier or {}
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
-        table = ScoreTable(table.scores / self._unit)
+        table = ScoreTable(table.scores / self._unit, worth=table.worth)
         kinds = np.zeros(len(table.counts), dtype=np.int64) if kinds is None else kinds
         own, alone, rules = (np.diag((kinds == kind) * 1.0) for kind in (ORDERING, APART, RULE))
         together = np.outer(kinds == RULE, kinds == RULE)
@@ -372,7 +377,7 @@ class AdditiveProcess:
         if classes is not None and classes.max() > 0 and references is not None:
             found = fit_leaning(features, [*kernels, own], table, classes, references, of_leaning)
             self._with_leaning, explained, of_leaning = found
-            table = ScoreTable(table.scores - explained)
+            table = ScoreTable(table.scores - explained, worth=table.worth)
         self._features, self._num_examples = self._with_leaning(features), int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         kernels += [family @ family.T for family in self._features[len(kernels) :]]
@@ -387,7 +392,7 @@ class AdditiveProcess:
             effects = covariance @ (inverse @ (means - centre)) + centre
             rest, total = table.residuals(effects), table.counts.sum()
             used = float(np.vdot(covariance, inverse)) + table.num_example_parameters
-            left = float(np.vdot(rest, rest)) / max(total - used, 0.25 * total)
+            left = float(table.worth @ (rest * rest).sum(axis=1)) / max(total - used, 0.25 * total)
             return means - centre, max(left, 1e-6 * spread) if varies else 1.0
 
         fit = fit_components(
