@@ -201,6 +201,9 @@ def evaluate_programs(
         for each in answers.values():
             each.keep(left)
     first, *_ = answers.values()
+    scores = [score for each in answers.values() for cell in each.cells for score in (cell.score, cell.value)]
+    for each in answers.values():
+        each.least = min([0.0, *(float(score) for score in scores if isinstance(score, (int, float)))])
     found = {name: each.score(first) for name, each in answers.items()}
     return Evaluation(found, len(devset) - len(failed), len(failed))
 
@@ -212,6 +215,7 @@ class Answers(MetricWork):
         super().__init__(metric, examples)
         self.predictions: list[Any] = [None] * len(examples)
         self.ledger, self.cells = Ledger(), list[Cell]()
+        self.least = 0.0  # what a reply that could not be read scores
         self._program = program
 
     def ask(self, **limits: Any) -> Answers:
@@ -238,11 +242,10 @@ class Answers(MetricWork):
         answers of all."""
         every = (self, *others)
         if self.influence is None:
-            told = [[cell.score for cell in each.cells] for each in every]
-            least = min([0.0, *(score for row in told for score in row if score is not None)])
-            rows = [[least if score is None else score for score in row] for row in told]
+            rows = [[self.least if cell.score is None else cell.score for cell in each.cells] for each in every]
             return [(row, float(np.mean(row))) for row in rows]
         outputs = [list(enumerate(cell.value for cell in each.cells)) for each in every]
+        self.influence.bounds = min(self.least, self.influence.bounds[0]), self.influence.bounds[1]
         self.influence.refer(pair for each in outputs for pair in each)
         return [([self.influence.score(*pair) for pair in each], self.influence.value(each)) for each in outputs]
 

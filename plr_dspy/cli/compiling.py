@@ -67,6 +67,8 @@ def run_compile(args: argparse.Namespace, program: dspy.Module) -> None:
 def run_calibrate(args: argparse.Namespace, program: dspy.Module) -> None:
     """Calibrate a program, save it, and print what was compared."""
     metric = None if args.metric is None else _named_metric(args.metric, program)
+    if obstacle := json_obstacle(program):
+        raise ValueError(f"--out: {obstacle}")
     optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     trainset = _read_examples(args.train, args.inputs, program)
     with _language_model(args):

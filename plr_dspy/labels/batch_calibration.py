@@ -179,7 +179,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
     ) -> Calibration | None:
         """The calibration that answers best, None for none, where labels have `counts` ``[L]``; sets `accuracies`."""
-        told, labels, right = replies.log_probabilities, replies.labels, output.numbers(examples)
+        told, labels, ran = replies.log_probabilities, replies.labels, replies.ran
+        right, asked = output.numbers(examples)[ran], [examples[number] for number in ran]
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
             "as it is": (replies.answered, None),
@@ -192,21 +193,21 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             ways[f"calibrated to {shares_by_label(labels, shares)}"] = answers, found
 
         def value(numbers: NDArray[np.int64]) -> float:
-            """What answers to all inputs, by number, are worth."""
+            """What answers to all inputs that ran, by number, are worth."""
             if self.metric is None:
                 return float((numbers == right).mean())
             told = [
                 None if number < 0 else self.metric.outputs(example, predictions[number])
-                for example, number in zip(examples, numbers.tolist(), strict=True)
+                for example, number in zip(asked, numbers.tolist(), strict=True)
             ]
-            return self.metric.value([self.metric.fact(each) for each in examples], told, weights.tolist())
+            return self.metric.value([self.metric.fact(each) for each in asked], told, weights[ran].tolist())
 
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
             answered[replies.inputs] = answers
-            self.accuracies[name] = value(answered)
+            self.accuracies[name] = value(answered[ran])
         best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
-        to_one = {label: value(np.full(len(examples), number)) for number, label in enumerate(labels)}
+        to_one = {label: value(np.full(len(ran), number)) for number, label in enumerate(labels)}
         most = labels[int(counts.argmax())] if self.metric is None else max(to_one, key=to_one.__getitem__)
         self.accuracies[f"always {most!r}"] = to_one[most]
         if self.accuracies[best] <= to_one[most]:
@@ -246,6 +247,7 @@ class LabelReplies(NamedTuple):
     log_probabilities: Array  # [n, L]
     unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
+    ran: NDArray[np.int64]  # the inputs whose calls did not fail, whether they say anything or not
 
     def calibrated_to(
         self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
@@ -307,6 +309,7 @@ def read_replies(
         np.array([cell.label_logprobs for cell in told.values()]),
         np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
         np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
+        np.array([number for number, cell in enumerate(cells) if cell.outcome != FAILED]),
     )
 
 

@@ -1,5 +1,6 @@
 """Program calls that bring along how likely each label was, and what a metric gives to each label without any call."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from plr_dspy.statistics.calibration import Array
 
 DECIMALS = 4  # of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers
 LONGEST_CALL = 0.05  # seconds: a metric that takes longer asks a model or a service in a way that nobody else sees
+LONGEST_PROBE, PROBE_SHARE = 10.0, 0.1  # seconds that asking for all labels takes, and share of `max_seconds`, at most
 
 SEVERAL = "the program calls its classifier several times for an answer"
 UNASKED = "the program answered without its classifier"
@@ -129,7 +131,9 @@ def _shown(program: dspy.Module) -> dict[str, tuple[list[Any], Any]]:
     return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "rule", None)) for n, each in predictors}
 
 
-def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput) -> Array | str:
+def label_scores(
+    metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
+) -> Array | str:
     """Ask a metric for the score of each label on each example, ``[E, L]``, or say why there are none.
 
     Predictions hold the label alone. A metric that needs more, calls a model, takes long, or fails is asked no further.
@@ -137,7 +141,8 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
     values = list(output.labels.values())
     if output.decision is not None and output.held:  # Without a confidence: a metric that looks at it fails.
         values = [output.decision.model_construct(value=value) for value in values]
-    scores, num_slow, calls = np.zeros((len(examples), len(values))), 0, NoCalls()
+    scores, num_slow, spent, calls = np.zeros((len(examples), len(values))), 0, 0.0, NoCalls()
+    longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
     try:
         ask = metric_caller(metric)
         with dspy.context(callbacks=[calls], trace=[]):
@@ -147,10 +152,12 @@ def label_scores(metric: Metric, examples: Sequence[dspy.Example], output: Label
                 scores[example, label] = as_score(ask(own_copy(examples[example]), prediction))
                 if isinstance(metric, SetMetric):
                     metric.outputs(examples[example], prediction)  # which may need more than the label
-                num_slow += time.perf_counter() - began > LONGEST_CALL
+                seconds = time.perf_counter() - began
+                num_slow, spent = num_slow + (seconds > LONGEST_CALL), spent + seconds
                 if calls.stopped:  # The metric has caught the exception, and gone on.
                     break
-                if 2 * num_slow >= max(number, 4):  # One may load something; some are slow for wrong labels alone.
+                # One may load something; some are slow for wrong labels alone.
+                if 2 * num_slow >= max(number, 4) or spent > longest:
                     return "the metric takes too long to be asked for every label"
     except (Exception, SystemExit) as error:
         if not calls.stopped:

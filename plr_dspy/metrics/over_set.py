@@ -88,24 +88,39 @@ class SetMetric(ABC):
         Args:
             program, devset: The program, and examples with inputs and labels.
             **options: Of `dspy.Evaluate`, such as num_threads. It logs the mean score of single examples.
+
+        Returns:
+            The metric on the examples that ran; a warning counts those that are left out, as a call on them failed.
         """
         self.check(devset)
+        unread, wrong = dspy.Prediction(), list[Exception]()
 
         def answered(**inputs: Any) -> Any:
             try:
                 return program(**inputs)
             except AdapterParseError:  # It answers nothing, which is no failure.
-                return dspy.Prediction()
+                return unread
 
         def alone(example: dspy.Example, prediction: Any) -> float:
-            return self.alone(example, prediction) if prediction else 0.0
+            try:
+                return 0.0 if prediction is unread else self.alone(example, prediction)
+            except MetricTypeError as error:
+                wrong.append(error)
+                raise
 
-        results = dspy.Evaluate(devset=list(devset), metric=alone, **options)(answered).results
-        facts = [self.fact(example) for example, _, _ in results]
-        # What failed is an empty prediction there.
-        outputs = [self.outputs(example, answer) if answer else None for example, answer, _ in results]
-        value = self.value(facts, outputs, [1.0] * len(facts))
-        logger.info("%r: %.4g on %d examples", self, value, len(facts))
+        try:
+            results = dspy.Evaluate(devset=list(devset), metric=alone, **options)(answered).results
+        except Exception as error:  # that says of no call why it failed
+            raise (wrong or [error])[0] from None
+        # What failed is another empty prediction there.
+        ran = [(e, a) for e, a, _ in results if a is unread or a or not isinstance(a, dspy.Prediction)]
+        if not ran:
+            raise (wrong or [RuntimeError("all calls failed: dspy.Evaluate has logged why")])[0]
+        if num_failed := len(results) - len(ran):
+            logger.warning("calls on %d of %d examples failed: they are left out", num_failed, len(results))
+        outputs = [None if answer is unread else self.outputs(example, answer) for example, answer in ran]
+        value = self.value([self.fact(example) for example, _ in ran], outputs, [1.0] * len(ran))
+        logger.info("%r: %.4g on %d examples", self, value, len(ran))
         return value
 
     def __repr__(self) -> str:
@@ -155,7 +170,15 @@ class DatasetMetric(SetMetric):
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
         predictions = [dspy.Prediction(**(outputs[row] or {})) for row in rows]
-        return as_score(self.function([facts[row].copy() for row in rows], predictions))
+        try:
+            return as_score(self.function([facts[row].copy() for row in rows], predictions))
+        except Exception as error:
+            note = (
+                f"(in the metric, on a set of {len(rows)} answers: mend it so that every set has a value; with log_dir "
+                "the same compile then goes on with accept_changes=True)"
+            )
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            raise
 
 
 class LabelMetric(SetMetric):
@@ -362,7 +385,8 @@ class AverageScoreBy(SetMetric):
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         names, groups = np.unique(facts, return_inverse=True)
-        scores = np.array([0.0 if each is None else each for each in outputs])
+        least = min([0.0, *(each for each in outputs if each is not None)])  # of replies that could not be read
+        scores = np.array([least if each is None else each for each in outputs])
         totals = np.bincount(groups, weights, len(names))
         means = np.bincount(groups, scores * weights, len(names)) / totals
         # Of equally bad groups the first: the least of several has no derivative.

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -43,7 +44,9 @@ of some hundred calls tells more than 50 demos apart no better than it tells 50.
 
 ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 NOT_KNOWN = "..."  # stands for what a teacher will answer
-MOST_VOTES = 500  # examples, at most, that a vote is scored on: each takes a millisecond, and what the metric does
+# Examples that a vote is scored on, at most, and the seconds that it may take: each example takes a millisecond, and
+# what the metric does.
+MOST_VOTES, LONGEST_VOTE = 500, 2.0
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
@@ -344,8 +347,8 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
 
 
 def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
-    """Score the most frequent answer of each example's neighbours by the metric; neither a language model nor an
-    embedder is called."""
+    """Score the most frequent answer of each example's neighbours by the metric, without a call of a language model or
+    an embedder; None where the metric takes long, or looks at more than the outputs."""
     predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()
     names = set(predictors[0][1].signature.input_fields)
     labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
@@ -356,15 +359,17 @@ def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
     else:
         pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
     examples = [e for e in (*job.splits.selection, *job.splits.train) if pool.knows(e.inputs())][:MOST_VOTES]
-    metric, calls = job.optimizer.metric, NoCalls()
+    metric, calls, began = job.optimizer.metric, NoCalls(), time.monotonic()
     over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
         for example in examples:
+            if time.monotonic() - began > LONGEST_VOTE:
+                return None
             inputs = dict(example.inputs().items())
             answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
             answers.append(over_set.outputs(own_copy(example), answer))
-    if not answers or calls.stopped or len(answers) < len(examples):  # The metric looks at more than the outputs.
-        return None
-    score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
-    name = f"a vote of the {number} nearest examples, without a language model, scores"
-    return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)
+        score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
+        if answers and not calls.stopped:
+            name = f"a vote of the {number} nearest examples, without a language model, scores"
+            return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)
+    return None

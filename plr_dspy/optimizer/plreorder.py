@@ -233,7 +233,7 @@ def label_work(job: Job) -> LabelWork | str:
     output, metric, examples = label_output(job.program), job.optimizer.metric, job.scored_examples
     if isinstance(output, str):
         return output
-    scores = label_scores(metric, examples, output)
+    scores = label_scores(metric, examples, output, max_seconds=job.optimizer.max_seconds)
     if isinstance(scores, str):
         return scores
     warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))

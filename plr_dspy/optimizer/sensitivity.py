@@ -95,11 +95,15 @@ class OrderSensitivity:
             said += f" With the demos that it finds the other way round, it scores {self.reverse:.3f}."
         num_answers = len(self.scores) * self.num_examples
         if 2 * self.num_unusable > num_answers:
-            return (
-                f"{said}\n{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too "
-                "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
-                "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
+            said += (
+                f"\n{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too long for "
+                "the model, and count as wrong."
             )
+            if not self.matters:
+                return (
+                    f"{said} This says nothing about the order.\nRecommended: see what the model answers "
+                    "(dspy.inspect_history()), mend the program or the adapter, and run this again."
+                )
         said, advice, calibrated = f"{said}\n{self._finding()}", self._advice("PLReorder"), self.calibrated
         if calibrated is not None:
             own, after = calibrated.scores[0], calibrated._advice("PLReorder with calibrate=True")

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import dspy
 import numpy as np
@@ -151,7 +151,11 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     signature: inspect.Signature | None = None  # of what a call of the program runs, where that is written in Python
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
         fields_of_it = student.named_predictors()[0][1].signature.input_fields.items()
-        required = [Parameter(n, Parameter.KEYWORD_ONLY) for n, field in fields_of_it if field.is_required()]
+        required = [
+            Parameter(name, Parameter.KEYWORD_ONLY)
+            for name, field in fields_of_it
+            if field.is_required() and type(None) not in get_args(field.annotation)
+        ]
         signature = inspect.Signature([*required, Parameter("others", Parameter.VAR_KEYWORD)])
     else:
         with suppress(TypeError, ValueError):
@@ -223,8 +227,8 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
         )
     if to_order and not names:
         raise ValueError(
-            f"{name} has no predictors to order demos in: it holds none, or all of them lie in frozen (compiled) "
-            "sub-modules, which are left alone; compile the sub-module itself, or set its _compiled to False"
+            f"{name} has no predictors to order demos in. Create them in __init__, not in forward; those in frozen "
+            "(compiled) sub-modules are left alone: compile the sub-module itself, or set its _compiled to False"
         )
 
 

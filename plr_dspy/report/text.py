@@ -252,7 +252,7 @@ def _verdict(report: Report) -> list[str]:
         claim = f"no {what} is expected to do better on new examples"
     else:
         gain, given = score(other.expected_gain, c, sign=True), report.settings.get("min_probability")
-        short = "the first must be 3 times the second" if given is None else f"less than min_probability={given:g}"
+        short = "it must be 3 times as likely to be better" if given is None else f"less than min_probability={given:g}"
         claim = (
             f"the best other {what} is expected to gain {gain} on new examples, better with probability "
             f"{math.floor(100 * other.probability) / 100:.2f}, worse with {other.probability_worse:.2f}: {short}"
@@ -276,7 +276,7 @@ def _advice(report: Report) -> list[str]:
     if not evidence.num_differing:
         seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
-            return [f"{seen}: see whether answers score at all, and whether the demos reach the model"]
+            return [f"{seen}: see whether answers can be read and score, and whether the demos reach the model"]
     if not racing or evidence.num_compared >= enough or _has_all_useful(report):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stopped != BUDGET:

@@ -185,7 +185,10 @@ class Influence:
 
     def _value_of(self, rows: Sequence[tuple[Any, Any]], weights: Array) -> float:
         """The metric of facts and outputs with weights."""
-        value = float(self._metric.value([fact for fact, _ in rows], [told for _, told in rows], weights.tolist()))
+        # Replies that could not be read count as the lowest score seen.
+        unread = self.bounds[0] if self.kind == (int, float) else None
+        outputs = [unread if told is None else told for _, told in rows]
+        value = float(self._metric.value([fact for fact, _ in rows], outputs, weights.tolist()))
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])  # A user's own may say too little.
         return value
 

@@ -165,7 +165,7 @@ class Ledger:
             try:
                 self._take(orjson.loads(line), unsettled)
             except (ValueError, TypeError) as error:
-                again = "remove the line, whose call will be made again, or " * (number > 1)
+                again = "remove the line, whose call will be made again, or " * line.startswith(b'{"cell"')
                 raise ValueError(
                     f"line {number} of {path} cannot be read ({error}): {again}pass another log_dir"
                 ) from error

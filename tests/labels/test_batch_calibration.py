@@ -200,6 +200,17 @@ class TestLabelsDecide:
             optimizer.compile(student(), trainset=trainset)
         assert (optimizer.accuracies["as it is"], LABELS[0]) == (0.25, "negative")
 
+    def test_calls_that_fail_are_left_out(self, caplog):
+        """So that no broken line makes a program look worse than to answer always the same."""
+        program = Program(lambda self, text: self.step(text=text), step=student())
+        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 4 > 0]).with_inputs("text") for i in range(40)]
+        flaky = lambda text: 1 / (int(text.split()[-1]) % 5) and {"negative": 0.1, "positive": 0.9}  # noqa: E731
+        optimizer = BatchCalibration(max_errors=20, num_threads=1, display_progress=False)
+        with dspy.context(lm=Classifier(flaky).lm()):
+            optimizer.compile(program, trainset=trainset)
+        assert "8 of 40 calls failed" in caplog.text
+        assert optimizer.accuracies["as it is"] == optimizer.accuracies["always 'positive'"] == 24 / 32
+
     def test_ties_leave_the_program_as_it_is(self):
         """A model that is always right, and sure of it."""
         trainset, _, right = world(2, 0.2, 0.0)

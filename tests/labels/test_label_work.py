@@ -66,11 +66,11 @@ class TestMetricsThatCallAModel:
             assert dspy.settings.callbacks == callbacks
 
     @pytest.mark.parametrize(
-        ("durations", "asked"),
-        [([1] * 8, 2), ([9] + [0] * 7, 8), ([0, 1] * 4, 4)],
-        ids=["all", "first", "every second"],
+        ("durations", "seconds", "asked"),
+        [([1] * 8, None, 2), ([9] + [0] * 7, None, 8), ([0, 1] * 4, None, 4), ([0.04] * 8, 1.0, 3)],
+        ids=["all", "first", "every second", "together"],
     )
-    def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, asked):
+    def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
         """One that loads something first is not taken for them, one that asks them of wrong answers is."""
         now, calls = iter([time for duration in durations for time in (0, duration)]), []
         monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
@@ -79,7 +79,7 @@ class TestMetricsThatCallAModel:
             calls.append(prediction.label)
             return example.label == prediction.label
 
-        found = label_scores(metric, EXAMPLES, OUTPUT)
+        found = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
         if asked < len(durations):
             assert found == "the metric takes too long to be asked for every label"
         else:

@@ -227,7 +227,7 @@ class TestBadInput:
         assert "Of 100 examples, with the same share, 10 would" in caplog.text
 
 
-def test_evaluate_scores_a_program():
+def test_evaluate_scores_a_program(caplog):
     def echo(self, text):
         if text == "fails":
             raise ValueError("no answer")
@@ -235,8 +235,14 @@ def test_evaluate_scores_a_program():
 
     texts = ["a", "a", "b", "fails"]
     devset = [dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)]
-    found = F1("a").evaluate(Program(echo), devset, num_threads=2, display_progress=False, max_errors=10)
-    assert found == pytest.approx(sklearn_metrics.f1_score([1, 0, 0, 1], [1, 1, 0, 0]))
+    options = {"num_threads": 2, "display_progress": False, "max_errors": 10}
+    assert F1("a").evaluate(Program(echo), devset, **options) == pytest.approx(2 / 3)  # without the call that failed
+    assert "calls on 1 of 4 examples failed: they are left out" in caplog.text
+    with pytest.raises(RuntimeError, match="all calls failed"):
+        F1("a").evaluate(Program(echo), devset[3:], **options)
+    for size in (1, 10):  # dspy.Evaluate goes on, or gives up
+        with pytest.raises(TypeError, match="the metric reads the label at 'label'"):
+            F1("a").evaluate(Program(lambda self, text: dspy.Prediction(other=text)), devset[:1] * size, **options)
 
 
 def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():

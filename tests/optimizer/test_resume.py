@@ -131,6 +131,16 @@ class TestKilled:
         assert found(compiled(tmp_path, num_threads=1)) == expected
         assert engine.num_calls == num_calls + 1
 
+    @pytest.mark.parametrize(
+        ("kind", "cure"), [("cell", "remove the line, whose call will"), ("arguments", "pass another")]
+    )
+    def test_a_line_that_cannot_be_read_is_refused_with_a_cure(self, tmp_path, engine, kind, cure):
+        compiled(tmp_path)
+        path, begin = tmp_path / "cells.jsonl", b'{"%s"' % kind.encode()
+        path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
+        with pytest.raises(ValueError, match=rf"line \d+ of .* cannot be read \(.*\): {cure}"):
+            compiled(tmp_path)
+
     def test_a_second_process_is_refused(self, tmp_path, engine):
         child = start(tmp_path, tmp_path / "log", seconds=0.05)
         while not lines(tmp_path / "calls"):

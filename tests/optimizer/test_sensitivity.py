@@ -148,7 +148,8 @@ MEND = "see what the model answers (dspy.inspect_history()), mend the program or
         (UNKNOWN, f"no search yet. {EXAMPLES}"),
         ({**UNKNOWN, "num_usable": 60}, f"no search yet. {FEWER} 60 (all of them: max_metric_calls=600)."),
         ({**UNKNOWN, "num_usable": 30}, f"no search yet. {FEWER} 30."),
-        ({"num_unusable": 151}, MEND),
+        ({"num_unusable": 151, "p_value": 0.2}, MEND),
+        ({"num_unusable": 151, **MAY_PAY}, f"a search (PLReorder), which may pay. {ORDERS}"),
     ],
 )  # fmt: skip
 def test_each_cause_has_one_recommendation_at_the_end(changes, says):

@@ -310,12 +310,18 @@ class TestBadInput:
         with pytest.raises(ValueError, match="leave calibrate out, and pass a student that BatchCalibration"):
             PLReorder(RecallAtPrecision("positive", 0.8), calibrate=True)
 
-    def test_a_function_that_raises_ends_the_compile(self):
+    @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+    def test_a_function_that_raises_ends_the_compile(self, kind):
+        """What was paid for is reported."""
+
         def broken(examples, predictions):
             raise LookupError("no such table")
 
-        with pytest.raises(LookupError, match="no such table"):
-            compiled(PLReorder, DatasetMetric(broken))
+        optimizer = kind(DatasetMetric(broken), max_metric_calls=150, num_threads=1, display_progress=False)
+        with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table") as raised:
+            optimizer.compile(student(), trainset=RARE)
+        assert "in the metric, on a set of" in raised.value.__notes__[0]
+        assert optimizer.report.program_calls["total"] > 0 and optimizer.best_program is not None
 
 
 def test_recall_at_a_precision_orders_a_calibrated_program():

@@ -66,8 +66,17 @@ def test_a_metric_that_is_never_above_0():
 
 
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
-    found = evaluated({"one": Answering([], unread=[0, 1])}, lambda e, p: 2.0 * exact(e, p) - 1.0, examples(4, [3]))
-    assert found.programs["one"].score == -0.5  # one is right
+    """Of any program: no program is the better for answering nothing."""
+
+    def minus(example, prediction):
+        return exact(example, prediction) - 1.0
+
+    programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
+    for metric in minus, plr_dspy.AverageScoreBy(lambda example: "", minus):
+        wrong, unread = evaluated(programs, metric, examples(4, [3])).programs.values()
+        assert (wrong.score, unread.score, unread.difference) == (-0.75, -0.75, 0.0)
+        low, high = unread.difference_interval
+        assert low < 0.0 < high
 
 
 def test_a_metric_over_a_set_and_a_calibrated_program():

@@ -262,7 +262,7 @@ class TestText:
         ("gain", "least", "said"),
         [
             (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_prob"),
-            (0.012, None, "better with probability 0.60, worse with 0.30: the first must be 3 times the second"),
+            (0.012, None, "better with probability 0.60, worse with 0.30: it must be 3 times as likely to be better"),
             (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
         ],
     )
@@ -277,7 +277,12 @@ class TestText:
         ("num_usable", "found", "options", "said"),
         [
             (100, (19, 0, 19), {}, "scored in two orders, and none differently: see whether answers can be read, and"),
-            (100, (20, 0, 20), {}, "scored in two orders, and none differently: see whether answers score at all"),
+            (
+                100,
+                (20, 0, 20),
+                {},
+                "scored in two orders, and none differently: see whether answers can be read and score",
+            ),
             (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
             (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
