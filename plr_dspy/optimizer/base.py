@@ -38,7 +38,7 @@ from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
-from plr_dspy.report.text import result
+from plr_dspy.report.text import result, shorten
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
@@ -52,12 +52,10 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 logger = logging.getLogger(__name__)
 
 LONGEST = 500  # characters of a field's text in a report
-
+# What DSPy makes of pictures, sounds and files.
 _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
-"""What DSPy makes of pictures, sounds and files."""
-
+# Arguments that say when a search ends: where only these changed, it goes on from where it was.
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
-"""Arguments that say when a search ends: where only these changed, it goes on from where it was."""
 
 
 @arguments
@@ -438,8 +436,7 @@ def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotRepor
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
 
     def start(text: str) -> str:
-        text = redact(_DATA.sub("[data]", text)).encode(errors="replace").decode()  # what can be written
-        return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
+        return shorten(redact(_DATA.sub("[data]", text)).encode(errors="replace").decode(), LONGEST)
 
     return [
         SlotReport(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
@@ -44,13 +44,6 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
     return list(candidates)
-
-
-def _check_embedder(embedder: Any) -> Any:
-    """The argument as it was passed, an error where it only names one."""
-    if isinstance(embedder, str):
-        raise ValueError(f"embedder must be one, and not its name; got {embedder!r}: pass dspy.Embedder({embedder!r})")
-    return embedder
 
 
 @arguments
@@ -106,7 +99,7 @@ class PLFewShot(PLReorder):
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[assignment]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
-    embedder: Annotated[Callable[..., Any] | None, BeforeValidator(_check_embedder)] = None
+    embedder: SkipValidation[Callable[..., Any] | None] = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
@@ -130,6 +123,9 @@ class PLFewShot(PLReorder):
         if self.max_metric_calls == 0 and not without_calls:
             needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
             raise ValueError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
+        if self.embedder is not None and not callable(self.embedder):
+            told = f"embedder must be one, and not its name; got {shown(self.embedder)}"
+            raise ValueError(f"{told}: pass dspy.Embedder({shown(self.embedder)})")
         if self.demos == "fixed" and self.embedder is not None:
             raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 

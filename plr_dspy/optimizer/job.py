@@ -36,18 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")
-"""Arguments that limit what a compile may take, and do not decide its course."""
-
+LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")  # arguments that do not decide the course
+# Arguments that do not decide the result, or that an identity or the settings of a job name otherwise.
 NAMED_ELSEWHERE = {*LIMITS, "metric", "seed", "log_dir", "accept_changes", "display_progress"}
-"""Arguments that do not decide the result, or that an identity or the settings of a job name otherwise."""
-
-LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-"""Set while litellm is imported, its import looks for no price list on the network."""
-
-TOKENIZER = "gpt-4o"
-"""The model whose tokenizer counts for all: litellm brings it along, and would look for others on the network."""
-
+LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"  # while it is set, litellm's import looks for no prices on the network
+TOKENIZER = "gpt-4o"  # whose tokenizer counts for all: litellm brings it along, others would come from the network
 SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
 BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
 

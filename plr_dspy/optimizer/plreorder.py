@@ -29,13 +29,9 @@ from plr_dspy.statistics.calibration import right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)
 
-MOST_TRIES = 8
-"""Calls that may bring no log-probabilities: replies may be no label, and a program may answer some examples without an
-LM."""
-
-FIRST_CALLS = 2
-"""Examples of the first look of either kind of search: where the first call fails or says no label, the next one tells.
-More are tried if log-probabilities must come, replies cannot be parsed, or no LM was asked."""
+# Calls that tell whether log-probabilities come: a reply may be no label, an example be answered without an LM. Beyond
+# the first ones, more are made only if log-probabilities must come, replies cannot be parsed, or no LM was asked.
+FIRST_CALLS, MOST_TRIES = 2, 8
 
 
 @arguments

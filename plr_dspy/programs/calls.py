@@ -29,18 +29,16 @@ from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
+# Exceptions of a program that leave no answer which a metric could call right, by the fault of the order.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
-"""Exceptions of a program that leave no answer which a metric could call right, by the fault of the order."""
-
 CACHED = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have prices of their own
 GRACE = 2.0  # seconds that an interrupt leaves to the calls under way
 FAILED_SHARE = 0.05  # of the calls made, that may fail unless `max_errors` is given, or as many as DSPy allows for
-
+# What can be done with a log_dir after an error of the program or the metric.
 GOING_ON = (
     ". The same compile goes on from here when you run it again. If you change the program or the metric first, pass "
     "accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not"
 )
-"""What can be done with a log_dir after an error of the program or the metric."""
 
 
 class WrongAnswer(Exception):
@@ -148,9 +146,7 @@ class ProgramEvaluator:
         Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
         with their own type, at `max_errors` failures, or when every further call would fail.
         """
-        orderings = {each for each in cells.values() if each is not None}
-        programs: dict[Ordering | None, dspy.Module]
-        programs = {each: self._slots.build(each, guarded=True) for each in orderings}
+        programs = {each: self._slots.build(each, guarded=True) for each in {*cells.values()} if each is not None}
         pending = deque(cells.items())
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
@@ -178,9 +174,7 @@ class ProgramEvaluator:
         if self.budget.unpriced:
             raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
-    def _call_all(
-        self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Ordering | None, dspy.Module]
-    ) -> None:
+    def _call_all(self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Any, dspy.Module]) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:

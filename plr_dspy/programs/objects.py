@@ -24,29 +24,20 @@ from pydantic import BaseModel
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # types of values that hold no other
 CONTAINERS = (list, tuple, set, frozenset, deque)
-
 COPYABLE = (dict, *CONTAINERS, MethodType, partial)  # types of values that can be copied, whatever they hold
+LARGEST_OWN = 1_000  # entries of a list, dict or set of a module's own, up to which each copy has its own
 
+# Names by which LMs and objects of libraries are told how to reach a service; a user's `answer_key` is no key.
 ACCESS = re.compile(
     r"(^|_)(key|secret|password|token|url|endpoint|credentials?)$|retries$|region|^aws_|^azure_|^vertex_"
     r"|^(api_base|cache|timeout|headers|extra_headers)$",
     re.IGNORECASE,
 )
-"""Names by which LMs and objects of libraries are told how to reach a service; a user's `answer_key` is no key."""
-
-GLOBAL_KEY = re.compile(r"(^|_)api_key$", re.IGNORECASE)
-"""Names of the user's global variables that can only be a key to a service."""
-
+GLOBAL_KEY = re.compile(r"(^|_)api_key$", re.IGNORECASE)  # names of global variables that can only be such a key
+# Attributes of DSPy's objects that record calls, or are computed from others and never twice to the last bit.
 NOT_DECIDING = {"callbacks", "history", "corpus_embeddings", "index"}
-"""Attributes of DSPy's objects that record calls, or are computed from others and never twice to the last bit."""
-
-NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")
-"""Attributes of classes that say something about their code."""
-
+NO_BEHAVIOUR = ("__doc__", "__firstlineno__", "__static_attributes__")  # what classes say about their code
 DEEPEST = 30  # of values that lie deeper than this inside others, only the class is named
-
-
-LARGEST_OWN = 1_000  # entries of a list, dict or set of a module's own, up to which each copy has its own
 
 
 class ProgramFactory:

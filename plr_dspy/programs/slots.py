@@ -106,11 +106,9 @@ class PromptSlots(ABC):
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
         """Of the prompts with the demos of each slot."""
-        digest = hashlib.sha256()
-        for name, demos in shown.items():
-            text = as_text(messages_of(self._predictors[name], demos))
-            digest.update(f"{name}\0{text}\0".encode())
-        return digest.hexdigest()[:32]
+        prompts = {name: as_text(messages_of(self._predictors[name], demos)) for name, demos in shown.items()}
+        text = "".join(f"{name}\0{prompt}\0" for name, prompt in prompts.items())
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class ProgramSlots(PromptSlots):

@@ -16,7 +16,6 @@ FEW_EXAMPLES = 30  # with fewer, chance decides which order looks best
 BUDGET = "budget used up"  # the reason for its end that a search gives when it used all of its calls
 WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a score
 EXPECTED = "expected on new examples"
-
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
 
 Interval: TypeAlias = tuple[float, float, float]  # a score, and the ends of its interval
@@ -59,8 +58,9 @@ def details(report: Report) -> str:
         lines.append(f"{slot.predictor}: {order if slot.ordering else f'none of {slot.num_demos} demos'}")
         for number in slot.ordering:
             origin = f" ({slot.origins[number]})" if slot.origins else ""
-            fields = " | ".join(f"{name}: {shorten(value, 40)}" for name, value in slot.demos[number].items())
-            lines.append(f"  demo {number}{origin}: {fields}")
+            fields = {name: " ".join(value.split()) for name, value in slot.demos[number].items()}
+            told = " | ".join(f"{name}: {shorten(value, 40)}" for name, value in fields.items())
+            lines.append(f"  demo {number}{origin}: {told}")
     for best in report.best_by_number:
         told = f"best of {count(best.num_demos, 'demo')}: score {best.score:.3f}"
         if best.interval is not None:
@@ -119,9 +119,8 @@ def prompt_count(number: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Write the text in one line of at most so many characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+    """Write the start of a text, of at most so many characters."""
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:

@@ -22,15 +22,14 @@ from plr_dspy.statistics.calibration import Array
 
 Fields: TypeAlias = Mapping[str, Any]
 
+# Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-"""Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of such a script; pairs tell words apart
 FEATURES = ("similarity", "rank", "label_share", "length", "repeated_label", "likeness")  # what a logit is made of
 MOST_KEPT = 4_096  # texts beside the pool's whose vectors are kept: a search asks for its examples again and again
 NEAREST = {"similarity": 1.0}  # the coefficients of a rule that shows what is most like the input
-
+# What DSPy's error names where the student itself loads the file, in place of a field that it does not know.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
-"""What DSPy's error names where the student itself loads the file, in place of a field that it does not know."""
 
 
 @dataclass(frozen=True)

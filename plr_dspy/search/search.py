@@ -132,8 +132,7 @@ class Search(ABC):
                 after, shares = self._rule.update(before, rankings, weights), before.length_probabilities
                 if shares is not None:  # of numbers of items, which go part of the way to those of elites
                     lengths = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
-                    counted = torch.ones_like(scores) if weights is None else weights
-                    counts = torch.bincount(lengths, weights=counted, minlength=len(shares))
+                    counts = torch.bincount(lengths, weights=weights, minlength=len(shares)).to(shares)
                     shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
                     shares = (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
                     after = after.copy(length=before.length, length_probabilities=shares)
