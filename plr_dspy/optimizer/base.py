@@ -251,11 +251,10 @@ class Reorderer(Checked, Teleprompter, ABC):
             "the settings of its models": job.models,
             "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
         }
-        student = job.calibrated_student
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            "the calibration of student": student and digest(student.calibration),
+            "the calibration of student": job.calibrated_student and digest(job.calibrated_student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **Facts(values).found,

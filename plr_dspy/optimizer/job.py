@@ -40,7 +40,6 @@ LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")  # arguments t
 # Arguments that do not decide the result, or that an identity or the settings of a job name otherwise.
 NAMED_ELSEWHERE = {*LIMITS, "metric", "seed", "log_dir", "accept_changes", "display_progress"}
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"  # while it is set, litellm's import looks for no prices on the network
-TOKENIZER = "gpt-4o"  # whose tokenizer counts for all: litellm brings it along, others would come from the network
 SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
 BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
 
@@ -316,8 +315,7 @@ def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | No
                 name: next((each[name] for each in known if name in each), "")
                 for name in predictor.signature.input_fields
             }
-            finds = isinstance(predictor, RetrievingPredict)
-            demos = predictor.shown(inputs) if finds else predictor.demos
+            demos = predictor.shown(inputs) if isinstance(predictor, RetrievingPredict) else predictor.demos
             messages = messages_of(predictor, demos, inputs)
             answers = [message for message in messages if message["role"] == "assistant"]
             kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
@@ -340,8 +338,8 @@ def token_counter() -> Callable[..., int]:
     finally:
         if ours:
             os.environ.pop(LOCAL_PRICES, None)
-    # Images count as so many tokens each, so that none is downloaded.
-    return partial(litellm.token_counter, TOKENIZER, use_default_image_token_count=True)
+    # Nothing is downloaded: litellm brings this tokenizer along, and images count as so many tokens each.
+    return partial(litellm.token_counter, "gpt-4o", use_default_image_token_count=True)
 
 
 def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = None) -> Budget:

@@ -40,7 +40,6 @@ class _Ranking(constraints.Constraint):
 
     def __init__(self, num_items: int, min_length: int) -> None:
         self.num_items, self.min_length = num_items, min_length
-        super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
         long_enough = (value != NOT_SHOWN).sum(dim=-1) >= self.min_length

@@ -246,8 +246,7 @@ class ProgramEvaluator:
             text = str(error)
         except Exception as second:
             text = f"its message cannot be read: {type(second).__name__}"
-        text = text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode()
-        return self._redact(text)[:200]
+        return self._redact(text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode())[:200]
 
 
 class Usage(UsageTracker):

@@ -7,8 +7,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -185,15 +184,15 @@ class PoolSlots(PromptSlots):
         max_tokens: int | None,
     ) -> None:
         super().__init__(program)
-        self._max_tokens = math.inf if max_tokens is None else max_tokens
+        most_tokens = math.inf if max_tokens is None else max_tokens
         least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
-        if least > self._max_tokens:
+        if least > most_tokens:
             raise ValueError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
         slots, limits = list[Slot](), list[tuple[int, int]]()
         for name, given in pools.items():
-            pool = tuple(each for each in given if each.origin == OWN or each.tokens <= self._max_tokens)
+            pool = tuple(each for each in given if each.origin == OWN or each.tokens <= most_tokens)
             if not pool:
                 continue
             items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
@@ -206,21 +205,17 @@ class PoolSlots(PromptSlots):
             tuple(sorted(range(len(slot.pool)), key=lambda item: slot.pool[item].tokens)[:least])
             for slot, (least, _) in zip(slots, limits, strict=True)
         )
-        if not self._allows(first):
+        if self.tokens(first) > most_tokens:
             raise ValueError(
                 f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
                 f"{min_demos=}; got {max_tokens}: raise it, or lower min_demos"
             )
-        shown = zip(self.original, limits, strict=True)
-        if all(least <= len(own) <= most for own, (least, most) in shown) and self._allows(self.original):
-            first = self.original
         kinds = tuple(slot.blocks[0] for slot in slots)
-        self.space = OrderingSpace(kinds, tuple(limits), first, self._allows)
-
-    @cached_property
-    def original(self) -> Ordering:
-        """What the student shows, which need not be within the limits."""
-        return tuple(tuple(i for i, pooled in enumerate(slot.pool) if pooled.origin == OWN) for slot in self.slots)
+        self.space = OrderingSpace(kinds, tuple(limits), first, lambda shown: self.tokens(shown) <= most_tokens)
+        # What the student shows, which need not be within the limits.
+        self.original: Ordering = tuple(tuple(i for i, d in enumerate(slot.pool) if d.origin == OWN) for slot in slots)
+        if self.space.holds(self.original) and self.space.allows(self.original):
+            self.space = replace(self.space, identity=self.original)
 
     def showing(self, share: float) -> Ordering:
         """The demos come from the beginning of each pool."""
@@ -235,10 +230,6 @@ class PoolSlots(PromptSlots):
         """Tokens of the demos that an arrangement shows."""
         shown = zip(self.slots, ordering, strict=True)
         return sum(slot.pool[item].tokens for slot, items in shown for item in items)
-
-    def _allows(self, arrangement: Ordering) -> bool:
-        """Tell whether an arrangement keeps to the limit of tokens."""
-        return self.tokens(arrangement) <= self._max_tokens
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:

@@ -71,8 +71,7 @@ def make_splits(
         logger.warning("%d examples are in both trainset and valset: they only choose the final order", num_shared)
     train = mixed(kept, labels, rng, balanced=balanced)
     if valset:
-        of_valset = [i for i in usable if i >= len(trainset)]
-        selection = mixed(of_valset, labels, rng, balanced=balanced)
+        selection = mixed([i for i in usable if i >= len(trainset)], labels, rng, balanced=balanced)
     else:
         count = len(train)
         num_selection = max(0, min(max(1, round(count * (1 - TRAIN_SHARE))), count - 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plr_dspy.report.data import Comparison, Report
@@ -17,8 +17,6 @@ BUDGET = "budget used up"  # the reason for its end that a search gives when it 
 WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a score
 EXPECTED = "expected on new examples"
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
-
-Interval: TypeAlias = tuple[float, float, float]  # a score, and the ends of its interval
 
 
 def details(report: Report) -> str:
@@ -85,11 +83,11 @@ def original_stays(report: Report) -> bool:
     return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
 
 
-def scores_of_both(c: Comparison) -> tuple[tuple[Interval, Interval], str]:
-    """Give the scores of your program and the returned one, and say on which examples."""
+def scores_of_both(c: Comparison) -> tuple[list[tuple[float, float, float]], str]:
+    """Give the scores of your program and the returned one, with the ends of intervals, and say on which examples."""
     if c.expected_original and c.expected_chosen:
-        return (c.expected_original, c.expected_chosen), EXPECTED
-    return ((c.original,) * 3, (c.chosen,) * 3), f"on {c.num_examples} examples"
+        return [c.expected_original, c.expected_chosen], EXPECTED
+    return [(c.original,) * 3, (c.chosen,) * 3], f"on {c.num_examples} examples"
 
 
 def noun(report: Report) -> str:
