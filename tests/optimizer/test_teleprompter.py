@@ -44,24 +44,6 @@ class TestCompile:
         assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
         assert settings == {"name": "prior", "weighted": True}
 
-    def test_same_report_at_any_number_of_threads_where_calls_fail(self, engine):
-        """Token counts and messages included."""
-
-        def metric(example, prediction):
-            if digest(example.question) < 0.2:
-                raise LookupError(f"{example.question}: no verdict")
-            return exact_match(example, prediction)
-
-        reports = []
-        for num_threads in (1, 32):
-            reorder = PLReorder(metric, max_metric_calls=240, num_threads=num_threads, max_errors=10_000)
-            reorder.compile(student(), trainset=EXAMPLES)
-            reports.append(reorder.report.to_dict())
-            assert reports[-1]["errors"]
-            assert reports[-1]["tokens"]
-            del reports[-1]["seconds"], reports[-1]["settings"]["num_threads"]
-        assert reports[0] == reports[1]
-
     @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
     def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
         program, reorder = student(demos), PLReorder(exact_match, **options)

@@ -95,12 +95,17 @@ class TestData:
         assert report.original.num_failed == report.returned.num_failed == 0
 
     def test_counts_failed_replies_of_both_programs(self):
+        """It is the same at any number of threads, token counts and messages included."""
+
         def metric(example, prediction):
             if digest(example.question) < 0.2:
-                raise LookupError("no verdict")
+                raise LookupError(f"{example.question}: no verdict")
             return exact_match(example, prediction)
 
-        found = compiled(metric=metric, max_errors=10_000)
+        found, other = (compiled(metric=metric, max_errors=10_000, num_threads=number) for number in (1, 32))
+        settings = {**other.settings, "num_threads": 1}
+        assert other.model_copy(update={"seconds": found.seconds, "settings": settings}) == found
+        assert found.tokens
         for state in (found.original, found.returned):
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
@@ -329,7 +334,7 @@ class TestFigure:
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
         assert report.details() in html.unescape(page) and b64encode(figure._repr_png_()).decode() in page
 
-    def test_shows_scores(self, report):
+    def test_shows_scores_and_the_best_of_each_number(self, report, chosen):
         axes = {axis.get_xlabel(): axis for axis in report.plot().axes}
         scores = axes["program calls"]
         lines = {line.get_label(): line for line in scores.get_lines()}
@@ -337,11 +342,8 @@ class TestFigure:
         assert lines["mean of the round"].get_xdata().tolist() == calls
         best = [iteration.best_score_so_far for iteration in report.history]
         assert lines["best so far, estimated"].get_ydata().tolist() == best
-
-    def test_of_chosen_demos(self, chosen):
-        axes = {axis.get_title(loc="left"): axis for axis in chosen.plot().axes}
-        numbers = axes["Best score of each number of demos"]
-        assert len(numbers.containers) == len(chosen.best_by_number) > 2
+        numbers = {axis.get_title(loc="left"): axis for axis in chosen.plot().axes}
+        assert len(numbers["Best score of each number of demos"].containers) == len(chosen.best_by_number) > 2
 
 
 class TestOdd:
