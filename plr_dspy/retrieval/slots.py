@@ -30,11 +30,10 @@ def default_rule(max_demos: int, max_tokens: int | None, *, labels_count: bool =
 
 def variations(rule: Rule, min_demos: int) -> list[Rule]:
     """Rules that differ from one in one respect: fewer demos, frequent labels, unlike demos, the other order."""
-    terms = rule.coefficients
     return [
         replace(rule, num_demos=max(1, min_demos, rule.num_demos // 2)),
-        replace(rule, coefficients={**terms, "label_share": LABEL_SHARE}),
-        replace(rule, coefficients={**terms, "likeness": UNLIKENESS}),
+        replace(rule, coefficients={**rule.coefficients, "label_share": LABEL_SHARE}),
+        replace(rule, coefficients={**rule.coefficients, "likeness": UNLIKENESS}),
         replace(rule, nearest_last=not rule.nearest_last),
     ]
 
@@ -199,8 +198,7 @@ class FoundSlots(ProgramSlots):
         predictors = program.named_predictors()
         self._found = {name: each.retrieval for name, each in predictors if isinstance(each, RetrievingPredict)}
         self._content = digest([each.facts for each in self._found.values()])
-        embedders = [each.pool.embedder for each in self._found.values()]
-        self.embedder = next((each for each in embedders if each is not None), None)
+        self.embedder = next((e.pool.embedder for e in self._found.values() if e.pool.embedder is not None), None)
         super().__init__(program)
 
     @property

@@ -455,5 +455,4 @@ class AdditiveProcess:
         slopes = [slope + v * (f.T @ missed) for slope, (v, f) in zip(slopes, families, strict=True)]
         drawn[:number] += linear(self._features, slopes) + alone @ missed
         drawn[number:] += linear(features, slopes)
-        sampled: Array = self._unit * (self._level + self._deviation * drawn.T)
-        return sampled
+        return np.asarray(self._unit * (self._level + self._deviation * drawn.T))
