@@ -113,11 +113,11 @@ class Search(ABC):
         any are left."""
         found = dict.fromkeys(o for o in (self.space.identity, *self.space.beside) if o not in known)
         for _ in range(MAX_REDRAWS):
+            if len(found) >= number:
+                break
             for ordering in self.draw(number, uniformly=True):
                 if len(found) < number and ordering not in known:
                     found[ordering] = None
-            if len(found) == number:
-                break
         return list(found)
 
     def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
