@@ -266,20 +266,6 @@ def printed_whatever_the_hashes(code: str) -> str:
     return first
 
 
-class PlainLabels:
-    """Answers plain prompts with a label whose probability its name, its lean and the whole prompt decide."""
-
-    def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
-        self.name, self.lean, self.requests = name, lean, 0
-
-    def complete(self, request: Any) -> Any:
-        self.requests += 1
-        share = (1.0 - self.lean) * digest(f"{self.name}{request.messages[-1].text}")
-        told = logprobs_of([{" negative": share, " positive": 1.0 - share}])
-        asked = request.config.logprobs is not None
-        return chat_response(" positive" if share < 0.5 else " negative", logprobs=told if asked else None)
-
-
 class LabelEngine:
     """Answers with a label whose probabilities only the order of the demos and the input decide.
 
@@ -287,7 +273,7 @@ class LabelEngine:
     demos' texts, in their order, and the input's; `refusal` is raised where log-probabilities are asked for.
 
     Attributes:
-        prompts, asked: Texts of each request in turn, and whether it asked for log-probabilities.
+        prompts, asked: Texts of each request in turn, and how many log-probabilities it asked for at each place.
         at, silent: What is done at the beginning of calls, by number; calls whose replies have no log-probabilities.
         mumbles: Tells of which demos and texts the reply is no label.
         written: Inputs that it was asked to write, and did: few, so that some come twice.
@@ -300,7 +286,7 @@ class LabelEngine:
         self.mumbles: Any = lambda demos, text: False
         self.silent: set[int] = set()
         self.prompts: list[tuple[str, ...]] = []
-        self.asked: list[bool] = []
+        self.asked: list[int | None] = []
         self.written: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -308,21 +294,24 @@ class LabelEngine:
     def requests(self) -> int:
         return len(self.prompts)
 
+    def lm(self, model: str = "fake/x", **options: Any) -> dspy.LM:
+        return lm_of(self, model, **options)
+
     def complete(self, request: Any) -> Any:
-        texts, asked = tuple(message.text or "" for message in request.messages), request.config.logprobs is not None
+        texts, asked = tuple(message.text or "" for message in request.messages), request.config.logprobs
         with self._lock:
             count = self.requests
             self.prompts.append(texts)
             self.asked.append(asked)
         if count in self.at:
             self.at[count]()
-        if self.refusal is not None and asked:
+        if self.refusal is not None and asked is not None:
             raise self.refusal
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         examples = _fields(texts[-1]).get("examples")
         tops = [{self.write(examples.strip(), wanted): 1.0}] if examples else self.tops(texts, wanted)
         said, told = "".join(max(top, key=top.__getitem__) for top in tops), logprobs_of(tops)
-        told = told if self.logprobs and asked and count not in self.silent else None
+        told = told if self.logprobs and asked is not None and count not in self.silent else None
         return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=told)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
@@ -345,3 +334,14 @@ class LabelEngine:
         with self._lock:
             self.written[text] += 1
         return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name in wanted), "[[ ## completed ## ]]"])
+
+
+class PlainLabels(LabelEngine):
+    """Answers plain prompts with a label whose probability its name, its lean and the whole prompt decide."""
+
+    def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
+        super().__init__([], lambda prompt: (1.0 - lean) * digest(f"{name}{prompt}"))
+
+    def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
+        share = self.probabilities(texts[-1])
+        return [{" negative": share, " positive": 1.0 - share}]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import dspy
 from dspy import lm15
-from fakes import FIELD, WANTED, Program, chat_response, digest, lm_of, logprobs_of
+from fakes import FIELD, LabelEngine, Program, chat_response, digest
 
 NOISE = {"the": 1e-4, "Hm": 1e-4}
 LABELS = ["negative", "positive"]
@@ -31,41 +31,29 @@ def exact(example, prediction, trace=None):
     return example.label == prediction.label
 
 
-class Classifier:
-    """Answers with the likeliest label, in the format of ChatAdapter, JSONAdapter or PlainTextAdapter.
+class Classifier(LabelEngine):
+    """Answers in the format of ChatAdapter, JSONAdapter or PlainTextAdapter, whatever the demos.
 
     `probabilities` makes of the input's text a distribution over labels, by their texts; those of 0 are not among the
-    likeliest tokens. `refusal` is raised where log-probabilities are asked for; `unreadable` replies have no format.
-    `asked` is how many log-probabilities each request asked for, and `inputs` are their inputs.
+    likeliest tokens. `unreadable` replies have no format.
     """
 
-    def __init__(self, probabilities, *, logprobs=True, refusal=None, unreadable=lambda text: False):
-        self.probabilities, self.logprobs, self.refusal = probabilities, logprobs, refusal
+    def __init__(self, probabilities, *, unreadable=lambda text: False, **options):
+        super().__init__([], probabilities, **options)
         self.unreadable = unreadable
-        self.asked: list[int | None] = []
-        self.inputs: list[str] = []
-        self._lock = threading.Lock()
 
-    def lm(self, model: str = "fake/x", **options: Any) -> dspy.LM:
-        return lm_of(self, model, **options)
+    @property
+    def inputs(self) -> list[str]:
+        return [self.text_of(prompt[-1]) for prompt in self.prompts]
 
-    def complete(self, request: Any) -> Any:
-        last = request.messages[-1].text or ""
+    @staticmethod
+    def text_of(last: str) -> str:
         fields = FIELD.findall(last)
-        text = fields[0][1].strip() if fields else re.findall(r"Text: (.*)", last)[-1]
-        with self._lock:
-            self.asked.append(request.config.logprobs)
-            self.inputs.append(text)
-        if request.config.logprobs is not None and self.refusal is not None:
-            raise self.refusal
-        tokens = self.tokens(last, text)
-        told = self.logprobs and request.config.logprobs is not None
-        said = "".join(max(top, key=top.get) for top in tokens)
-        return chat_response(said, logprobs=logprobs_of(tokens) if told else None)
+        return fields[0][1].strip() if fields else re.findall(r"Text: (.*)", last)[-1]
 
-    def tokens(self, last: str, text: str) -> list[dict[str, float]]:
+    def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
+        last, text = texts[-1], self.text_of(texts[-1])
         answer = {label: share for label, share in self.probabilities(text).items() if share > 0} | NOISE
-        wanted = [name for name in WANTED.findall(last) if name != "completed"]
         if self.unreadable(text):
             before = [{"I would think that it is ": 1.0}, answer, {", as all do.": 1.0}]
             return before if len(wanted) < 2 else [{"Let me see": 1.0}]

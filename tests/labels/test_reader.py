@@ -5,13 +5,12 @@ import math
 from typing import Literal
 
 import dspy
-import fakes
 import numpy as np
 import pytest
 from dspy import lm15
 from dspy.clients.cache import Cache
 from dspy.utils.exceptions import AdapterParseError, LMInvalidRequestError
-from fakes import chat_response, logprobs_of
+from fakes import LabelEngine, logprobs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from label_engines import KIND, REFUSAL, classifier
@@ -24,31 +23,15 @@ from plr_dspy.labels.reader import LogprobRequests, from_alternatives, label_pos
 from plr_dspy.lm.plain_text_adapter import labels_of
 
 
-class Scripted:
-    """Says the same tokens to everyone, with the alternatives of each where it is asked for them.
+class Scripted(LabelEngine):
+    """Says the same tokens to everyone: each a text, or the probabilities of what might have stood there."""
 
-    Args:
-        *tokens: Each a text, or the probabilities of what might have stood there; the likeliest one is said.
-        refusal: Raised where log-probabilities are asked for.
-        logprobs: Off, replies come without.
-    """
-
-    def __init__(self, *tokens, refusal=None, logprobs=True):
+    def __init__(self, *tokens):
+        super().__init__([], None)
         self.tokens = [token if isinstance(token, dict) else {token: 0.9, "Hm": 0.01} for token in tokens]
-        self.refusal, self.logprobs = refusal, logprobs
-        self.requests = []
 
-    def complete(self, request):
-        asked = request.config.logprobs
-        self.requests.append(asked)
-        if asked is not None and self.refusal is not None:
-            raise self.refusal
-        text = "".join(max(top, key=top.get) for top in self.tokens)
-        told = asked is not None and self.logprobs
-        return chat_response(text, logprobs=logprobs_of(self.tokens) if told else None)
-
-    def lm(self, **options):
-        return fakes.lm_of(self, "fake/x", **options)
+    def tops(self, texts, wanted):
+        return self.tokens
 
 
 def chat(*answer, name="label"):
@@ -99,12 +82,12 @@ class TestReading:
     )
     @pytest.mark.parametrize("endpoint", ["chat", "responses"])
     def test_of_each_adapter_and_endpoint(self, adapter, engine, program, endpoint):
-        engine.requests.clear()
+        engine.asked.clear()
         answer, (found,) = asked(engine, adapter, program=program, lm=engine.lm(model_type=endpoint))
         assert answer.label == found.label == "positive"
         assert "logprobs" not in answer
         assert probabilities(found) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
-        assert engine.requests == [20]
+        assert engine.asked == [20]
 
     def test_labels_that_share_their_first_token_are_followed_and_others_not_found(self):
         engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
@@ -149,7 +132,7 @@ class TestTheProgramStaysAsItIs:
     def test_other_signatures_pass(self, signature):
         engine = chat(CONFIDENT, name=signature.split()[2].rstrip(":"))
         _, readings = asked(engine, program=dspy.Predict(signature))
-        assert (readings, engine.requests) == ([], [None])
+        assert (readings, engine.asked) == ([], [None])
 
     @pytest.mark.parametrize("where", ["program", "lm"])
     def test_log_probabilities_that_the_user_asked_for_stay(self, where):
@@ -158,7 +141,7 @@ class TestTheProgramStaysAsItIs:
         answer, (found,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
         assert answer.logprobs.content[1].token == "positive"
         assert found.label == "positive"
-        assert engine.requests == [30]
+        assert engine.asked == [30]
 
     def test_an_answer_cached_without_is_not_taken_for_one_with(self):
         engine = chat(CONFIDENT)
@@ -169,7 +152,7 @@ class TestTheProgramStaysAsItIs:
         for _ in range(2):
             _, (found,) = asked(engine, lm=lm, text="cached")
             assert found.label == "positive"
-        assert engine.requests == [None, 20]
+        assert engine.asked == [None, 20]
 
     def test_histories_tell_what_was_said_without_the_tokens(self, capsys):
         engine = chat(CONFIDENT)
@@ -193,7 +176,7 @@ class TestTheProgramStaysAsItIs:
                 asyncio.run(program.acall(text=text))
         first, second = reader.readings
         assert first == second is not None
-        assert engine.requests == [20]
+        assert engine.asked == [20]
         assert set(dspy.cache.memory_cache) == before
 
     def test_replies_that_cannot_be_read_raise_as_ever(self):
@@ -201,7 +184,7 @@ class TestTheProgramStaysAsItIs:
         requests = LogprobRequests()
         with pytest.raises(AdapterParseError):
             asked(engine, dspy.ChatAdapter(use_json_adapter_fallback=False), requests=requests)
-        assert engine.requests == [20]
+        assert engine.asked == [20]
         assert requests.wanted
 
 
@@ -220,7 +203,7 @@ class TestEndpointsThatGiveNone:
         engine.refusal, engine.logprobs = refusal, logprobs
         for _ in range(3):
             assert asked(engine, requests=requests)[0].label == "positive"
-        assert engine.requests == asked_for
+        assert engine.asked == asked_for
         assert not requests.wanted
         assert requests.reason.startswith(f"fake/x {reason}")
 
@@ -238,7 +221,7 @@ class TestEndpointsThatGiveNone:
         reads = dspy.LM("fake/reads", engine=other, cache=False, num_retries=0, logprobs=True)
         with pytest.raises(LMInvalidRequestError):
             asked(engine, dspy.TwoStepAdapter(extraction_model=reads), requests=requests)
-        assert (requests.wanted, engine.requests) == (True, [20])
+        assert (requests.wanted, engine.asked) == (True, [20])
 
 
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}
