@@ -16,7 +16,7 @@ import fakes
 import picture
 import pytest
 from brief import Sentiment, accuracy
-from fakes import Async, chat_response, digest, exact_match, questions
+from fakes import Async, digest, exact_match, questions
 
 import plr_dspy
 import plr_dspy.baselines
@@ -35,23 +35,6 @@ BUDGET = 60
 """Program calls of `auto="light"` here, and of what pages give hundreds."""
 
 EXAMPLES = questions(40)
-ANSWERS = {e.question: e.answer for e in EXAMPLES} | {
-    e.review: e.sentiment for e in [*load_reviews("train"), *load_reviews("test")]
-}
-
-
-class PlainEngine:
-    """Completes plain prompts of examples: right or wrong, as the whole prompt decides."""
-
-    def complete(self, request):
-        prompt = request.messages[-1].text
-        values = [line.partition(": ")[2] for line in prompt.split("\n\n")[-1].splitlines()]
-        gold = next((ANSWERS[value] for value in values if value in ANSWERS), None)
-        if gold is None:  # a page's own question
-            return chat_response(" positive")
-        return chat_response(f" {gold if digest(prompt) < 0.7 else 'wrong'}")
-
-
 LABELS = ["negative", "positive"]
 
 
@@ -87,7 +70,7 @@ PRESUPPOSED = {
         "student": dspy.Predict("question -> answer"),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
-    "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": exact_match},
+    "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": lambda example, answered: answered.answer == "positive"},
     "docs/metrics.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
 }
 """What the code of a page takes for granted."""
@@ -107,7 +90,7 @@ def blocks(page):
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
     of_reviews = page not in of_pages("budget report order servers faq", None)
-    engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.OrderSensitiveEngine(ANSWERS)
+    engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.engine_for(EXAMPLES)
 
     class FakeLM(dspy.LM):
         def __init__(self, model, **options):
@@ -115,7 +98,7 @@ def no_network(page, tmp_path, monkeypatch):
             super().__init__(model, engine=engine, cache=False, provider=fakes.FineTuning(), **kept)
 
     def plain_lm(model="local", **_):
-        engine = fakes.PlainLabels(lean=0.5) if of_reviews else PlainEngine()
+        engine = fakes.PlainLabels(lean=0.5)
         return real(f"fake/{model}", engine=engine, async_engine=Async(engine), cache=False)
 
     @contextmanager
