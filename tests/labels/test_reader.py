@@ -224,7 +224,13 @@ class TestEndpointsThatGiveNone:
         assert (requests.wanted, engine.asked) == (True, [20])
 
 
+def tokens(probabilities):
+    return {token: math.log(p) for token, p in probabilities.items()}
+
+
 LIKELY = {" positive": 0.6, " negative": 0.3, " the": 0.001}
+IN_PLAIN = {"tokens": [" positive"], "text_offset": [0], "token_logprobs": [math.log(0.6)]}
+IN_PLAIN["top_logprobs"] = [tokens(LIKELY)]
 
 
 def provider(refuses=0):
@@ -241,16 +247,10 @@ def provider(refuses=0):
             error = {"message": message, "type": "invalid_request_error", "code": None}
             return request.reply(refuses, {"error": error})
         plain = "prompt" in request.body
-        told = in_plain() if plain else logprobs_of([LIKELY])
+        told = IN_PLAIN if plain else logprobs_of([LIKELY])
         return request.reply(200, completion(" positive", plain=plain, logprobs=told if asked else None))
 
     return running(Server(answer))
-
-
-def in_plain():
-    top = {token: math.log(p) for token, p in LIKELY.items()}
-    values = {"token_logprobs": [top[" positive"]], "top_logprobs": [top]}
-    return {"tokens": [" positive"], "text_offset": [0], **values}
 
 
 def lm_of(server, route, **options):
@@ -298,10 +298,6 @@ class TestOverHTTP:
 
 
 RATINGS = [str(i) for i in range(1, 11)]
-
-
-def tokens(probabilities):
-    return {token: math.log(p) for token, p in probabilities.items()}
 
 
 class TestFromAlternatives:

@@ -59,9 +59,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
 
 def _wait(server: subprocess.Popen, url: str, log: Path) -> None:
     deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
+    while server.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(1)

@@ -26,7 +26,7 @@ class PricedEngine(OrderSensitiveEngine):
     """Adds up what its calls cost, and knows the dearest of them.
 
     Args:
-        tokens: Those of a prompt and its answer, by the request; empty for as many as these have.
+        tokens: Those of a prompt and its answer, by the request; what it leaves out is as these have it.
     """
 
     def __init__(self, tokens=lambda request: {}):
@@ -99,14 +99,9 @@ class TestPrices:
 
 
 class TestReport:
-    def test_knows_what_the_provider_had_in_its_cache(self, engine, monkeypatch):
-        def cached(request, complete=engine.complete):
-            response = complete(request)
-            object.__setattr__(response.usage, "cache_read_tokens", 7)
-            return response
-
-        monkeypatch.setattr(engine, "complete", cached)
-        report = compiled(max_metric_calls=150)
+    def test_knows_what_the_provider_had_in_its_cache(self):
+        with using(PricedEngine(lambda request: {"cache_read_tokens": 7}), MODEL) as engine:
+            report = compiled(max_metric_calls=150)
         num_cached = 7 * engine.num_calls
         assert report.tokens[MODEL]["cached_tokens"] == num_cached
         assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
