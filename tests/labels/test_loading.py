@@ -10,7 +10,7 @@ import dspy
 import pytest
 from fakes import Program
 from label_engines import Classifier, classifier, leaning
-from label_world import EXAMPLES
+from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
 from plr_dspy.labels.calibrated_program import warn_once
@@ -30,12 +30,6 @@ def outer():
 
 
 STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predictor": classifier, "larger": outer}
-
-
-def student(labels=LABELS):
-    program = classifier(Literal[labels])
-    program.demos = [dspy.Example(text=f"demo {i}", label=labels[i % 2]) for i in range(4)]
-    return program
 
 
 def calibrated(program=None, **options):
@@ -117,7 +111,7 @@ class TestFiles:
             (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
             (student(), larger(student()), "another program than the student .*'part'"),
             (larger(student()), student(), "another program than the student .*'signature'"),
-            (CalibratedProgram(student(("a", "b")), Calibration.none("ab")), student(), "of the labels"),
+            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "of the labels"),
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
             (larger(CalibratedProgram(student(), FOUND)), student(), "another program than the student"),

@@ -112,14 +112,6 @@ class TestMoney:
 
 
 class TestTimeAndCalls:
-    def test_no_call_begins_when_the_time_is_up(self, clock):
-        budget = Budget(max_seconds=10)
-        clock[0] = 9.9
-        assert budget.begin()
-        clock[0] = 10.0
-        assert not budget.begin()
-        assert budget.refused == TIME_LIMIT
-
     def test_the_pace_is_that_of_the_calls_of_this_part(self, clock, resumed):
         """What an earlier part paid for took none of this one's time."""
         budget = Budget(ledger := resumed(*[0] * 500), max_seconds=1000)
