@@ -274,6 +274,7 @@ def _surely_better(differences: Array, *, num_orderings: int) -> float:
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
     """A gain that is above 0 with this probability at most, and below 0 with the rest of it where that is the larger;
     its interval is as wide as gives this."""
+    gain = gain if sure > 0.0 else replace(gain, expected=min(gain.expected, 0.0))  # Nothing tells both apart.
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)

@@ -84,5 +84,6 @@ def as_score(value: Any) -> float:
         )
     if not abs(score) <= LARGEST_SCORE:  # NaN is not, either.
         limits = f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
-        raise ValueError(f"metric must return a finite number {limits}; got {score}: scale it")
+        cure = "return one for this, too" if math.isnan(score) else "scale it"
+        raise ValueError(f"metric must return a finite number {limits}; got {score}: {cure}")
     return score

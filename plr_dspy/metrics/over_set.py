@@ -93,7 +93,7 @@ class SetMetric(ABC):
             The metric on the examples that ran; a warning counts those that are left out, as a call on them failed.
         """
         self.check(devset)
-        unread, wrong = dspy.Prediction(), list[Exception]()
+        unread, rows, wrong = dspy.Prediction(), list[tuple[Any, Any]](), list[Exception]()
 
         def answered(**inputs: Any) -> Any:
             try:
@@ -103,24 +103,25 @@ class SetMetric(ABC):
 
         def alone(example: dspy.Example, prediction: Any) -> float:
             try:
-                return 0.0 if prediction is unread else self.alone(example, prediction)
+                outputs = None if prediction is unread else self.outputs(example, prediction)
+                score = 0.0 if prediction is unread else self.alone(example, prediction)
             except MetricTypeError as error:
                 wrong.append(error)
                 raise
+            rows.append((self.fact(example), outputs))
+            return score
 
         try:
-            results = dspy.Evaluate(devset=list(devset), metric=alone, **options)(answered).results
+            dspy.Evaluate(devset=list(devset), metric=alone, **options)(answered)
         except Exception as error:  # that says of no call why it failed
             raise (wrong or [error])[0] from None
-        # What failed is another empty prediction there.
-        ran = [(e, a) for e, a, _ in results if a is unread or a or not isinstance(a, dspy.Prediction)]
-        if not ran:
+        if not rows:
             raise (wrong or [RuntimeError("all calls failed: dspy.Evaluate has logged why")])[0]
-        if num_failed := len(results) - len(ran):
-            logger.warning("calls on %d of %d examples failed: they are left out", num_failed, len(results))
-        outputs = [None if answer is unread else self.outputs(example, answer) for example, answer in ran]
-        value = self.value([self.fact(example) for example, _ in ran], outputs, [1.0] * len(ran))
-        logger.info("%r: %.4g on %d examples", self, value, len(ran))
+        if num_failed := len(devset) - len(rows):
+            logger.warning("calls on %d of %d examples failed: they are left out", num_failed, len(devset))
+        facts, told = zip(*rows, strict=True)
+        value = self.value(facts, told, [1.0] * len(rows))
+        logger.info("%r: %.4g on %d examples", self, value, len(rows))
         return value
 
     def __repr__(self) -> str:
@@ -155,7 +156,13 @@ class DatasetMetric(SetMetric):
     ) -> None:
         if isinstance(function, SetMetric) or takes(function, 2) is False or not callable(function):
             raise TypeError(f"function must be callable as function(examples, predictions); got {function!r}")
-        self.function, self.bounds = function, bounds
+        try:
+            low, high = map(float, bounds)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not low < high:
+            raise ValueError(f"bounds must be the least and the largest value, such as (0.0, 1.0); got {bounds!r}")
+        self.function, self.bounds = function, (low, high)
 
     def __call__(self, example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])

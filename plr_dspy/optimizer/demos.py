@@ -36,17 +36,13 @@ from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
 
+# Share of the trainset that demos are made of, and the most examples. The other three quarters score: chance moves a
+# score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search of some hundred calls tells more than 50
+# demos apart no better than it tells 50.
 POOL_SHARE, LARGEST_POOL = 0.25, 50
-"""Share of the trainset that demos are made of, and the most examples.
-
-The other three quarters score: chance moves a score by 1 / sqrt(4 n), which is 15 % more than on all examples. A search
-of some hundred calls tells more than 50 demos apart no better than it tells 50."""
-
 ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 NOT_KNOWN = "..."  # stands for what a teacher will answer
-# Examples that a vote is scored on, at most, and the seconds that it may take: each example takes a millisecond, and
-# what the metric does.
-MOST_VOTES, LONGEST_VOTE = 500, 2.0
+MOST_VOTES, LONGEST_VOTE = 500, 2.0  # examples and seconds, at most: each takes a millisecond, and what the metric does
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:

@@ -94,16 +94,12 @@ class OrderSensitivity:
         if self.reverse is not None:
             said += f" With the demos that it finds the other way round, it scores {self.reverse:.3f}."
         num_answers = len(self.scores) * self.num_examples
-        if 2 * self.num_unusable > num_answers:
-            said += (
-                f"\n{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too long for "
-                "the model, and count as wrong."
+        if 2 * self.num_unusable > num_answers and not self.matters:
+            return (
+                f"{said}\n{self.num_unusable:,} of {num_answers:,} answers could not be parsed, or had a prompt too "
+                "long for the model, and count as wrong: this says nothing about the order.\nRecommended: see what the "
+                "model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
             )
-            if not self.matters:
-                return (
-                    f"{said} This says nothing about the order.\nRecommended: see what the model answers "
-                    "(dspy.inspect_history()), mend the program or the adapter, and run this again."
-                )
         said, advice, calibrated = f"{said}\n{self._finding()}", self._advice("PLReorder"), self.calibrated
         if calibrated is not None:
             own, after = calibrated.scores[0], calibrated._advice("PLReorder with calibrate=True")

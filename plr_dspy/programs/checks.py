@@ -151,11 +151,8 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     signature: inspect.Signature | None = None  # of what a call of the program runs, where that is written in Python
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
         fields_of_it = student.named_predictors()[0][1].signature.input_fields.items()
-        required = [
-            Parameter(name, Parameter.KEYWORD_ONLY)
-            for name, field in fields_of_it
-            if field.is_required() and type(None) not in get_args(field.annotation)
-        ]
+        needs = [n for n, field in fields_of_it if field.is_required() and type(None) not in get_args(field.annotation)]
+        required = [Parameter(n, Parameter.KEYWORD_ONLY) for n in needs]
         signature = inspect.Signature([*required, Parameter("others", Parameter.VAR_KEYWORD)])
     else:
         with suppress(TypeError, ValueError):

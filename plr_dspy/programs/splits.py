@@ -2,6 +2,8 @@
 
 import logging
 import random
+import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +115,9 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
     equal that are `prompted`, in prompts, unlike the number of an example. A demo that would so show over a tenth of
     the examples shares only something common, such as a language, and shows none by it.
     """
-    inputs = [{name: value_key(value) for name, value in example.inputs().items()} for example in examples]
-    by_field: dict[tuple[str, bytes], set[int]] = defaultdict(set)
-    by_value: dict[bytes, set[int]] = defaultdict(set)
+    inputs = [{name: input_key(value) for name, value in example.inputs().items()} for example in examples]
+    by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
+    by_value: dict[str, set[int]] = defaultdict(set)
     for i, fields in enumerate(inputs):
         for name, key in fields.items():
             by_field[name, key].add(i)
@@ -123,7 +125,7 @@ def shown_by(demos: Iterable[Any], examples: Sequence[dspy.Example], prompted: C
     names = {name for fields in inputs for name in fields}
     shown: set[int] = set()
     for demo in demos:
-        fields = {name: value_key(value) for name, value in dict(demo.items()).items()}
+        fields = {name: input_key(value) for name, value in dict(demo.items()).items()}
         shared = {name: by_field[name, key] for name, key in fields.items() if name in names}
         by_name = set.intersection(*shared.values()) if shared else set()
         seen = [matches for name, matches in shared.items() if name in prompted]
@@ -176,16 +178,19 @@ def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
 
 
 def source_of(inputs: Mapping[str, Any]) -> str:
-    """What identifies the inputs of an example, whatever the case and the white space of their texts."""
-    return repr(sorted((name, value_key(value)) for name, value in inputs.items()))
+    """What identifies the inputs of an example, as of `input_key`."""
+    return repr(sorted((name, input_key(value)) for name, value in inputs.items()))
+
+
+def input_key(value: Any) -> str:
+    """What identifies the value of an input, without what copies differ in: case, white space, quotes and the Unicode
+    form of texts."""
+    text = unicodedata.normalize("NFC", value_key(value).decode(errors="backslashreplace"))
+    return " ".join(re.sub(r'"|\\[fnrt]', " ", text).casefold().split())
 
 
 def value_key(value: Any) -> bytes:
-    """What identifies a value, whether it is the object or what a saved program loads in its place.
-
-    Case and white space of a text do not count, as copies of inputs differ in these; in a dict of fields they do.
-    """
-    value = " ".join(value.split()).casefold() if isinstance(value, str) else value
+    """What identifies a value, whether it is the object or what a saved program loads in its place."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
         return orjson.dumps(serialize_object(value), option=options)

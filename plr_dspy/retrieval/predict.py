@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from scipy import sparse
 
 from plr_dspy.plackett_luce.distribution import Features, choose
-from plr_dspy.programs.splits import answer_classes, source_of, value_key
+from plr_dspy.programs.splits import answer_classes, input_key, source_of
 from plr_dspy.statistics.calibration import Array
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -182,14 +182,14 @@ class Pool:
 
     def _nearest(self, inputs: Fields, number: int, without: Fields | None) -> tuple[list[int], Array]:
         """The demos whose inputs are most like some inputs, the likest first, of equals the first; and how like."""
-        like, source, input_key = self._cosines(_text_of(inputs, self.names)), None, None
+        like, source, own_key = self._cosines(_text_of(inputs, self.names)), None, None
         if without is not None:
-            source, values = source_of(without), set(map(value_key, without.values()))
+            source, values = source_of(without), set(map(input_key, without.values()))
             # What follows from its inputs, others may share: only these tell that it is asked.
-            if any(value_key(inputs[name]) in values for name in self.names if name in inputs):
-                input_key = self._inputs(inputs)
+            if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
+                own_key = self._inputs(inputs)
         best = np.argsort(-like, kind="stable")
-        left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != input_key)
+        left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != own_key)
         found = list(islice(left, number))
         return found, like[found]
 

@@ -193,6 +193,10 @@ class TestAnyFunction:
             DatasetMetric(lambda examples, predictions: value)(example("a"), dspy.Prediction(label="a"))
 
 
+def len_of(examples, predictions):
+    return len(examples)
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("make", "message"),
@@ -204,6 +208,8 @@ class TestBadInput:
             (lambda: DatasetMetric(3), "function must be callable"),
             (lambda: DatasetMetric(lambda examples: 1.0), "function must be callable"),
             (lambda: DatasetMetric(F1("a")), "function must be callable"),
+            (lambda: DatasetMetric(len_of, bounds=(1, 0)), "bounds must be the least and the largest value"),
+            (lambda: DatasetMetric(len_of, bounds=0.5), "bounds must be the least and the largest value"),
             (lambda: AverageScoreBy("text", F1("a")), "must be a metric by example"),
             (lambda: AverageScoreBy("group").fact(example("a")), "each example needs the field 'group'"),
             (lambda: F1("A").evaluate(dspy.Predict("text -> label"), [example("a")]), "no example has 'A'"),

@@ -351,7 +351,9 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
 def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
     options, alike = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}, []
     for seed in range(3):
-        c = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1].comparison
+        report = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1]
+        assert all(each.probability > 0 for each in report.candidates if each.expected_gain > 0)
+        c = report.comparison
         alike += [c] if c.gain == 0.0 else []
     assert alike and all(c.expected_gain == c.probability == 0.0 for c in alike)
 

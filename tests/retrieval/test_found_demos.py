@@ -71,7 +71,7 @@ class TestLeaks:
     """A program that copies the answer of a demo that asks the same is never right."""
 
     @MODES
-    @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered"])
+    @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered", "in dicts"])
     def test_of_examples_and_their_copies(self, demos, copies):
         trainset, valset, student = examples(33), None, predict()
         more = [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
@@ -82,6 +82,8 @@ class TestLeaks:
             student = Program(lambda self, number, question: self.answer(question=question), answer=predict())
             both = enumerate([*trainset, *trainset])
             trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in both]
+        elif copies == "in dicts":
+            trainset = [e.copy(question={"text": text}) for e in trainset for text in (e.question, e.question.upper())]
         elif copies != "none":
             trainset = [*trainset, *more]
         engine = CopyingEngine()
