@@ -5,13 +5,15 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import dspy
 import numpy as np
 import orjson
 from dspy.predict.predict import serialize_object
 from dspy.utils.exceptions import AdapterParseError
+from numpy.typing import NDArray
 
 from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
@@ -22,7 +24,10 @@ logger = logging.getLogger(__name__)
 MIN_OF_EACH = 10  # examples of each kind, in either part, from which on a metric is known well enough
 MIN_SHARE = 0.2  # of all examples, that the smaller part has
 TIE = 1e-4  # groups whose means differ by no more are equally bad
+ABOVE_ALL = 1e9  # a confidence that no threshold of a probability excludes
 NO_LABEL = "\0"  # stands for the answer of a reply that could not be read
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 class SetMetric(ABC):
@@ -195,8 +200,6 @@ class LabelMetric(SetMetric):
         field: Name of the output, and of the examples' field, that has the label; None takes the only one.
     """
 
-    average: str | None = None  # of labels, as scikit-learn calls it, where each has a value of its own
-    _function = ""  # of scikit-learn
     _besides: Any = None  # a field of the examples that has no label
 
     def __init__(self, *, field: str | None = None) -> None:
@@ -247,18 +250,70 @@ class LabelMetric(SetMetric):
         return names[0]
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        from sklearn import metrics
+        """Return the share of right answers; subclasses have metrics of their own."""
+        counts = self.confusion(facts, outputs, weights)
+        return float(counts.right.sum() / counts.of_label.sum())
 
-        options: dict[str, Any] = {}
-        if self.average is not None:  # The mean over one label is its own.
-            of, average = (sorted(set(facts)), self.average) if self.label is None else ([self.label], "macro")
-            options = {"labels": of, "average": average, "zero_division": 0.0}
-        answers = list(map(self.label_of, outputs))
-        return float(getattr(metrics, self._function)(facts, answers, sample_weight=weights, **options))
+    def confusion(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> "ConfusionCounts":
+        """Count the answers to the examples of each label."""
+        return ConfusionCounts.of(facts, [self.label_of(output) for output in outputs], weights)
+
+
+@dataclass(frozen=True)
+class ConfusionCounts:
+    """How often each label was answered to the examples of each label.
+
+    Attributes:
+        labels: Those of the examples first, then those that were answered alone, ``[K]``.
+        answered: Weights by right label and answered label, ``[K, K]``.
+        unread: Weights of the replies that could not be read, by right label, ``[K]``.
+        num_right: Number of the labels that examples have.
+    """
+
+    labels: Sequence[str]
+    answered: Array
+    unread: Array
+    num_right: int
+
+    @classmethod
+    def of(cls, facts: Sequence[str], answers: Sequence[str], weights: Sequence[float]) -> "ConfusionCounts":
+        """Count answers, of which `NO_LABEL` stands for a reply that could not be read."""
+        right_labels = sorted(set(facts))
+        other_labels = sorted(set(answers) - set(right_labels) - {NO_LABEL})
+        labels = [*right_labels, *other_labels]
+        numbers = {label: number for number, label in enumerate([*labels, NO_LABEL])}
+        rows = [numbers[fact] for fact in facts]
+        columns = [numbers[answer] for answer in answers]
+        counts = np.zeros((len(labels), len(numbers)))
+        np.add.at(counts, (rows, columns), weights)
+        return cls(labels, counts[:, :-1], counts[:, -1], len(right_labels))
+
+    @property
+    def right(self) -> Array:
+        """Return the weights of right answers, by label, ``[K]``."""
+        return np.diag(self.answered)
+
+    @property
+    def of_label(self) -> Array:
+        """Return the weights of the examples of each label, ``[K]``."""
+        return np.asarray(self.answered.sum(axis=1) + self.unread)
+
+    @property
+    def answers(self) -> Array:
+        """Return the weights of the answers that name each label, ``[K]``, those of unread replies left out."""
+        return np.asarray(self.answered.sum(axis=0))
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """Divide, with 0 where there is nothing to divide by."""
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 class F1(LabelMetric):
-    """The F1 score, as of `sklearn.metrics.f1_score`; 0 where nothing is predicted and nothing is there to be found.
+    """The F1 score, with the values of `sklearn.metrics.f1_score` where all replies can be read.
+
+    It is 0 if nothing is predicted and nothing is there to be found. A reply that cannot be read is a wrong answer for
+    every label: it misses the right one, and counts as a false positive of each other one.
 
     Args:
         label: Whose F1 it is, for "binary".
@@ -266,8 +321,6 @@ class F1(LabelMetric):
             "micro" for all labels counted together. None is "binary" with a label, and "macro" without one.
         field: As in `LabelMetric`.
     """
-
-    _function = "f1_score"
 
     def __init__(
         self, label: Any = None, *, average: Literal["binary", "macro", "micro"] | None = None, field: str | None = None
@@ -280,22 +333,55 @@ class F1(LabelMetric):
             raise ValueError(f"average={average!r} {'needs a' if label is None else 'takes no'} label; got {label!r}")
         self.label, self.average = None if label is None else name_of_label(label), average
 
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        counts = self.confusion(facts, outputs, weights)
+        if self.average == "micro":
+            in_examples = slice(counts.num_right)
+            answers = counts.answers[in_examples].sum() + counts.unread.sum()
+            total = answers + counts.of_label.sum()
+            return float(2.0 * counts.right.sum() / total)
+        false_alarms = counts.unread.sum() - counts.unread
+        scores = _ratio(2.0 * counts.right, counts.answers + false_alarms + counts.of_label)
+        if self.label is None:
+            return float(scores[: counts.num_right].mean())
+        if self.label not in counts.labels:
+            return 0.0
+        return float(scores[counts.labels.index(self.label)])
+
 
 class MatthewsCorrelation(LabelMetric):
-    """Matthews' correlation coefficient of answers and labels, as of `sklearn.metrics.matthews_corrcoef`."""
+    """Matthews' correlation coefficient of answers and labels.
 
-    bounds, _function = (-1.0, 1.0), "matthews_corrcoef"
+    Its values are those of `sklearn.metrics.matthews_corrcoef` where all replies can be read. A reply that cannot be
+    read counts as an answer that is spread evenly over the wrong labels
+    of the examples.
+    """
+
+    bounds = (-1.0, 1.0)
 
     def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
-        if len({*facts, *map(self.label_of, outputs)}) < 2:  # where scikit-learn warns
+        counts = self.confusion(facts, outputs, weights)
+        if counts.num_right < 2:
             return 0.0
-        return super().value(facts, outputs, weights)
+        in_examples = slice(counts.num_right)
+        of_label = counts.of_label
+        answers = counts.answers
+        answers[in_examples] += (counts.unread.sum() - counts.unread[in_examples]) / (counts.num_right - 1)
+        total = of_label.sum()
+        covariance = counts.right.sum() * total - of_label @ answers
+        variances = (total**2 - of_label @ of_label) * (total**2 - answers @ answers)
+        if variances <= 1e-12 * total**4:
+            return 0.0
+        return float(covariance / math.sqrt(variances))
 
 
 class BalancedAccuracy(LabelMetric):
     """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
 
-    average, _function = "macro", "recall_score"
+    def value(self, facts: Sequence[str], outputs: Sequence[Any], weights: Sequence[float]) -> float:
+        counts = self.confusion(facts, outputs, weights)
+        recalls = _ratio(counts.right, counts.of_label)
+        return float(recalls[: counts.num_right].mean())
 
 
 class RecallAtPrecision(LabelMetric):
@@ -342,8 +428,16 @@ class RecallAtPrecision(LabelMetric):
         right = np.array([fact == self.label for fact in facts])
         if not (right @ np.asarray(weights)):
             return 0.0
-        found = [0.0 if each is None else each[1] for each in outputs]
-        precisions, recalls, _ = precision_recall_curve(right, found, sample_weight=weights)
+        # A reply that cannot be read is wrong at every threshold: it finds what it must not, and nothing else.
+        confidences = []
+        for fact, output in zip(facts, outputs, strict=True):
+            if output is not None:
+                confidences.append(output[1])
+            elif fact == self.label:
+                confidences.append(0.0)
+            else:
+                confidences.append(ABOVE_ALL)
+        precisions, recalls, _ = precision_recall_curve(right, confidences, sample_weight=weights)
         return float(recalls[precisions >= self.precision].max(initial=0.0))
 
 

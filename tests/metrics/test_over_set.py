@@ -86,9 +86,49 @@ class TestLabels:
         facts = ["a"] * 3 + ["b"] * 7
         found = Influence(metric, facts)
         found.refer((i, None) for i in range(10))
-        assert found.value((i, None) for i in range(10)) == 0.0
+        assert found.value((i, None) for i in range(10)) == min(metric.bounds[0], 0.0)
         assert all(math.isfinite(found.score(i, told)) for i in range(10) for told in (None, "a", "b"))
         assert found.score(0, "a") > found.score(0, None)
+
+
+@pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
+@given(both=BOTH, unread=st.integers(0, 39))
+def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unread):
+    if isinstance(metric, plr_dspy.MatthewsCorrelation):  # It spreads the reply over all wrong labels.
+        both = [pair for pair in both if {*pair} <= {"a", "b"}]
+    assume({"a", "b"} <= {label for label, _ in both})
+    examples = [example(right) for right, _ in both]
+    unread %= len(both)
+    right = both[unread][0]
+
+    def value_with(answer):
+        answers = [label for _, label in both]
+        answers[unread] = answer
+        outputs = [None if label is None else metric.outputs(*pair) for pair, label in read(answers)]
+        return metric.value([metric.fact(each) for each in examples], outputs, [1.0] * len(both))
+
+    def read(answers):
+        predictions = [dspy.Prediction(label=label) for label in answers]
+        return zip(zip(examples, predictions, strict=True), answers, strict=True)
+
+    labels = {label for label, _ in both}  # of the examples
+    values_of_wrong_labels = [value_with(label) for label in labels - {right}]
+    of_unread = value_with(None)
+    assert of_unread <= min(values_of_wrong_labels) + 1e-9
+    assert of_unread <= value_with(right) + 1e-9
+
+
+def test_f1_of_a_label_counts_unread_replies_to_other_examples():
+    """A program that reads one label well and loses all other replies must not look better than one that answers."""
+    examples = [example("a")] * 2 + [example("b")] * 6
+    metric = F1("a")
+    facts = [metric.fact(each) for each in examples]
+    broken = metric.value(facts, ["a", "a", *[None] * 6], [1.0] * 8)
+    assert broken == metric.value(facts, ["a"] * 8, [1.0] * 8) == pytest.approx(0.4)
+    recall = RecallAtPrecision("a", 0.5)
+    certain = [["a", 0.9], ["a", 0.8]]
+    assert recall.value(facts, [*certain, *[["b", 0.1]] * 6], [1.0] * 8) == 1.0
+    assert recall.value(facts, [*certain, *[None] * 6], [1.0] * 8) == 0.0
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.floats(0, 1)), min_size=3, max_size=30), st.booleans())
