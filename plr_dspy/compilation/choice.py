@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,23 @@ class Outcome:
     offsets: tuple[float, ...] = ()  # of the labels, that calibrate the chosen one
     fitted: FittedModel | None = None  # to all scores, those of the final comparison included
     answered: Sequence[tuple[int, Any, Any]] = ()  # what a metric over a set reads of both programs, by example
+
+    def scale_of_metric(self, reference: Ordering) -> Callable[[float], float]:
+        """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
+
+        By a metric over a set the model's scores are linear, and those of the comparison are not.
+        """
+        fitted = self.fitted
+        comparison = self.comparison
+        if fitted is None or comparison is None or comparison.expected_original is None:
+            return float
+        start = comparison.expected_original[0]
+        before = fitted.as_it_is(reference)
+        linear_gain = fitted.expected_scores(reference)[self.ordering] - before
+        share = 1.0
+        if linear_gain > 0 and self.chosen:
+            share = comparison.expected_gain / linear_gain
+        return lambda expected: start + share * (expected - before)
 
 
 def judge(

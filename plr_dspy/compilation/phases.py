@@ -130,6 +130,7 @@ class Compilation:
         self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores)
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
+        self._first_round: list[Ordering] = []  # which every search fills with random orderings
         # What was scored of the round that ended the search, and whether it was told; None of one that was not cut.
         self._cut: tuple[list[tuple[Ordering, list[int]]], bool] | None = None
 
@@ -260,6 +261,8 @@ class Compilation:
         if self.scorer.influence is not None:
             self._refer(self._best() if self._history else orderings)
         search, table = self.search, self.scores()
+        if not self._history:
+            self._first_round = list(orderings)
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
@@ -363,6 +366,11 @@ class Compilation:
             (counted,) = influence.stratified(np.array([[*row.values()]]), np.array([*row])).tolist()
             found[ordering] = dict(zip(row, counted, strict=True))
         return found
+
+    def random_orderings(self) -> list[Ordering]:
+        """Return the orderings of the first round that show items drawn at random."""
+        holds = self.search.space.holds
+        return [order for order in self._first_round if order != self.original and holds(order) and any(order)]
 
     def _choose(
         self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]

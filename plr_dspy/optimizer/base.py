@@ -32,6 +32,7 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
+from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.objects import Facts, digest, language_models
@@ -43,7 +44,7 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
-from plr_dspy.scoring.ledger import error_counts, open_ledger
+from plr_dspy.scoring.ledger import WRONG, error_counts, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -51,6 +52,7 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 
 logger = logging.getLogger(__name__)
 
+TOO_LONG = "ContextWindowExceededError"  # what a call without a reply ends in: its prompt was too long
 LONGEST = 500  # characters of a field's text in a report
 # What DSPy makes of pictures, sounds and files.
 _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
@@ -312,6 +314,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             names=self._examples(job, work)[0],
             signal=work.signal,
             seconds=time.monotonic() - started,
+            **yardsticks(job, compilation, outcome),
             **fields,
         )
         program.reorder_report = report.to_dict()
@@ -425,6 +428,7 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
         num_calls=len(cells),
         num_failed=sum(bool(cell.error) for cell in cells),
+        num_unread=sum(cell.outcome == WRONG and cell.error != TOO_LONG for cell in cells),
     )
 
 

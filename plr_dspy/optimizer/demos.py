@@ -1,9 +1,7 @@
 """What PLFewShot chooses from, such as demos that a teacher's right answers make, and what is said of the choice."""
 
-import contextlib
 import logging
 import random
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,17 +16,15 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
-from plr_dspy.labels.work import NoCalls
 from plr_dspy.metrics.by_example import function_of, takes
-from plr_dspy.metrics.over_set import AverageScoreBy, SetMetric, plain
+from plr_dspy.metrics.over_set import plain
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, own_copy
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
-from plr_dspy.retrieval.predict import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.ledger import Cell, error_counts
@@ -42,7 +38,6 @@ logger = logging.getLogger(__name__)
 POOL_SHARE, LARGEST_POOL = 0.25, 50
 ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted: an attempt that fails makes none
 NOT_KNOWN = "..."  # stands for what a teacher will answer
-MOST_VOTES, LONGEST_VOTE = 500, 2.0  # examples and seconds, at most: each takes a millisecond, and what the metric does
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
@@ -269,14 +264,12 @@ def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome
     orderings = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else orderings[0]
     before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
-    influence, comparison, kept, found = compilation.scorer.influence, outcome.comparison, 1.0, list[Scored]()
-    if influence is not None and comparison is not None and comparison.expected_original is not None:
-        # Near both programs, as the comparison has them.
-        start = comparison.expected_original[0]
-        if (linear := expected[outcome.ordering] - before) > 0 and outcome.chosen:
-            kept = comparison.expected_gain / linear
-        expected = {ordering: start + kept * (value - before) for ordering, value in expected.items()}
-        before = start
+    influence = compilation.scorer.influence
+    found: list[Scored] = []
+    if influence is not None:
+        scaled = outcome.scale_of_metric(reference)
+        expected = {ordering: scaled(value) for ordering, value in expected.items()}
+        before = scaled(before)
     for ordering in orderings:
         # The original is not calibrated where that is not better, or it was returned as it was.
         stays = ordering == reference and (before >= expected[ordering] or outcome.chosen == 0)
@@ -291,7 +284,7 @@ def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome
 
 
 def choice_of_demos(job: Job, compilation: Compilation, outcome: Outcome) -> tuple[dict[int, Scored], dict[str, Any]]:
-    """The best arrangement of each number of demos, and what a report says of these, of other ways, and of a vote."""
+    """Return the best arrangement of each number of demos, and what a report says of these and of other ways."""
     slots, best = job.slots, dict[int, Scored]()
     assert isinstance(slots, PoolSlots)
     scored = expected_scores(slots, compilation, outcome)
@@ -306,7 +299,7 @@ def choice_of_demos(job: Job, compilation: Compilation, outcome: Outcome) -> tup
         for n, each in best.items()
     ]
     retrieval = _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
-    return best, {"best_by_number": numbers, "retrieval": retrieval, "vote": _vote(job, slots)}
+    return best, {"best_by_number": numbers, "retrieval": retrieval}
 
 
 def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]) -> RetrievalReport:
@@ -340,32 +333,3 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
             for kind, each in kinds.items()
         ],
     )
-
-
-def _vote(job: Job, slots: PoolSlots) -> Alternative | None:
-    """Score the most frequent answer of each example's neighbours by the metric, without a call of a language model or
-    an embedder; None where the metric takes long, or looks at more than the outputs."""
-    predictors, number, answers = job.program.named_predictors(), job.optimizer.max_demos, list[Any]()
-    names = set(predictors[0][1].signature.input_fields)
-    labelled = [each for each in job.examples if names <= set(each.inputs().keys())]
-    if len(predictors) != 1 or job.splits.classes is None or not labelled or language_models(job.optimizer.metric):
-        return None
-    if isinstance(slots, RetrievalSlots) and slots.found:
-        (pool,) = slots.found.values()
-    else:
-        pool = Pool(predictors[0][1], labelled, [source_of(each.inputs()) for each in labelled])
-    examples = [e for e in (*job.splits.selection, *job.splits.train) if pool.knows(e.inputs())][:MOST_VOTES]
-    metric, calls, began = job.optimizer.metric, NoCalls(), time.monotonic()
-    over_set = metric if isinstance(metric, SetMetric) else AverageScoreBy(lambda example: "", metric)
-    with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
-        for example in examples:
-            if time.monotonic() - began > LONGEST_VOTE:
-                return None
-            inputs = dict(example.inputs().items())
-            answer = dspy.Prediction(**pool.vote(inputs, number, without=inputs))
-            answers.append(over_set.outputs(own_copy(example), answer))
-        score = over_set.value([over_set.fact(each) for each in examples], answers, [1.0] * len(answers))
-        if answers and not calls.stopped:
-            name = f"a vote of the {number} nearest examples, without a language model, scores"
-            return Alternative(name=name, score=score, num_examples=len(answers), tokens=0)
-    return None

@@ -16,7 +16,7 @@ from plr_dspy.runtime import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[17] = 17  # the version of the JSON format
+SCHEMA_VERSION: Literal[18] = 18  # the version of the JSON format
 
 
 class Part(BaseModel):
@@ -231,13 +231,21 @@ class Confusion(Part):
 
 
 class ProgramState(Part):
-    """What the prompts of a program show, its tokens as GPT-4o counts them (None where no demos were chosen), and the
-    calls that scored it, with those that failed, or whose reply could not be read."""
+    """What the prompts of a program show, and how the calls that scored it ended.
+
+    Attributes:
+        num_demos: Demos that all predictors together show.
+        demo_tokens: Their tokens as GPT-4o counts them; None if no demos were chosen.
+        num_calls: Calls that scored the program.
+        num_failed: Those of them that brought no score: the call failed, or its reply could not be read.
+        num_unread: Those of them whose reply could not be read.
+    """
 
     num_demos: int
     demo_tokens: int | None
     num_calls: int
     num_failed: int
+    num_unread: int = 0
 
 
 class Report(Part):
@@ -261,6 +269,10 @@ class Report(Part):
         settings: Everything that decides the run, the seed included.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
         retrieval: Where demos may be found for each input, what was chosen.
+        random: What random demos are expected to score on new examples, or the same demos in a random order: the mean
+            that the search's model of scores expects. None if nothing was compared.
+        constant: What one answer to all examples scores: the most frequent one, or by a metric over a set the best of
+            the most frequent ones. None if outputs are no labels, or a model scores them.
         vote: Where demos were chosen, the most frequent label of as many neighbours as demos may be shown, without a
             language model; None where outputs are no labels, or a model scores them.
         confusion: Of a metric of labels over a set, the answers to all examples that both programs have answered.
@@ -285,9 +297,11 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[17] = SCHEMA_VERSION
+    schema_version: Literal[18] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: RetrievalReport | None = None
+    random: Alternative | None = None
+    constant: Alternative | None = None
     vote: Alternative | None = None
     confusion: Confusion | None = None
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plr_dspy.report.data import Comparison, Report
+    from plr_dspy.report.data import Comparison, ProgramState, Report
 
 MIN_WIN_PROBABILITY = 0.9  # from this probability of being better on new examples on, an order is called better
 ENOUGH_TO_GIVE_UP = 20  # if no score differed between orders on so many examples, there is nothing to find
 ENOUGH_COMPARED = 0.8  # if both orders were scored on this share of all examples, more calls would tell little
+MANY_UNREAD = 0.1  # share of a program's replies that cannot be read, from which on a report begins with them
 FEW_EXAMPLES = 30  # with fewer, chance decides which order looks best
 BUDGET = "budget used up"  # the reason for its end that a search gives when it used all of its calls
 WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a score
@@ -150,10 +151,12 @@ def claims(report: Report) -> list[str]:
     name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
     stopped = "as many calls as so few examples are worth" if _has_all_useful(report) else report.stopped
     lines = [
+        *_unread(report),
         f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}",
         _program("your program", report, returned=False),
         *([] if stays else [_program(name, report, returned=True)]),
         *_verdict(report),
+        *_yardsticks(report),
     ]
     if effect is not None and calibrated:
         assumed = f"labels are as frequent as {shares_by_label(_labels(report), effect.shares)}"
@@ -161,33 +164,83 @@ def claims(report: Report) -> list[str]:
             assumed = "nothing of how frequent labels are; the likeliest one is the answer"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
     elif effect is not None:
-        unread = report.original.num_failed / max(1, report.original.num_calls)
-        alone = (1 - unread) * effect.original_calibrated
+        answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
+        alone = answered * effect.original_calibrated
         metric = str(report.settings.get("metric"))
         by = f"(metric={metric})" * ("(" in metric)  # as metrics over a set are written
         if report.settings.get("calibrate"):
             if stays and effect.original_calibrated > effect.original:
                 found = f"{effect.original:.2f} as it is, and {effect.original_calibrated:.2f} calibrated"
                 lines.append(f"by its few calls, your program scores {found}: BatchCalibration{by} asks for 64 more")
-        elif alone > effect.original and alone >= effect.chosen:
+        elif alone > max(effect.original, effect.chosen):
+            constant = report.constant
+            beside = "" if constant is None else f" ({constant.name} {constant.score:.2f})"
             lines.append(
-                f"calibration alone, which needs no search, is expected to score {alone:.2f}, at least as much: use "
-                f"BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
+                f"calibration alone, which needs no search, is expected to score {alone:.2f}{beside}, which is more: "
+                f"use BatchCalibration{by}, or calibrate=True for an {noun(report)} that is chosen under it"
             )
-        elif unread and effect.original_calibrated >= max(effect.original, effect.chosen):
-            lines.append(
-                f"calibration alone may give as much, if it can read what could not be read: try BatchCalibration{by}"
-            )
-    always, c = _always(report), report.comparison
-    if always is not None and c is not None and always[0] >= scores_of_both(c)[0][not stays][0]:
-        program = "your program" if stays else f"the {name}"
-        lines.append(f"always answering {always[1]!r} scores {score(always[0], c)}, no less than {program}")
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
         lines.append("most of its calls gave no answer (see the details): give it demos, or another adapter or model")
     lines += [*_numbers_of_demos(report), *_retrieval(report)]
     if not stays and (report.comparison is not None or report.retrieves):
         lines.append(KEEP)
+    return lines
+
+
+def _unread(report: Report) -> list[str]:
+    """Say first of all that many replies of a program cannot be read: no score tells that as clearly."""
+    programs = {"your program": report.original}
+    if not original_stays(report):
+        programs["the returned program"] = report.returned
+    lines = []
+    for name, state in programs.items():
+        if _mostly_unread(state):
+            share = 100 * state.num_unread / state.num_calls
+            lines.append(
+                f"{state.num_unread} of {state.num_calls} replies of {name} cannot be read ({share:.0f} %): they count "
+                "as wrong; another adapter, or demos, may help"
+            )
+    return lines
+
+
+def _mostly_unread(state: ProgramState) -> bool:
+    """Tell whether so many replies of a program cannot be read that this comes before any score."""
+    return state.num_unread > 0 and state.num_unread >= MANY_UNREAD * state.num_calls
+
+
+def _stays(report: Report) -> str:
+    """Say that the user's program stays, and if it is a broken one, how broken."""
+    return f"the {original_name(report)} stays{_although_unread(report)}"
+
+
+def _although_unread(report: Report) -> str:
+    """Return what to add to a sentence that says that the user's program stays."""
+    state = report.original
+    if not _mostly_unread(state):
+        return ""
+    return f", although {state.num_unread} of its {state.num_calls} replies cannot be read"
+
+
+def _yardsticks(report: Report) -> list[str]:
+    """Say what simpler ways score, and where the program is no better than one of them."""
+    c = report.comparison
+    simpler = [alternative for alternative in (report.random, report.constant) if alternative is not None]
+    if c is None or not simpler:
+        return []
+    scores, _ = scores_of_both(c)
+    stays = original_stays(report)
+    own_score = scores[0 if stays else 1][0]
+    phrases = [f"{alternative.name} {score(alternative.score, c)}" for alternative in simpler]
+    lines = [f"for comparison, at no call: {', '.join(phrases)}"]
+    rivals = []
+    for alternative in simpler:
+        hair = 0.01 * max(abs(own_score), abs(alternative.score))
+        if own_score <= alternative.score + hair:
+            rivals.append(alternative.name)
+    if rivals:
+        name = "your program" if stays else "the returned program"
+        lines.append(f"{name} is no better than {' or '.join(rivals)}")
     return lines
 
 
@@ -226,10 +279,10 @@ def _verdict(report: Report) -> list[str]:
     if c is None and report.retrieves and not report.history:
         return ["no call was made: this is the rule that needs no search, and its gain is not known"]
     if c is None and report.evidence is not None:
-        return [f"the {name} stays", *_advice(report)]
+        return [_stays(report), *_advice(report)]
     if c is None:
         ended = report.stopped.startswith((BUDGET, "all "))
-        said = f"nothing was compared with the {name}, which stays"
+        said = f"nothing was compared with the {name}, which stays{_although_unread(report)}"
         if report.history:
             best = f"the best {what} is estimated to score {report.history[-1].best_score_so_far:.3f}"
             said = f"not compared with the {name}; {best} on train examples"
@@ -254,7 +307,7 @@ def _verdict(report: Report) -> list[str]:
             f"the best other {what} is expected to gain {gain} on new examples, better with probability "
             f"{math.floor(100 * other.probability) / 100:.2f}, worse with {other.probability_worse:.2f}: {short}"
         )
-    return [f"the {name} stays: {claim}", *_advice(report)]
+    return [f"{_stays(report)}: {claim}", *_advice(report)]
 
 
 def _advice(report: Report) -> list[str]:
@@ -294,17 +347,11 @@ def _calibration(report: Report) -> list[str]:
     if not original_stays(report):
         before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
         said += f"; the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated"
-    if (always := _always(report)) is not None:
-        said += f"; always answering {always[1]!r} {always[0]:.2f}"
+    if report.constant is not None:
+        said += f"; {report.constant.name} {report.constant.score:.2f}"
     if effect.shares:
         return [said, f"calibration is to these shares of labels: {shares_by_label(_labels(report), effect.shares)}"]
     return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
-
-
-def _always(report: Report) -> tuple[float, str] | None:
-    """The best score of answering one label to everything, and this label, where log-probabilities let know them."""
-    always = [] if report.calibration is None else report.calibration.always
-    return max(zip(always, _labels(report), strict=False), default=None)
 
 
 def _labels(report: Report) -> list[str]:

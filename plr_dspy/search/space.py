@@ -170,6 +170,17 @@ class OrderingSpace:
                 )
         return found
 
+    def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
+        """Draw random orderings that show as many items as are allowed, repeats included."""
+        orderings = []
+        for _ in range(num_draws):
+            items = [
+                rng.permutation(size)[:most].tolist() for size, (_, most) in zip(self.sizes, self.limits, strict=True)
+            ]
+            ordering = self.shortened(self.canonical(items))
+            orderings.append(self.identity if ordering is None else ordering)
+        return orderings
+
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """The ordering after a random move in one block; as it is where no allowed move was met.
 

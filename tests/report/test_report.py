@@ -123,13 +123,13 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 17}',
-            chosen.model_dump_json().replace('"schema_version":17', '"schema_version":16'),
+            '{"schema_version": 18}',
+            chosen.model_dump_json().replace('"schema_version":18', '"schema_version":17'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 17") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 18") as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 17): pass a file" in str(caught.value)
+        assert "schema_version: Input should be 18): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -189,13 +189,14 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
 class TestText:
     def test_the_default_is_short_and_the_details_hold_it(self, report):
         lines, details = str(report).splitlines(), report.details()
-        assert 5 <= len(lines) <= 7
+        assert 6 <= len(lines) <= 8
         c = report.comparison
         (before, low, high), (after, *_) = c.expected_original, c.expected_chosen
         assert f"your program: score {before:.3f} [{low:.3f}, {high:.3f}] expected on new" in lines[1]
         assert f"returned program: score {after:.3f} [" in lines[2]
         assert f"gain {c.expected_gain:+.3f} [" in lines[3]
-        assert "plr_dspy.load_program" in lines[4]
+        assert f"for comparison, at no call: a random order of 6 demos {report.random.score:.3f}" in lines[4]
+        assert "plr_dspy.load_program" in lines[5]
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
         assert f"demos in the order {report.slots[0].ordering}, the last next to the question" in details
@@ -212,17 +213,54 @@ class TestText:
         assert "returned program, calibrated: " in text
         assert text.count("without an answer to score before calibration\n") == 1
         assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
-        unassumed = by_hand(calibration=effect, signal=signal)  # A quarter of the calls failed.
-        assert "assumed" not in str(unassumed)
-        assert "always answering 'b' 0.60" in unassumed.details() and "always" not in str(unassumed)
-        no_better = effect.model_copy(update={"always": [0.62, 0.38]})
-        text = str(by_hand(calibration=no_better, signal=signal))
-        assert "always answering 'a' scores 0.620, no less than the returned program\n" in text
-        assert "calibration alone may give as much, if it can read what" in str(unassumed)
-        worse = effect.model_copy(update={"chosen": 0.52})
-        assert "calibration alone, which needs no search" in str(by_hand(calibration=worse, signal=signal))
+        assert "assumed" not in str(by_hand(calibration=effect, signal=signal))
         stays = str(by_hand([0, 1], calibration=effect, signal=signal, settings={"calibrate": True}))
         assert "by its few calls, your program scores 0.50 as it is, and 0.70 calibrated: Batch" in stays
+
+    @pytest.mark.parametrize(
+        ("calibrated", "chosen", "advised"), [(0.9, 0.6, True), (0.79, 0.6, False), (0.9, 0.7, False)]
+    )
+    def test_calibration_is_advised_only_where_it_is_expected_to_score_more(self, calibrated, chosen, advised):
+        """A quarter of the calls brought no answer, which calibration does not change."""
+        scores = {"original": 0.5, "original_calibrated": calibrated, "chosen": chosen, "chosen_calibrated": 0.95}
+        effect = CalibrationEffect(num_examples=30, offsets=[0.1, -0.1], **scores)
+        constant = Alternative(name="always answering 'b'", score=0.48, num_examples=40, tokens=0)
+        text = str(by_hand(calibration=effect, constant=constant))
+        advice = f"is expected to score {0.75 * calibrated:.2f} (always answering 'b' 0.48), which is more: use Batch"
+        assert (advice in text) == advised
+        assert ("BatchCalibration" in text) == advised
+
+    @pytest.mark.parametrize("ordering", [(1, 0), (0, 1)])
+    def test_a_gain_is_held_against_what_simpler_ways_score(self, ordering):
+        """The returned program is expected to score .62, and your program .52."""
+        random = Alternative(name="8 random demos", score=0.57, num_examples=32, tokens=300)
+        constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40, tokens=0)
+        text = str(by_hand(ordering, random=random, constant=constant))
+        assert "for comparison, at no call: 8 random demos 0.570, always answering 'b' 0.730\n" in text
+        if ordering == (1, 0):
+            assert "the returned program is no better than always answering 'b'\n" in text
+        else:
+            assert "your program is no better than 8 random demos or always answering 'b'\n" in text
+        better = by_hand((1, 0), random=random)
+        assert "no better than" not in str(better)
+        assert "for comparison" not in str(by_hand(comparison=None, random=random))
+
+    @pytest.mark.parametrize(("num_unread", "told"), [(1, False), (2, True), (10, True)])
+    @pytest.mark.parametrize("ordering", [(1, 0), (0, 1)])
+    def test_unread_replies_come_before_all_else(self, num_unread, told, ordering):
+        state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": num_unread}
+        broken = {**state, "num_unread": num_unread}
+        for fields in ({"original": broken, "returned": state}, {"original": state, "returned": broken}):
+            report = by_hand(ordering, **fields)
+            stays = ordering == (0, 1)
+            if stays and fields["original"] is state:
+                continue
+            name = "your program" if fields["original"] is broken else "the returned program"
+            first = str(report).splitlines()[0]
+            sentence = f"{num_unread} of 20 replies of {name} cannot be read ({5 * num_unread} %)"
+            assert first.startswith(sentence) == told
+            told_of_stay = f"stays, although {num_unread} of its 20 replies cannot be read"
+            assert (told_of_stay in str(report)) == (told_of_stay in repr(report)) == (stays and told)
 
     def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
         scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]

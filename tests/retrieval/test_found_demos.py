@@ -317,7 +317,7 @@ class TestChoice:
         asking, metric = dspy.ChainOfThought("question -> answer"), DatasetMetric(share)
         _, optimizer = compiled(CopyingEngine(), student=asking, metric=metric, max_metric_calls=0)
         assert optimizer.report.vote is None
-        monkeypatch.setattr("plr_dspy.optimizer.demos.LONGEST_VOTE", 0.0)
+        monkeypatch.setattr("plr_dspy.optimizer.yardsticks.LONGEST", 0.0)
         _, optimizer = compiled(by_colour(), max_metric_calls=0)
         assert optimizer.report.vote is None
 

@@ -65,6 +65,7 @@ class OrderingModel:
         self._features = Features(space, classes=classes) if with_features else None
         self._example_classes = None if example_classes is None else np.array(example_classes)
         self.calibrating = responses is not None and responses.calibrating
+        self.varies_in_length = space.from_end
 
     def fit(
         self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
@@ -267,6 +268,23 @@ class FittedModel:
         features = self.model.features(orderings)
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
+
+    def expected_at_random(self, drawn: Sequence[Ordering], longest: Sequence[Ordering]) -> float:
+        """Return what random orderings of the largest number of items are expected to score on average.
+
+        Args:
+            drawn: Orderings that were drawn at random and scored: their own scores keep the mean from leaning to the
+                good orderings, which most calls were spent on.
+            longest: Random orderings of the largest number of items, not scored: those drawn may show fewer.
+        """
+        estimates = dict(self.estimates())
+        with one_thread():
+            predicted = self.predict(drawn)
+            own = [estimates.get(ordering, other) for ordering, other in zip(drawn, predicted.tolist(), strict=True)]
+            mean = float(np.mean(own))
+            if self.model.varies_in_length:
+                mean += float(self.predict(longest).mean() - predicted.mean())
+        return float(np.clip(mean, *self._ends))
 
     def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""

@@ -1,0 +1,187 @@
+"""What simpler ways would score: random demos, the same answer to everything, and a vote of neighbours.
+
+A report names them beside the gain, so that a gain over a weak program is not taken for a good program. None of them
+makes a program call.
+"""
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dspy
+import numpy as np
+
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.phases import Compilation
+from plr_dspy.labels.work import LONGEST_CALL, NoCalls
+from plr_dspy.lm.plain_text_adapter import decided
+from plr_dspy.metrics.by_example import as_score, metric_caller
+from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.optimizer.job import Job
+from plr_dspy.programs.calls import own_copy
+from plr_dspy.programs.objects import language_models
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
+from plr_dspy.report.data import Alternative
+from plr_dspy.report.text import count
+from plr_dspy.retrieval.predict import Pool
+from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.search.search import mean_score
+
+MOST_ASKED = 500  # examples that a metric is asked for, at most
+LONGEST = 2.0  # seconds that a metric may take for all of them
+ENOUGH_SLOW = 3  # slow calls of the metric after which it is asked no more
+MOST_ANSWERS = 5  # of the most frequent answers, among which the best one is found
+NUM_RANDOM = 200  # random orderings whose scores are averaged
+
+Answer = Callable[[dspy.Example], dspy.Prediction]
+
+
+def yardsticks(job: Job, compilation: Compilation, outcome: Outcome) -> dict[str, Alternative | None]:
+    """Return what simpler ways would score, as fields of a report; None for those that are not known."""
+    compared = outcome.comparison is not None
+    return {
+        "random": _random_demos(job, compilation, outcome) if compared else None,
+        "constant": _constant_answer(job) if compared else None,
+        "vote": _vote(job),
+    }
+
+
+def _random_demos(job: Job, compilation: Compilation, outcome: Outcome) -> Alternative | None:
+    """Return what random demos are expected to score: as many as may be shown, in a random order."""
+    slots = job.slots
+    space = slots.space
+    if job.optimizer.scored_on != "train examples" or outcome.fitted is None:
+        return None
+    drawn = compilation.random_orderings()
+    if not drawn:
+        return None
+    orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([job.seed, 1]))
+    num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
+    name = f"{num_demos} random demos"
+    tokens = 0
+    if isinstance(slots, PoolSlots):
+        tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
+    else:
+        name = f"a random order of {count(num_demos, 'demo')}"
+    num_examples = job.plan.num_train_examples
+    if job.plan.racing:
+        scaled = outcome.scale_of_metric(job.original)
+        score = scaled(outcome.fitted.expected_at_random(drawn, orderings))
+        if outcome.fitted.calibrating:
+            name += ", calibrated"
+    else:
+        num_examples = job.plan.num_first_examples
+        scores = compilation.scores()
+        score = float(np.mean([mean_score(scores[ordering]) for ordering in drawn]))
+    return Alternative(name=name, score=round(score, 6), num_examples=num_examples, tokens=tokens)
+
+
+def _constant_answer(job: Job) -> Alternative | None:
+    """Return the score of one answer to all examples: the most frequent one, or by a set metric the best of some."""
+    if job.splits.classes is None:
+        return None
+    examples = job.scored_examples[:MOST_ASKED]
+    answers = _frequent_answers(job)
+    if not isinstance(job.optimizer.metric, SetMetric):
+        answers = answers[:1]
+    best: Alternative | None = None
+    for answer in answers:
+        score = _score(job, examples, partial(_same_answer, answer))
+        if score is None:
+            return None
+        if best is None or score > best.score:
+            values = ", ".join(repr(decided(value)) for value in dict(answer.items()).values())
+            best = Alternative(name=f"always answering {values}", score=score, num_examples=len(examples), tokens=0)
+    return best
+
+
+def _same_answer(answer: dspy.Prediction, example: dspy.Example) -> dspy.Prediction:
+    """Return the answer whatever the example is."""
+    return answer
+
+
+def _frequent_answers(job: Job) -> list[dspy.Prediction]:
+    """Return the most frequent answers of the examples, with the fields that are the same for all who have them."""
+    rows = [dict(example.labels().items()) for example in job.examples]
+    names = sorted({name for row in rows for name in row})
+    classes = answer_classes(rows, names)
+    outputs = list(job.program.predictors()[-1].signature.output_fields)
+    answers = []
+    for number, _ in Counter(classes).most_common(MOST_ANSWERS):
+        same_class = [row for row, own_number in zip(rows, classes, strict=True) if own_number == number]
+        first = same_class[0]
+        answer = dspy.Prediction()
+        for name, value in first.items():
+            keys = {value_key(row.get(name)) for row in same_class}
+            if len(keys) == 1:
+                answer[name] = value
+        if len(outputs) == 1 and len(answer) == 1 and outputs[0] not in answer:
+            # The metric maps the label of the examples to an output of another name.
+            (value,) = answer.values()
+            answer = dspy.Prediction()
+            answer[outputs[0]] = value
+        answers.append(answer)
+    return answers
+
+
+def _vote(job: Job) -> Alternative | None:
+    """Return the score of the most frequent answer among each example's neighbours, which needs no embedder's call."""
+    slots = job.slots
+    predictors = job.program.named_predictors()
+    names = set(predictors[0][1].signature.input_fields)
+    labelled = [example for example in job.examples if names <= set(example.inputs().keys())]
+    if not isinstance(slots, PoolSlots) or len(predictors) != 1 or job.splits.classes is None or not labelled:
+        return None
+    if isinstance(slots, RetrievalSlots) and slots.found:
+        (pool,) = slots.found.values()
+    else:
+        pool = Pool(predictors[0][1], labelled, [source_of(example.inputs()) for example in labelled])
+    scored = [*job.splits.selection, *job.splits.train]
+    examples = [example for example in scored if pool.knows(example.inputs())][:MOST_ASKED]
+    number = job.optimizer.max_demos
+
+    def answer(example: dspy.Example) -> dspy.Prediction:
+        inputs = dict(example.inputs().items())
+        return dspy.Prediction(**pool.vote(inputs, number, without=inputs))
+
+    score = _score(job, examples, answer)
+    if score is None:
+        return None
+    name = f"a vote of the {number} nearest examples, without a language model, scores"
+    return Alternative(name=name, score=score, num_examples=len(examples), tokens=0)
+
+
+def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
+    """Score answers by the metric; return None if it takes long, calls a model, or reads what these answers lack."""
+    metric = job.optimizer.metric
+    if language_models(metric) or not examples:
+        return None
+    calls = NoCalls()
+    deadline = time.monotonic() + LONGEST
+    over_set = metric if isinstance(metric, SetMetric) else None
+    caller = metric_caller(metric) if over_set is None else over_set.outputs
+    results: list[Any] = []
+    shortest = math.inf
+    with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
+        for example in examples:
+            prediction = answer(example)
+            began = time.monotonic()
+            results.append(caller(own_copy(example), prediction))
+            ended = time.monotonic()
+            shortest = min(shortest, ended - began)
+            # A metric that takes long each time may ask a paid service, in a way that nobody else sees.
+            if ended > deadline or (len(results) == ENOUGH_SLOW and shortest > LONGEST_CALL):
+                return None
+        if over_set is None:
+            score = float(np.mean([as_score(result) for result in results]))
+        else:
+            facts = [over_set.fact(example) for example in examples]
+            score = float(over_set.value(facts, results, [1.0] * len(results)))
+        if not calls.stopped:
+            return score
+    return None

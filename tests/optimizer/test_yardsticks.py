@@ -1,0 +1,175 @@
+"""What a report holds a program against: random demos, one answer to everything, and whether replies can be read."""
+
+from itertools import permutations
+
+import dspy
+import numpy as np
+import pytest
+from fakes import OrderSensitiveEngine, lm_of, using
+from label_world import DEMOS, EXAMPLES, Engine, probabilities, student
+
+from plr_dspy import F1, BalancedAccuracy, PLFewShot, PLReorder
+from plr_dspy.baselines import TopKOrder
+
+PHRASES = [
+    dspy.Example(text=f"phrase {i}", label="rare" if i % 10 < 3 else "usual").with_inputs("text") for i in range(140)
+]
+"""Three of ten are rare."""
+
+
+def exact(example, prediction, trace=None):
+    return example.label == prediction.label
+
+
+def options(**changed):
+    return {"max_metric_calls": 300, "num_threads": 1, "display_progress": False, **changed}
+
+
+class Mumbling(OrderSensitiveEngine):
+    """Answer usual phrases beside the format as long as no demo is shown, and rare ones well.
+
+    With demos all replies can be read, and four of five are right.
+    """
+
+    def __init__(self):
+        super().__init__({})
+
+    def answer(self, system, texts):
+        number = int(texts[-1].split("phrase ")[1].split()[0])
+        is_rare = number % 10 < 3
+        if len(texts) == 1 and not is_rare:
+            return "I would rather not say."
+        right = len(texts) == 1 or number % 5 != 4
+        label = "rare" if is_rare == right else "usual"
+        return self.formatted(system, texts, label)
+
+
+class TestUnread:
+    @pytest.mark.parametrize("metric", [F1("rare"), F1(), BalancedAccuracy(), exact], ids=repr)
+    def test_a_program_that_is_often_unread_is_replaced(self, metric):
+        program = dspy.Predict("text -> label: Literal['rare', 'usual']")
+        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options())
+        with using(Mumbling()):
+            compiled = optimizer.compile(program, trainset=PHRASES)
+        report = optimizer.report
+        assert compiled.demos
+        assert report.original.num_unread >= 0.5 * report.original.num_calls
+        assert report.returned.num_unread == 0
+        first = str(report).splitlines()[0]
+        assert f"{report.original.num_unread} of {report.original.num_calls} replies of your program cannot be" in first
+
+    def test_a_program_that_stays_although_it_is_unread(self):
+        """Demos make it worse still."""
+
+        class Silent(Mumbling):
+            def answer(self, system, texts):
+                if len(texts) > 1:
+                    return self.formatted(system, texts, "rare" if "3" in texts[-1] else "usual")
+                return super().answer(system, texts)
+
+        def metric(example, prediction, trace=None):
+            return float(example.label == prediction.label == "rare")
+
+        program = dspy.Predict("text -> label: Literal['rare', 'usual']")
+        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options())
+        with using(Silent()):
+            compiled = optimizer.compile(program, trainset=PHRASES)
+        assert not compiled.demos
+        sentence = f"the student without demos stays, although {optimizer.report.original.num_unread} of its"
+        assert sentence in str(optimizer.report)
+        assert sentence in repr(optimizer.report)
+
+
+def accuracy_of(orders):
+    """Return the mean accuracy of orders of the demos on the examples of the compiles."""
+    rights = []
+    for order in orders:
+        demos = [DEMOS[item].text for item in order]
+        for text in [example.text for example in EXAMPLES]:
+            share = probabilities(demos, text)[1]
+            is_positive = int(text.split()[-1]) % 2 == 1
+            rights.append((share > 0.5) == is_positive)
+    return float(np.mean(rights))
+
+
+class TestRandomDemos:
+    @pytest.mark.parametrize("signal", ["score", "auto"])
+    def test_are_expected_to_score_what_they_score(self, signal):
+        truth = accuracy_of(permutations(range(len(DEMOS))))
+        errors = []
+        for seed in range(4):
+            optimizer = PLReorder(exact, signal=signal, seed=seed, **options())
+            with using(Engine()):
+                optimizer.compile(student(), trainset=EXAMPLES)
+            random = optimizer.report.random
+            assert random.name == "a random order of 5 demos"
+            errors.append(random.score - truth)
+        assert np.mean(errors) == pytest.approx(0.0, abs=0.06)
+        assert np.abs(errors).max() < 0.15
+
+    def test_of_a_search_that_learns_nothing(self):
+        optimizer = TopKOrder(exact, **options(max_metric_calls=400))
+        with using(Engine()):
+            optimizer.compile(student(), trainset=EXAMPLES)
+        assert 0.4 < optimizer.report.random.score < 0.9
+
+    def test_are_as_many_as_may_be_shown(self):
+        optimizer = PLFewShot(exact, candidates="labeled", max_demos=3, **options(max_metric_calls=120))
+        with using(Engine()):
+            optimizer.compile(student(demos=[]), trainset=EXAMPLES)
+        assert optimizer.report.random.name == "3 random demos"
+        assert optimizer.report.random.tokens > 0
+
+    def test_make_no_call(self):
+        engine = Engine()
+        optimizer = PLReorder(exact, **options(max_metric_calls=120))
+        with using(engine):
+            optimizer.compile(student(), trainset=EXAMPLES)
+        assert len(engine.prompts) == optimizer.report.program_calls["total"] <= 120
+
+
+class TestOneAnswer:
+    @pytest.mark.parametrize(
+        ("metric", "name", "score"),
+        [
+            (exact, "always answering 'usual'", 0.7),
+            (F1("rare"), "always answering 'rare'", 2 * 0.3 / 1.3),
+            (BalancedAccuracy(), "always answering", 0.5),
+        ],
+        ids=repr,
+    )
+    @pytest.mark.parametrize("signature", ["text -> label", "text -> label: Literal['rare', 'usual']"])
+    def test_is_the_most_frequent_or_the_best(self, metric, name, score, signature):
+        optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options(max_metric_calls=120))
+        with using(Mumbling()):
+            optimizer.compile(dspy.Predict(signature), trainset=PHRASES)
+        constant = optimizer.report.constant
+        assert constant.name.startswith(name)
+        assert constant.score == pytest.approx(score, abs=0.03)
+        assert f"{constant.name} {constant.score:.3f}" in str(optimizer.report)
+
+    def test_is_named_where_the_program_is_no_better(self):
+        class Stubborn(OrderSensitiveEngine):
+            def answer(self, system, texts):
+                return self.formatted(system, texts, "usual" if len(texts) > 3 else "rare")
+
+        optimizer = PLFewShot(exact, signal="score", candidates="labeled", **options())
+        with using(Stubborn({})):
+            optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
+        sentence = "the returned program is no better than 8 random demos or always answering 'usual'"
+        assert sentence in str(optimizer.report)
+
+    def test_is_left_out_where_a_model_judges(self):
+        judge = dspy.Predict("text, label -> score: float")
+
+        def judged(example, prediction, trace=None):
+            with dspy.context(lm=lm_of(judging, "fake/judge")):
+                return judge(text=example.text, label=prediction.label).score
+
+        judging = OrderSensitiveEngine({})
+        judging.answer = lambda system, texts: judging.formatted(system, texts, "1.0")
+        optimizer = PLFewShot(judged, signal="score", candidates="labeled", **options(max_metric_calls=60))
+        with using(Mumbling()):
+            optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
+        assert optimizer.report.constant is None
+        assert judging.num_calls <= 60
