@@ -417,7 +417,14 @@ class Compilation:
         candidates = []
         for each in outcome.candidates:  # None of them gains more, or is surer.
             expected = min(each.gain.expected, most.expected)
-            gain = replace(each.gain, expected=expected, probability=min(each.gain.probability, most.probability))
+            gain = replace(
+                each.gain,
+                expected=expected,
+                probability=min(each.gain.probability, most.probability),
+                worse=max(each.gain.worse, most.worse),
+                probability_calibrated=min(each.gain.probability_calibrated, most.probability_calibrated),
+                worse_calibrated=max(each.gain.worse_calibrated, most.worse_calibrated),
+            )
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
