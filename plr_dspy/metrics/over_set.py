@@ -16,7 +16,7 @@ from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import NDArray
 
 from plr_dspy.lm.plain_text_adapter import name_of_label
-from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
+from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, copy_with, metric_caller, takes
 from plr_dspy.runtime import as_json
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class DatasetMetric(SetMetric):
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
     def fact(self, example: dspy.Example) -> Any:
-        return example.copy(**plain(dict(example.labels().items())))
+        return copy_with(example, plain(dict(example.labels().items())))
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         is_prediction = isinstance(prediction, dspy.Prediction)
@@ -181,7 +181,7 @@ class DatasetMetric(SetMetric):
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
-        predictions = [dspy.Prediction(**(outputs[row] or {})) for row in rows]
+        predictions = [dspy.Prediction(outputs[row]) for row in rows]
         try:
             return as_score(self.function([facts[row].copy() for row in rows], predictions))
         except Exception as error:

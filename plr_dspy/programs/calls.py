@@ -15,7 +15,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
+from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, copy_with, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
@@ -98,7 +98,7 @@ def own_copy(example: dspy.Example) -> dspy.Example:
     if type(example) is not dspy.Example:
         return example
     held = {n: copy.deepcopy(value) for n, value in example.items() if isinstance(value, (dict, list, set))}
-    return example.copy(**held)
+    return copy_with(example, held)
 
 
 class ProgramEvaluator:

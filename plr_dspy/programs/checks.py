@@ -33,6 +33,11 @@ CHOOSE_RULE = (
 )
 """What messages advise for a program that finds its demos."""
 
+TAKEN_BY_MODULES = frozenset({"instance", "self"})
+"""Names that no input of a program can have: the calls of DSPy's modules have arguments of these names."""
+TAKEN_BY_PREDICTORS = TAKEN_BY_MODULES | {"completions", "config", "demos", "lm", "new_signature", "signature"}
+"""Names that no input of a predictor can have: its calls take them for arguments of their own."""
+
 
 def _as_python(value: Any) -> Any:
     """A number or a bool of numpy as Python's own; everything else as it is."""
@@ -147,12 +152,20 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     One that is `to_order` must have predictors whose demos can be.
     """
     _check_student(student, name, to_order)
+    _check_inputs(student, name)
     _check_demos(student, to_order)
+    taken_by_calls = TAKEN_BY_MODULES
     signature: inspect.Signature | None = None  # of what a call of the program runs, where that is written in Python
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-        fields_of_it = student.named_predictors()[0][1].signature.input_fields.items()
-        needs = [n for n, field in fields_of_it if field.is_required() and type(None) not in get_args(field.annotation)]
-        required = [Parameter(n, Parameter.KEYWORD_ONLY) for n in needs]
+        fields_of_it = student.named_predictors()[0][1].signature.input_fields
+        # Examples may hold some of the others on purpose, such as other demos for each call.
+        taken_by_calls |= TAKEN_BY_PREDICTORS & fields_of_it.keys()
+        needs = {n: field.annotation for n, field in fields_of_it.items() if field.is_required()}
+        required = [
+            Parameter(n, Parameter.KEYWORD_ONLY, annotation=kind)
+            for n, kind in needs.items()
+            if type(None) not in get_args(kind)
+        ]
         signature = inspect.Signature([*required, Parameter("others", Parameter.VAR_KEYWORD)])
     else:
         with suppress(TypeError, ValueError):
@@ -172,6 +185,8 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             if not getattr(example, "_input_keys", None):
                 raise ValueError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
             given = sorted(example.inputs().keys())
+            if taken := taken_by_calls.intersection(given):
+                raise ValueError(f"{dataset}[{i}]: {_taken(min(taken))}")
             try:  # What larger programs pass to their predictors cannot be known before they run.
                 _ = signature and signature.bind(**dict.fromkeys(given))
             except TypeError as error:
@@ -227,6 +242,22 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
             f"{name} has no predictors to order demos in. Create them in __init__, not in forward; those in frozen "
             "(compiled) sub-modules are left alone: compile the sub-module itself, or set its _compiled to False"
         )
+
+
+def _check_inputs(student: dspy.Module, name: str) -> None:
+    """Raise where DSPy cannot pass an input of a predictor, as it takes it for another argument of the call."""
+    for predictor, each in student.named_predictors():
+        for field, info in each.signature.input_fields.items():
+            if field in TAKEN_BY_PREDICTORS and info.is_required():
+                raise ValueError(f"{name}: predictor {predictor!r}: {_taken(field)}")
+
+
+def _taken(field: str) -> str:
+    """Say that an input has a name that it cannot have, and what to do."""
+    return (
+        f"input {field!r} cannot be passed, as DSPy's own calls have an argument of this name: rename it in the "
+        "signature and in the examples"
+    )
 
 
 def _check_demos(student: dspy.Module, to_order: bool) -> None:

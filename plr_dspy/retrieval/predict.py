@@ -329,7 +329,7 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     """The retrieval of a saved predictor; a ValueError for want of its embedder, and for rules of a later version."""
     if state["vectors"] is not None and embedder is None:
         raise ValueError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
-    examples = [dspy.Example(**demo) for demo in state["demos"]]
+    examples = [dspy.Example(demo) for demo in state["demos"]]
     known = {name: state[name] for name in ("vectors", "tokens")}
     pool = Pool(predictor, examples, state["sources"], embedder=embedder, **known)
     return Retrieval(pool, TypeAdapter(Rule).validate_python(state["rule"]))
