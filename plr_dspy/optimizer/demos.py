@@ -172,7 +172,7 @@ class TeacherWork(MetricWork):
                 if asking is predictor or (
                     stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
                 ):
-                    made[name].append(dspy.Example(augmented=True, **inputs, **outputs))
+                    made[name].append(dspy.Example({"augmented": True, **inputs, **outputs}))
         kept = {}
         for name, (*earlier, demo) in made.items():
             if earlier:  # Of a predictor that was asked several times the last or an earlier one, drawn as by DSPy.
@@ -211,7 +211,7 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
             ended = end
             break
         cell = ledger.cells[prompt, i]
-        demos = {predictor: dspy.Example(**fields) for predictor, fields in (cell.value or {}).items()}
+        demos = {predictor: dspy.Example(fields) for predictor, fields in (cell.value or {}).items()}
         attempts.append(Attempt(number, (prompt, contents[i]), demos, cell))
     ledger.settle()
     budget.allow(1.0)

@@ -147,7 +147,7 @@ def _vote(job: Job) -> Alternative | None:
 
     def answer(example: dspy.Example) -> dspy.Prediction:
         inputs = dict(example.inputs().items())
-        return dspy.Prediction(**pool.vote(inputs, number, without=inputs))
+        return dspy.Prediction(pool.vote(inputs, number, without=inputs))
 
     score = _score(job, examples, answer)
     if score is None:
