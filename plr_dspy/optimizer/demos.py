@@ -73,14 +73,14 @@ def pools_of(
         showing = [each for each in attempts if name in each.demos]
         made = [(each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in showing]
         no_demos = messages_of(predictor, [])
-        tokens_before, nothing = count(messages=no_demos), as_text(no_demos)
+        tokens_before, nothing = count(no_demos), as_text(no_demos)
         seen, pool = {nothing}, []
         for demo, origin in [*own, *made, *others]:
             messages = messages_of(predictor, [demo])
             text = as_text(messages)
             if text != nothing and (text not in seen or origin == OWN):
                 seen.add(text)
-                pool.append(PooledDemo(demo, origin, int(count(messages=messages) - tokens_before)))
+                pool.append(PooledDemo(demo, origin, count(messages) - tokens_before))
         pools[name] = pool
     return pools
 

@@ -10,7 +10,6 @@ import sys
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +21,9 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
+from plr_dspy.programs.media import countable
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
-from plr_dspy.programs.slots import PromptSlots, messages_of
+from plr_dspy.programs.slots import Messages, PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -226,7 +226,8 @@ class Estimate:
         bootstrap_calls: Those of them that make demos before the search.
         plan: The phases after that, with their program calls (`search_calls`, `race_calls`, `final_calls`; what one
             leaves goes to the next; of the paper's algorithm before any limit) and examples.
-        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. What a predictor
+        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. A picture or sound
+            counts as 250, as litellm has it; so does a file, or its pages where litellm can read them. What a predictor
             reads of another's outputs is taken to be as in its first demo, or empty. None where prompts cannot be made.
         cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
             prices that come with litellm, without hidden reasoning. None where that is not known: where no price is
@@ -319,8 +320,8 @@ def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | No
             messages = messages_of(predictor, demos, inputs)
             answers = [message for message in messages if message["role"] == "assistant"]
             kinds = tokens.setdefault(str(lm.model), {"prompt_tokens": 0.0, "completion_tokens": 0.0})
-            kinds["prompt_tokens"] += count(messages=messages) / len(examples)
-            answer = count(messages=answers) / len(answers) if answers else math.nan
+            kinds["prompt_tokens"] += count(messages) / len(examples)
+            answer = count(answers) / len(answers) if answers else math.nan
             kinds["completion_tokens"] += answer / len(examples)
     except Exception:  # of an adapter, or a message that litellm does not know: no reason to refuse an estimate
         return None, None
@@ -328,8 +329,8 @@ def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | No
     return sum(kinds["prompt_tokens"] for kinds in tokens.values()), None if cost is None or math.isnan(cost) else cost
 
 
-def token_counter() -> Callable[..., int]:
-    """What counts the tokens of messages."""
+def token_counter() -> Callable[[Messages], int]:
+    """Return a function that counts the tokens of messages; a picture or a sound has a fixed number of them."""
     ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if ours:
         os.environ[LOCAL_PRICES] = "True"
@@ -338,8 +339,13 @@ def token_counter() -> Callable[..., int]:
     finally:
         if ours:
             os.environ.pop(LOCAL_PRICES, None)
-    # Nothing is downloaded: litellm brings this tokenizer along, and images count as so many tokens each.
-    return partial(litellm.token_counter, "gpt-4o", use_default_image_token_count=True)
+
+    def count(messages: Messages) -> int:
+        # Nothing is downloaded: litellm brings this tokenizer along, and looks at no picture.
+        options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
+        return int(litellm.token_counter("gpt-4o", **options))
+
+    return count
 
 
 def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = None) -> Budget:

@@ -14,6 +14,7 @@ import orjson
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.lm.plain_text_adapter import decided
+from plr_dspy.programs.media import named_by_digest
 from plr_dspy.programs.objects import digest
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,8 @@ def source_of(inputs: Mapping[str, Any]) -> str:
 def input_key(value: Any) -> str:
     """What identifies the value of an input, without what copies differ in: case, white space, quotes and the Unicode
     form of texts."""
-    text = unicodedata.normalize("NFC", value_key(value).decode(errors="backslashreplace"))
+    key = value_key(named_by_digest(value))
+    text = unicodedata.normalize("NFC", key.decode(errors="backslashreplace"))
     return " ".join(re.sub(r'"|\\[fnrt]', " ", text).casefold().split())
 
 

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from scipy import sparse
 
 from plr_dspy.plackett_luce.distribution import Features, choose
+from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
 from plr_dspy.statistics.calibration import Array
 
@@ -230,8 +231,8 @@ class Pool:
 
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
     """The text that some fields of a demo or a call are compared by; pictures, sounds and files have none."""
-    values = [fields[name] for name in names if fields.get(name) is not None]
-    return "\n".join(str(serialize_object(value)) for value in values if not isinstance(value, dspy.Type))
+    texts = [text_without(fields[name]) for name in names if fields.get(name) is not None]
+    return "\n".join(text for text in texts if text is not None)
 
 
 @dataclass(frozen=True)
