@@ -36,17 +36,20 @@ def load_program(
     student: dspy.Module,
     path: str | Path,
     *,
+    allow_pickle: bool = False,
     allow_unsafe_lm_state: bool = False,
     embedder: dspy.Embedder | None = None,
 ) -> dspy.Module:
-    """Load a program that an optimizer returned, from the JSON that its ``save`` wrote.
+    """Load a program that an optimizer returned, from the file that its ``save`` wrote.
 
     The student itself cannot load the file of a calibrated program.
 
     Args:
         student: The program that was compiled, created as it was then; it is not changed. It may be a larger program
             with calibrated parts: pass it with these parts as they were before they were calibrated.
-        path: The file.
+        path: The file, of JSON, or a pickle (.pkl).
+        allow_pickle: As in ``dspy.Module.load``: load a pickle, too. It can run any code, so allow it only for files
+            that you trust. Programs need it that JSON cannot hold, such as those with sets in demos.
         allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the addresses of language models that are saved with the
             program. Only for files that you trust.
         embedder: For a program whose demos are found by embeddings: what made these. It is not called to load.
@@ -58,11 +61,12 @@ def load_program(
     Raises:
         OSError: when the file cannot be read.
         TypeError: when the student is no DSPy program, or the path none of a file.
-        ValueError: when the file holds no saved program, or that of another student.
+        ValueError: when the file holds no saved program, or that of another student, or is a pickle that is not
+            allowed.
     """
     if not isinstance(student, dspy.Module):
         raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}: pass the one that was compiled")
-    state = saved_state(path)
+    state = saved_state(path, allow_pickle=allow_pickle)
     program = ProgramFactory(student).build({})
     try:
         if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):

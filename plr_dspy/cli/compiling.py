@@ -26,7 +26,7 @@ from plr_dspy.local import local_lm
 from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.checks import check_given, json_obstacle, shown
+from plr_dspy.programs.checks import PICKLE, check_given, json_obstacle, shown
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.report.text import KEEP, count, shares_by_label
 from plr_dspy.runtime import as_json, progress_bar, write_atomically
@@ -177,7 +177,14 @@ def named_program(reference: str, saved: Path | None) -> dspy.Module:
         raise TypeError(f"{wanted}; {reference} raised {type(error).__name__}: {error}") from error
     if not isinstance(program, dspy.Module):
         raise TypeError(f"{wanted}; {reference} gave {program!r}")
-    return program if saved is None else load_program(program, saved)
+    if saved is None:
+        return program
+    if saved.suffix == PICKLE:
+        raise ValueError(
+            f"{saved} is a pickle, which can run code when it is loaded: save the program as JSON, with "
+            "program.save('program.json')"
+        )
+    return load_program(program, saved)
 
 
 def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:

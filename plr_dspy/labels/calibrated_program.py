@@ -228,10 +228,8 @@ class CalibratedProgram(dspy.Module):
 
     def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
         """Load what `save` wrote, as DSPy does; a ValueError says where the file holds something else."""
-        if Path(path).suffix == ".json":
-            self.load_state(saved_state(path), allow_unsafe_lm_state=allow_unsafe_lm_state)
-        else:
-            super().load(path, allow_pickle=allow_pickle, allow_unsafe_lm_state=allow_unsafe_lm_state)
+        state = saved_state(path, allow_pickle=allow_pickle)
+        self.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
 
 
 def _with_probabilities(prediction: Any, reader: LabelReader) -> Any:

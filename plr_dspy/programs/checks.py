@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -24,6 +25,9 @@ from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
 from plr_dspy.programs.objects import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
+
+PICKLE = ".pkl"
+"""How the names of files end that can run code when they are loaded."""
 
 LARGEST = 2**63 - 1  # what a file of JSON can hold
 
@@ -310,25 +314,37 @@ def json_obstacle(program: dspy.Module) -> str:
     return ""
 
 
-def saved_state(path: str | Path) -> dict[str, Any]:
-    """Read what `program.save("x.json")` wrote, as `load_state` takes it, and warn where that was with other versions.
+def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
+    """Read what `program.save` wrote, as `load_state` takes it, and warn if that was with other versions.
 
-    What cannot be read is an OSError; what holds no saved program a ValueError.
+    Raises:
+        OSError: if the file cannot be read.
+        TypeError: if the path is that of no file.
+        ValueError: if it holds no saved program, or is a pickle and these are not allowed.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be that of a file that save wrote; got {path!r}")
     path = Path(path)
-    if path.suffix != ".json":
+    if path.suffix not in (".json", PICKLE):
         raise ValueError(
-            f"path must end in .json; got {str(path)!r}: save the program with program.save('x.json'), or load what "
-            "was saved with save_program=True with dspy.load"
+            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or load "
+            "what was saved with save_program=True with dspy.load"
         )
+    if path.suffix == PICKLE and not allow_pickle:
+        raise ValueError(
+            f"{path} is a pickle, which can run code when it is loaded: pass allow_pickle=True if you trust the file, "
+            "or save the program as JSON, with program.save('program.json')"
+        )
+    content = path.read_bytes()
     try:
-        state: dict[str, Any] = orjson.loads(path.read_bytes())
-        versions = state.pop("metadata")["dependency_versions"]
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no program: pass a file that program.save('x.json') wrote") from error
+        state = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
+        versions = dict(state.pop("metadata")["dependency_versions"])
+    except Exception as error:  # Pickles may raise anything.
+        reason = f" ({type(error).__name__}: {error})" if path.suffix == PICKLE else ""
+        cure = "pass a file that program.save('x.json') or program.save('x.pkl') wrote"
+        raise ValueError(f"{path} holds no program{reason}: {cure}") from error
     for name, version in get_dependency_versions().items():
         if versions.get(name) not in (version, None):
             logger.warning("%s was saved with %s %s, and this is %s", path, name, versions[name], version)
-    return state
+    saved: dict[str, Any] = state
+    return saved

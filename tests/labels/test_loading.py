@@ -146,7 +146,7 @@ class TestFiles:
             ("x.json", "", "holds no program"),
             ("x.json", "[]", "holds no program"),
             ("x.json", '{"schema_version": 3}', "holds no program"),
-            ("x.pkl", "", r"path must end in \.json"),
+            ("x.pkl", "", "is a pickle"),
         ],
     )
     def test_that_hold_no_program(self, tmp_path, name, text, match):

@@ -1,0 +1,157 @@
+"""Programs that JSON cannot hold, such as those with sets in demos: DSPy saves them as pickles, which can run code."""
+
+import datetime
+import pickle
+
+import dspy
+import pytest
+from fakes import Program, questions, using
+from label_engines import LABELS, Classifier, classifier, leaning
+
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder, load_program
+from plr_dspy.cli import commands as cli
+
+PLAIN = {"num_threads": 1, "display_progress": False}
+UNSAVEABLE = {"seen": {1, 2}, "when": datetime.timedelta(1)}
+"""Of demos, what JSON has no form for."""
+SIGNATURE = "question -> answer"
+
+
+def predict():
+    return dspy.Predict(SIGNATURE)
+
+
+def with_demos():
+    program = predict()
+    program.demos = [dspy.Example({**example, **UNSAVEABLE}) for example in questions(4)]
+    return program
+
+
+def ordered():
+    return PLReorder(lambda *_: 1.0, max_metric_calls=40, **PLAIN).compile(with_demos(), trainset=questions(30))
+
+
+def retrieving():
+    trainset = [dspy.Example({**example, **UNSAVEABLE}).with_inputs("question") for example in questions(30)]
+    chooser = PLFewShot(lambda *_: 1.0, demos="retrieved", candidates="labeled", max_metric_calls=0, **PLAIN)
+    return chooser.compile(predict(), trainset=trainset)
+
+
+def larger():
+    return Program(lambda self, question: self.part(question=question), part=predict())
+
+
+def in_a_larger_one():
+    program = larger()
+    program.part.demos = with_demos().demos
+    return program
+
+
+def prompt(program):
+    with using(Classifier(leaning(LABELS, 0.0))):
+        try:
+            program(question="question 7")
+        except Exception:
+            assert dspy.settings.lm.history
+        return dspy.settings.lm.history[-1]["messages"]
+
+
+@pytest.mark.filterwarnings("ignore")
+class TestPrograms:
+    @pytest.mark.parametrize(
+        ("make", "student"),
+        [(with_demos, predict), (ordered, predict), (retrieving, predict), (in_a_larger_one, larger)],
+    )
+    def test_are_the_same_when_they_are_loaded(self, make, student, tmp_path):
+        with using(Classifier(leaning(LABELS, 0.0))):
+            program = make()
+        with pytest.raises(RuntimeError, match=r"consider saving the state in \.pkl"):
+            program.save(tmp_path / "program.json")
+        program.save(tmp_path / "program.pkl")
+        loaded = load_program(student(), tmp_path / "program.pkl", allow_pickle=True)
+        assert prompt(loaded) == prompt(program)
+        assert len(prompt(program)) > 2 + 2 * 3
+
+    @pytest.mark.parametrize("place", ["alone", "in a larger one"])
+    def test_are_calibrated_as_they_were(self, place, tmp_path):
+        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(30)]
+        with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
+            student, program = (
+                classifier(),
+                BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset),
+            )
+            if place != "alone":
+                parts = [Program(lambda self, text: self.part(text=text), part=part) for part in (student, program)]
+                student, program = parts
+            program.save(tmp_path / "program.pkl")
+            loaded = load_program(student, tmp_path / "program.pkl", allow_pickle=True)
+            answers = [each(text="new").toDict() for each in (program, loaded)]
+        assert answers[0] == answers[1]
+        assert "probabilities" in answers[0]
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("a pickle was read",)
+
+
+class TestNoPickleIsReadUnlessItIsAllowed:
+    def test_by_load_program(self, tmp_path, capsys):
+        (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
+        with pytest.raises(ValueError, match=r"program\.pkl is a pickle, which can run code.*allow_pickle=True"):
+            load_program(predict(), tmp_path / "program.pkl")
+        assert capsys.readouterr().out == ""
+
+    def test_by_a_calibrated_program(self, tmp_path, capsys):
+        (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
+        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(30)]
+        with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
+            program = BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset)
+            with pytest.raises(ValueError, match="allow_pickle=True"):
+                program.load(tmp_path / "program.pkl")
+            program.save(tmp_path / "program.pkl")
+            program.load(tmp_path / "program.pkl", allow_pickle=True)
+        assert "a pickle was read" not in capsys.readouterr().out
+
+    def test_by_the_command_line_which_has_no_such_option(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
+        (tmp_path / "app.py").write_text(f"import dspy\nprogram = dspy.Predict({SIGNATURE!r})\n")
+        (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+        words = (
+            "predict app.py:program --data data.jsonl --inputs question --lm openai/x --demos program.pkl --out x.jsonl"
+        )
+        assert cli.main(words.split()) == cli.USER_ERROR
+        told = capsys.readouterr()
+        assert "program.pkl is a pickle" in told.err
+        assert "program.save('program.json')" in told.err
+        assert "allow" not in told.err
+        assert told.out == ""
+
+    def test_json_needs_no_permission(self, tmp_path):
+        program = predict()
+        program.demos = questions(2)
+        program.save(tmp_path / "program.json")
+        assert load_program(predict(), tmp_path / "program.json", allow_pickle=True).demos == [
+            dict(d) for d in program.demos
+        ]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({"metadata": {}}), pickle.dumps(3)]
+)
+def test_files_that_hold_no_program(data, tmp_path):
+    (tmp_path / "program.pkl").write_bytes(data)
+    with pytest.raises(ValueError, match=r"program\.pkl holds no program"):
+        load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
+
+
+def test_a_pickle_of_another_program(tmp_path):
+    larger().save(tmp_path / "program.pkl")
+    with pytest.raises(ValueError, match="of another program than the student"):
+        load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
+
+
+def test_what_is_neither_is_no_file_of_a_state(tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in \.json or \.pkl"):
+        load_program(predict(), tmp_path / "program")
