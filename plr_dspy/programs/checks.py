@@ -159,24 +159,19 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     _check_inputs(student, name)
     _check_demos(student, to_order)
     taken_by_calls = TAKEN_BY_MODULES
-    signature: inspect.Signature | None = None  # of what a call of the program runs, where that is written in Python
+    signature: inspect.Signature | None = None  # of what a call of another module runs, where that is in Python
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
         fields_of_it = student.named_predictors()[0][1].signature.input_fields
         # Examples may hold some of the others on purpose, such as other demos for each call.
         taken_by_calls |= TAKEN_BY_PREDICTORS & fields_of_it.keys()
-        needs = {n: field.annotation for n, field in fields_of_it.items() if field.is_required()}
-        required = [
-            Parameter(n, Parameter.KEYWORD_ONLY, annotation=kind)
-            for n, kind in needs.items()
-            if type(None) not in get_args(kind)
-        ]
-        signature = inspect.Signature([*required, Parameter("others", Parameter.VAR_KEYWORD)])
+        kinds = {name: field.annotation for name, field in fields_of_it.items() if field.is_required()}
+        needed = {name: kind for name, kind in kinds.items() if type(None) not in get_args(kind)}
     else:
         with suppress(TypeError, ValueError):
             signature = inspect.signature(forward_of(student) or student)
-    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    parameters = signature.parameters.values() if signature else ()
-    needed = [each.name for each in parameters if each.kind in named and each.default is each.empty]
+        named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        parameters = [each for each in signature.parameters.values() if each.kind in named] if signature else []
+        needed = {each.name: each.annotation for each in parameters if each.default is each.empty}
     quoted = ", ".join(f'"{each}"' for each in needed)
     with_inputs = f"with_inputs({quoted or '...'})"
     for dataset, examples in datasets.items():
@@ -191,16 +186,11 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             given = sorted(example.inputs().keys())
             if taken := taken_by_calls.intersection(given):
                 raise ValueError(f"{dataset}[{i}]: {_taken(min(taken))}")
-            try:  # What larger programs pass to their predictors cannot be known before they run.
-                _ = signature and signature.bind(**dict.fromkeys(given))
-            except TypeError as error:
-                problem = f"forward{signature} cannot take them ({error})"
-                if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-                    problem = f"it needs {sorted(needed)}"
+            if problem := _problem_of_inputs(given, needed, signature):
                 raise ValueError(
-                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: rename the fields of "
-                    "the examples or of the program, or name the inputs in with_inputs"
-                ) from None
+                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: "
+                    f"{_cure_of_inputs(given, needed)}"
+                )
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
@@ -211,6 +201,31 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         raise TypeError(
             f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
         )
+
+
+def _problem_of_inputs(given: Sequence[str], needed: Mapping[str, Any], signature: inspect.Signature | None) -> str:
+    """Say why a program cannot be called with inputs of these names; empty if it can, as far as that is known.
+
+    What larger programs pass to their predictors is not known before they run.
+    """
+    if signature is None:
+        return "" if needed.keys() <= set(given) else f"it needs {sorted(needed)}"
+    try:
+        signature.bind(**dict.fromkeys(given))
+    except TypeError as error:
+        return f"forward{signature} cannot take them ({error})"
+    return ""
+
+
+def _cure_of_inputs(given: Sequence[str], needed: Mapping[str, Any]) -> str:
+    """Say what to do about examples without some of the inputs that a program needs, given by their types."""
+    missing = {name: kind for name, kind in needed.items() if name not in given}
+    histories = [name for name, kind in missing.items() if kind in (dspy.History, "dspy.History")]
+    cure = "rename the fields of the examples or of the program, or name the inputs in with_inputs"
+    if not histories:
+        return cure
+    first = f"give each example {histories[0]}=dspy.History(messages=[]), and name it in with_inputs"
+    return first if len(missing) == len(histories) else f"{first}; {cure}"
 
 
 def _check_student(student: Any, name: str, to_order: bool) -> None:

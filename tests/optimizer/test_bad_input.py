@@ -291,3 +291,40 @@ def test_labels_that_the_program_cannot_answer_are_told_before_any_call(engine, 
     optimizer().estimate(classify, trainset=[row.with_inputs("question") for row in rows])
     assert f"{number} of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
     assert not engine.num_calls
+
+
+class WithHistory(WithoutForward):
+    def forward(self, question: str, talk: dspy.History):
+        return self.answer(question=question, talk=talk)
+
+
+TALK = dspy.Signature("question, talk: dspy.History -> answer")
+TALKING = {
+    "predictor": lambda: dspy.Predict(TALK),
+    "module": lambda: dspy.ChainOfThought(TALK),
+    "larger": lambda: WithHistory(dspy.Predict(TALK)),
+}
+
+
+class TestHistories:
+    """Of a program that goes on with a conversation, examples may be its beginning."""
+
+    @pytest.fixture(params=TALKING)
+    def program(self, request):
+        made = TALKING[request.param]()
+        made.predictors()[0].demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
+        return made
+
+    def test_that_are_missing_can_be_empty(self, program, engine):
+        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and name it in with_inputs$"
+        with pytest.raises(ValueError, match=cure):
+            optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
+        assert engine.num_calls == 0
+        trainset = [e.copy(talk=dspy.History(messages=[])).with_inputs("question", "talk") for e in EXAMPLES[4:40]]
+        optimizer(max_metric_calls=60).compile(program, trainset=trainset)
+        assert engine.num_calls > 0
+
+    def test_are_not_all_that_may_be_missing(self, program, engine):
+        trainset = [dspy.Example(text="t", answer="a").with_inputs("text")] * 30
+        with pytest.raises(ValueError, match=r"talk=dspy\.History.*; rename the fields"):
+            optimizer(max_metric_calls=60).compile(program, trainset=trainset)

@@ -24,7 +24,7 @@ TAKEN = ["completions", "config", "demos", "instance", "lm", "new_signature", "s
 
 def names_of_dspy():
     """What examples, predictions and predictors have, and what their calls take, by name."""
-    names = {"args", "augmented", "base", "kwargs", "prediction", "score", "trace", *TAKEN}
+    names = {"args", "augmented", "base", "kwargs", "others", "prediction", "score", "trace", *TAKEN}
     for one in (dspy.Example(), dspy.Prediction(), dspy.Predict("question -> answer")):
         names |= {*dir(type(one)), *vars(one)}
     # DSPy can make no signature with these two.
