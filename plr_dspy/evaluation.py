@@ -21,6 +21,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import Checked, check_given, saved_state
+from plr_dspy.programs.made_with import other_settings
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
@@ -103,6 +104,12 @@ def load_program(
                 f"{path} is of another program than the student: its demos of predictor {name!r} have none of the "
                 f"fields {list(fields)}"
             )
+    calibrated = [part for _, part in program.named_sub_modules(CalibratedProgram) if part.calibration is not None]
+    # A call of a calibrated program says so itself.
+    told = {id(predictor) for part in calibrated for predictor in part.predictors()}
+    differences = other_settings(each for each in program.predictors() if id(each) not in told)
+    if differences:
+        logger.warning("%s was made with %s, or compile it anew", path, "; with ".join(differences))
     return program
 
 

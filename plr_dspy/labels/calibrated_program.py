@@ -24,6 +24,7 @@ from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
+from plr_dspy.programs.made_with import settings_of
 from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import Array, calibrated
@@ -183,11 +184,8 @@ class CalibratedProgram(dspy.Module):
         predictor = dict(self.program.named_predictors())[self.predictor]
         fields = list(predictor.signature.fields)
         shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
-        adapter, model = dspy.settings.adapter or dspy.ChatAdapter(), predictor.lm or dspy.settings.lm
-        plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
         return {
-            "adapter": f"{type(adapter).__name__}{plainer}",
-            "model": str(model.model) if hasattr(model, "model") else None,
+            **settings_of(predictor),
             "prompt": digest([fields, predictor.signature.dump_state(), serialize_object(shown)]),
         }
 

@@ -35,6 +35,7 @@ from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
+from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
@@ -352,6 +353,7 @@ def _program_as_scored(
 ) -> dspy.Module:
     """Make the program in an order, calibrated by the offsets that it was scored with; without any, as it came."""
     program = job.slots.build(ordering)
+    record_settings(program)
     if offsets:
         assert isinstance(work, LabelWork)
         kind, number = "batch" if shares else "none", len(job.scored_examples)
