@@ -1,13 +1,14 @@
 """PLReorder in chains with DSPy's optimizers, and PLFewShot in their place, on programs of every shape."""
 
+import json
 from functools import partial
 
 import dspy
 import pytest
-from fakes import Program, exact_match, questions, two_predictors
+from fakes import Program, engine_for, exact_match, questions, two_predictors, using
 
 import chains
-from plr_dspy import PLFewShot, PLReorder
+from plr_dspy import PLFewShot, PLReorder, load_program
 
 EXAMPLES = questions(60)
 
@@ -116,3 +117,25 @@ def test_inside_better_together(engine):
     assert report["settings"]["num_selection"] <= 10
     before, after = (sorted(demo.question for demo in programs[name].demos) for name in ("few", strategy))
     assert before == after
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
+def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
+    """As docs/order.md advises: DSPy's file of the ensemble itself holds no member that is compiled."""
+    make = partial(module, "question -> answer")
+    with using(engine_for(EXAMPLES)):
+        members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]
+        optimizer = PLReorder(exact_match, max_metric_calls=40, num_threads=1, display_progress=False)
+        members = [optimizer.compile(member, trainset=EXAMPLES) for member in members]
+        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
+        ensemble.save(tmp_path / "ensemble.json")
+        for i, member in enumerate(members):
+            member.save(tmp_path / f"member-{i}.json")
+        loaded = [load_program(make(), tmp_path / f"member-{i}.json") for i in range(2)]
+        again = dspy.Ensemble(reduce_fn=dspy.majority).compile(loaded)
+        answers = [program(question="question 39").toDict() for program in (ensemble, again)]
+    assert answers[0] == answers[1]
+    assert prompts(loaded[0]) == prompts(members[0])
+    held = json.loads((tmp_path / "ensemble.json").read_text()).keys() - {"metadata"}
+    assert len(held) == (2 if module is dspy.Predict else 0)
