@@ -1,7 +1,6 @@
 """Scores by example that stand for a metric over a set: its value, and what one more answer does to it."""
 
 import itertools
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,6 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from plr_dspy.runtime import as_json
+from plr_dspy.scoring.values import Unwritable, ValueCodec
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -45,7 +47,9 @@ class Influence:
         self._value = 0.0
         self._shifts: Array | None = None  # mean influences at the reference, by group; None without one
         self._variances = np.ones(len(self._numbers))  # of these influences
-        self._influences: dict[tuple[Any, str], float] = {}
+        self._influences: dict[tuple[Any, Any], float] = {}
+        self._codec = ValueCodec()
+        self._identified: dict[int, Any] = {}  # outputs that their ids stand for, which are theirs as long as they live
 
     def refer(self, answered: Iterable[tuple[int, Any]]) -> None:
         """Take these outputs, of examples given by number, as the reference; without any nothing changes."""
@@ -66,7 +70,9 @@ class Influence:
         self._rows, self._weights = reference = self._merged(rows + pseudo, counts)
         self._base = self._value_of(*reference)
         self._influences.clear()
-        if self._shares.keys() <= {fact for fact, _ in rows}:
+        self._identified.clear()
+        # Without shares, facts may be objects that have no hash.
+        if not self._shares or self._shares.keys() <= {fact for fact, _ in rows}:
             reference = self._merged(rows, counts[: len(rows)])
         self._value = self._value_of(*reference)
         self._shifts = self._moments(*reference)[0]
@@ -232,6 +238,16 @@ class Influence:
         found = [weights[key] * self._shares[fact] / totals[fact] for key, (fact, _) in distinct.items()]
         return list(distinct.values()), np.array(found) / sum(found)
 
-    def _key(self, fact: Any, outputs: Any) -> tuple[Any, str]:
+    def _key(self, fact: Any, outputs: Any) -> tuple[Any, Any]:
         """What identifies an answer."""
-        return fact if self._metric.weighted else id(fact), json.dumps(outputs, sort_keys=True)
+        return fact if self._metric.weighted else id(fact), self._identity(outputs)
+
+    def _identity(self, outputs: Any) -> Any:
+        """What identifies outputs: what they hold, or the object itself if that cannot be told."""
+        if type(outputs) is str:
+            return outputs
+        try:
+            return as_json(self._codec.encode(outputs))
+        except Unwritable:
+            self._identified[id(outputs)] = outputs
+            return id(outputs)

@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -18,12 +18,14 @@ from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.runtime import as_json
+from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
 
 FILE = "cells.jsonl"
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
+UNTYPED_VERSION = 9  # It kept values as plain JSON, which had altered what JSON lacks.
 
 TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}  # may be gone the next time
 CellKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and index of an example
@@ -39,7 +41,7 @@ class Cell:
     outcome: str = ""  # after an exception `WRONG` or `FAILED`; then its class name, and the first line it says
     error: str = ""
     message: str = ""
-    value: Any = None  # JSON data: what a metric over a set reads, or what the call was made for in place of a score
+    value: Any = None  # of any type: what a metric over a set reads, or what the call was made for in place of a score
     # Of all labels that the program might have answered with, where the call told them.
     label_logprobs: Annotated[tuple[LogProbability, ...], Field(min_length=1)] | None = None
     unseen_labels: tuple[int, ...] = ()  # numbers of those of them that are known to be small, and no more
@@ -58,13 +60,17 @@ class Ledger:
     With a file, each cell is one line of JSON, written when it is added: a kill loses nothing. A last line that was cut
     is dropped when the file is read again; its call counts, as do failed ones. A new ledger forgets the failed cells on
     which nothing has been decided yet (`settle`), so that their calls are made again: those that failed by the
-    provider, and all of them after a `retry`.
+    provider, and all of them after a `retry`. So are calls whose values the file cannot hold.
     """
 
-    def __init__(self, path: Path | None = None) -> None:  # the file; None keeps everything in memory
+    def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
+        """Read what the file at `path` holds; None keeps everything in memory. The codec writes and reads values."""
+        self._codec = codec or ValueCodec()
+        self._kinds_lost = set[str]()  # what was said of values that a file cannot hold
         self.cells: dict[CellKey, Cell] = {}  # what has been paid, by prompt and number of the example
         self.by_content: dict[tuple[str, str], Cell] = {}  # the same by prompt and content, whatever numbers there are
         self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
+        self.version = SCHEMA_VERSION  # that the file was written with
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
         # What compiles have decided on, by the arguments that decide it: with the same, another one takes it as it was.
@@ -97,7 +103,8 @@ class Ledger:
     def add(self, key: CellKey, cell: Cell, tokens: Tokens) -> bool:
         """Note a cell that was paid; after `stop` it is too late, and the answer False."""
         fingerprint, example = key
-        told = _CELL.dump_python(cell, exclude_defaults=True) | ({"tokens": tokens} if tokens else {})
+        of_tokens: dict[str, Any] = {"tokens": tokens} if tokens else {}
+        told = _CELL.dump_python(replace(cell, value=None), exclude_defaults=True) | of_tokens
         with self._lock:
             if self._closed:
                 return False
@@ -105,8 +112,21 @@ class Ledger:
             self.cells[key] = self.by_content[fingerprint, name] = cell
             self.paid.append(tokens)
             self._settled = False
-            self.note({"cell": (fingerprint, name), **told})
+            try:
+                if cell.value is not None:
+                    told["value"] = self._codec.encode(cell.value)
+            except Unwritable as error:
+                self._warn_of_loss(f"{self.path} cannot hold {error}")
+                self.note({"lost": 1, **of_tokens})
+            else:
+                self.note({"cell": (fingerprint, name), **told})
             return True
+
+    def _warn_of_loss(self, reason: str) -> None:
+        """Warn, once for each reason, that a compile which goes on from the file makes calls again."""
+        if self.path is not None and reason not in self._kinds_lost:
+            self._kinds_lost.add(reason)
+            logger.warning("%s: a compile that goes on from there makes the calls with such values again", reason)
 
     def begin(self, arguments: Facts) -> None:
         """Note the arguments of the compile that begins: with others than any before, it has no rounds yet."""
@@ -186,7 +206,16 @@ class Ledger:
         match record:
             case {"cell": [str(fingerprint), str(example)], **told}:
                 tokens = _TOKENS.validate_python(told.pop("tokens", {}))
-                cell, key = _CELL.validate_python(told), (fingerprint, example)
+                key = (fingerprint, example)
+                written = told.pop("value", None)
+                if self.version == UNTYPED_VERSION and isinstance(written, dict):
+                    raise ValueError("an earlier version wrote its value, and may have altered it")
+                try:
+                    cell = _CELL.validate_python({**told, "value": self._codec.decode(written)})
+                except Unreadable as error:
+                    self._warn_of_loss(f"{self.path}: {error}")
+                    self.paid.append(tokens)
+                    return
                 if cell.score is None and not cell.outcome and cell.value is None:
                     raise ValueError(f"it says nothing of {key}")
                 if key in self.by_content and self.by_content[key].outcome != FAILED:
@@ -197,14 +226,15 @@ class Ledger:
                     unsettled.append(key)
                 elif key in unsettled:
                     unsettled.remove(key)
-            case {"lost": int(count)}:
-                self.paid += [{}] * count
+            case {"lost": int(count), **told}:
+                self.paid += [_TOKENS.validate_python(told.get("tokens", {}))] * count
             case {"retry": _}:
                 for key in unsettled:
                     self.by_content.pop(key, None)
-            case {"schema_version": version} if version != SCHEMA_VERSION:
+            case {"schema_version": version} if version not in (UNTYPED_VERSION, SCHEMA_VERSION):
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
             case {"identity": identity, "unstable": unstable}:
+                self.version = record.get("schema_version", SCHEMA_VERSION)
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
             case {"out_of_time": ended}:
                 self.out_of_time.append(ended)
@@ -226,7 +256,11 @@ class Ledger:
 
 @contextmanager
 def open_ledger(
-    folder: Path | None, describe: Callable[[], Facts], *, accept_changes: bool = False
+    folder: Path | None,
+    describe: Callable[[], Facts],
+    *,
+    accept_changes: bool = False,
+    codec: Callable[[], ValueCodec] = ValueCodec,
 ) -> Iterator[Ledger]:
     """The ledger of a folder, which no other compile uses meanwhile; without a folder, everything stays in memory.
 
@@ -250,7 +284,8 @@ def open_ledger(
             ) from None
         except (OSError, ValueError) as error:  # ValueError: of a null byte
             raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
-        ledger = Ledger(folder / FILE)
+        values = codec()
+        ledger = Ledger(folder / FILE, values)
         stack.callback(lambda: ledger.close())
         identity = orjson.loads(orjson.dumps(describe()))
         if ledger.num_resumed and (said := _changes(ledger.identity or {}, identity, ignored=ledger.unstable)):
@@ -258,7 +293,7 @@ def open_ledger(
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()
                 (folder / FILE).unlink()
-                ledger = Ledger(folder / FILE)
+                ledger = Ledger(folder / FILE, values)
             elif not accept_changes:
                 raise ValueError(
                     f"log_dir {folder} belongs to another compile: {said}. Pass another log_dir, or compile with what "
@@ -270,7 +305,7 @@ def open_ledger(
         record = {"schema_version": SCHEMA_VERSION, "identity": identity, "unstable": ledger.unstable}
         if ledger.identity is None:
             ledger.note(record, must=True)
-        elif ledger.identity != identity:
+        elif ledger.identity != identity or ledger.version != SCHEMA_VERSION:
             ledger.postponed.append(record)
         if ledger.num_resumed:
             logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
