@@ -122,8 +122,8 @@ class ProgramScore:
         difference, difference_interval: What it scores more than the first program, on the same examples, and the 95 %
             interval of that; both None for the first.
         num_unread: Replies that could not be read; they count as wrong.
-        recalls: Of each label, the share of the examples with this label that were answered with it; empty where the
-            program has no output of few labels, or examples have none of them.
+        recalls: Of each label, the share of the examples with this label that were answered with it, also of None if
+            that is an answer, too; empty where the program has no output of few labels, or examples have none of them.
     """
 
     score: float
@@ -242,11 +242,11 @@ class Answers(MetricWork):
         self.predictions = [self.predictions[example] for example in examples]
         self.cells = [self.cells[example] for example in examples]
         if self._over_set is not None:
-            self.influence = Influence(self._over_set, [self._over_set.fact(each) for each in self.examples])
+            self.influence = Influence(self._over_set, self._over_set.facts(self.examples))
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
-        shown, self.predictions[example] = self._answered(program, example)
-        return self._scored(shown, self.predictions[example])
+        self.predictions[example] = self._answered(program, example)
+        return self._scored(example, self.predictions[example])
 
     def scored(self, *others: Answers) -> list[tuple[list[float], float]]:
         """What each answer scores, and all together, of this program and of others: of a metric over a set, near the
@@ -280,6 +280,11 @@ class Answers(MetricWork):
             if any(answers) or all(each is None for each in self.predictions):  # Else they may lie under another name.
                 numbers = enumerate(output.labels)
                 recalls = {label: float(np.mean(answers[right == i] == label)) for i, label in numbers if i in right}
+                pairs = zip(self.examples, self.predictions, strict=True)
+                of_none = [prediction for example, prediction in pairs if output.num_none([example])]
+                if of_none:
+                    read = [each for each in of_none if isinstance(each, dspy.Prediction)]
+                    recalls.setdefault("None", output.num_none(read) / len(of_none))
         found = ProgramScore(value, interval, num_unread=num_unread, recalls=recalls)
         if self is first:
             return found

@@ -81,6 +81,10 @@ class LabelOutput:
         labels = list(self.labels)
         return f"{len(missing)} of {len(examples)} examples have none of the labels {labels} at {self.name!r}{one}"
 
+    def num_none(self, examples: Sequence[Any]) -> int:
+        """Return how many examples or demos have None, where that is an answer, too."""
+        return sum(self.optional and self.name in each and each[self.name] is None for each in examples)
+
     def counts(self, examples: Sequence[Any]) -> Array:
         """Return how many of the examples have each label, ``[L]``."""
         known = self.numbers(examples)
@@ -172,19 +176,31 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     return np.asarray(shares / shares.sum())
 
 
-def warn_of_labels(program: dspy.Module, output: LabelOutput, counts: Array, *, by_accuracy: bool = True) -> None:
-    """Warn where demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples."""
-    texts, most = list(output.labels), int(counts.argmax())
-    demos = output.numbers(dict(program.named_predictors())[output.predictor].demos)
-    if len(demos) >= ONE_SIDED and len(set(demos)) == 1 and demos[0] >= 0 and (counts > 0).sum() > 1:
+def warn_of_labels(
+    program: dspy.Module, output: LabelOutput, counts: Array, *, num_none: int = 0, by_accuracy: bool = True
+) -> None:
+    """Warn if demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples.
+
+    None counts as a label of as many more examples as have it.
+    """
+    names = [*map(repr, output.labels), "None"]
+    counts_with_none = np.append(counts, num_none)
+    most = int(counts_with_none.argmax())
+    demos = dict(program.named_predictors())[output.predictor].demos
+    numbers = output.numbers(demos)
+    if demos and output.num_none(demos) == len(demos):
+        numbers[:] = len(output.labels)
+    if len(demos) >= ONE_SIDED and len(set(numbers)) == 1 and numbers[0] >= 0 and (counts_with_none > 0).sum() > 1:
         logger.warning(
-            f"all {len(demos)} demos have the label {texts[demos[0]]!r}, so the model may answer it too often: give "
+            f"all {len(demos)} demos have the label {names[numbers[0]]}, so the model may answer it too often: give "
             "demos of several labels, as PLFewShot chooses them"
         )
-    if by_accuracy and is_uneven(counts, far=True):
+    # Some examples with None leave labels as even as they are.
+    watched = counts_with_none if most == len(counts) else counts
+    if by_accuracy and is_uneven(watched, far=True):
         logger.warning(
-            f"{100 * counts[most] / counts.sum():.0f} % of the examples with a known label have {texts[most]!r}: "
-            "a program that always answers it has that accuracy, so compare with it"
+            f"{100 * counts_with_none[most] / counts_with_none.sum():.0f} % of the examples with a known label have "
+            f"{names[most]}: a program that always answers it has that accuracy, so compare with it"
         )
 
 

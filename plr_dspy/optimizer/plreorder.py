@@ -232,7 +232,13 @@ def label_work(job: Job) -> LabelWork | str:
     scores = label_scores(metric, examples, output, max_seconds=job.optimizer.max_seconds)
     if isinstance(scores, str):
         return scores
-    warn_of_labels(job.program, output, right_counts(scores), by_accuracy=not isinstance(metric, SetMetric))
+    warn_of_labels(
+        job.program,
+        output,
+        right_counts(scores),
+        num_none=output.num_none(examples),
+        by_accuracy=not isinstance(metric, SetMetric),
+    )
     own = None if job.calibrated_student is None else job.calibrated_student.calibration
     calibrate = job.optimizer.calibrate
     work = LabelWork(
