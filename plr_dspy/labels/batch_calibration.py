@@ -21,6 +21,7 @@ from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calib
 from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
+from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
@@ -131,6 +132,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
         deciding = False
+        num_none = 0
         if self.method == "batch" and prior is None:
             labelled = list(compress(usable, output.numbers(usable) >= 0))
             deciding, even = len(labelled) > 1, "all are taken to be equally frequent"
@@ -138,6 +140,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 logger.warning(f"{said}: {'they are left out' if deciding else even}")
             elif not deciding:
                 logger.info(f"no example has a label at {output.name!r}: {even}")
+            num_none = output.num_none(usable)
+            if deciding and num_none:
+                logger.info(f"{num_none} examples have None at {output.name!r}, and calibrate no label")
             usable = labelled if deciding else usable
         if self.metric is not None and not deciding:
             raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
@@ -154,7 +159,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if deciding:
             if self.metric is not None:
                 self.metric.check(usable)
-            warn_of_labels(student, output, counts, by_accuracy=self.metric is None)
+            warn_of_labels(student, output, counts, num_none=num_none, by_accuracy=self.metric is None)
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
@@ -197,10 +202,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             if self.metric is None:
                 return float((numbers == right).mean())
             told = [
-                None if number < 0 else self.metric.outputs(example, predictions[number])
+                None if number < 0 else self.metric.outputs(own_copy(example), predictions[number])
                 for example, number in zip(asked, numbers.tolist(), strict=True)
             ]
-            return self.metric.value([self.metric.fact(each) for each in asked], told, weights[ran].tolist())
+            return self.metric.value(self.metric.facts(asked), told, weights[ran].tolist())
 
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
@@ -233,7 +238,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.metric is None:
             return drawn[:count], np.ones(count)
         # Rare ones decide: all take turns, and count in their shares.
-        influence = Influence(self.metric, [self.metric.fact(each) for each in drawn])
+        influence = Influence(self.metric, self.metric.facts(drawn))
         chosen = influence.turns(len(drawn))[:count]
         (weights,) = influence.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights

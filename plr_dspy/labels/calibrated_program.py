@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from plr_dspy._version import __version__
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
+from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.made_with import settings_of
@@ -303,7 +304,9 @@ class PerInputOrder(dspy.Module):
             output, answer = needed_output(self.program, "DEmO", cure=""), None
             likeliest = Calibration.none(output.labels).applied
             with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
-                answer = program(*args, **inputs)
+                # A program may write to what it gets, which the next order must not see.
+                own_inputs = {name: own_value(value) for name, value in inputs.items()}
+                answer = program(*map(own_value, args), **own_inputs)
             if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
                 p = distribution(found.log_probabilities, found.unseen)
                 answers.append((p.max() - order["content_free"][int(p.argmax())], answer))

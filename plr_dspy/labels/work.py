@@ -14,8 +14,9 @@ from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
+from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import DatasetMetric, SetMetric
-from plr_dspy.programs.calls import MetricWork, WrongAnswer, own_copy
+from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.ledger import Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
@@ -61,13 +62,13 @@ class LabelWork(MetricWork):
         try:
             reading = labels_read(program, self.output, self.requests, decision=decision)
             with reading as reader:
-                shown, prediction = self._answered(program, example)
+                prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             told = self._told(reader.unread) if is_original or not self.scores.size else {}
             wrong.told = {"refused": self.requests.reason, **told}
             raise
         label = self.output.label_of(prediction)  # Read before the metric, which may write to it.
-        cell = self._scored(shown, prediction)
+        cell = self._scored(example, prediction)
         if not self.scores.size:
             said = reader.unread or reader.behind(prediction)
             if said and not (isinstance(prediction, dspy.Prediction) and self.output.name in prediction):
@@ -106,7 +107,7 @@ class LabelWork(MetricWork):
         if self.influence is not None and self._over_set is not None:  # which keeps the table up to date
             read, scores = self._over_set.outputs, scores.copy()
             predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
-            outputs = [[read(each, answer) for answer in predictions] for each in self.examples]
+            outputs = [[read(own_copy(each), answer) for answer in predictions] for each in self.examples]
             self.influence.table, self.influence.of_labels = scores, outputs
 
         def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -151,7 +152,7 @@ def label_scores(
                 prediction = dspy.Prediction({output.name: values[label]})
                 scores[example, label] = as_score(ask(own_copy(examples[example]), prediction))
                 if isinstance(metric, SetMetric):
-                    metric.outputs(examples[example], prediction)  # which may need more than the label
+                    metric.outputs(own_copy(examples[example]), prediction)  # which may need more than the label
                 seconds = time.perf_counter() - began
                 num_slow, spent = num_slow + (seconds > LONGEST_CALL), spent + seconds
                 if calls.stopped:  # The metric has caught the exception, and gone on.

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -60,17 +60,6 @@ def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
     """The method that a call of a module runs; DSPy warns where it is read as an attribute."""
     method = getattr(type(module), "forward", None)
     return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
-
-
-def copy_with(example: dspy.Example, fields: Mapping[str, Any]) -> dspy.Example:
-    """Return a copy of an example with other values of these fields.
-
-    They may have any names, unlike arguments of ``example.copy``, which has parameters of its own.
-    """
-    copied = example.copy()
-    for name, value in fields.items():
-        copied[name] = value
-    return copied
 
 
 class MetricTypeError(TypeError):

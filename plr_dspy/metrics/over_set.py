@@ -1,5 +1,6 @@
 """Metrics over a whole set of examples, such as F1, which are no mean of scores by example."""
 
+import copy
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -10,14 +11,12 @@ from typing import Any, Literal, TypeAlias
 
 import dspy
 import numpy as np
-import orjson
-from dspy.predict.predict import serialize_object
 from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import NDArray
 
 from plr_dspy.lm.plain_text_adapter import name_of_label
-from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, copy_with, metric_caller, takes
-from plr_dspy.runtime import as_json
+from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
+from plr_dspy.metrics.copies import check_copies, own_copy, own_value
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +53,15 @@ class SetMetric(ABC):
 
     @abstractmethod
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        """What the metric reads of a prediction, as JSON data; None stands for a reply that could not be read."""
+        """What the metric reads of a prediction, of any type; None stands for a reply that could not be read."""
 
     @abstractmethod
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         """The metric of so many examples, by what it reads of each, and the weight of each."""
+
+    def facts(self, examples: Sequence[dspy.Example]) -> list[Any]:
+        """What the metric reads of each of some examples, which a user's function cannot change."""
+        return [self.fact(own_copy(example)) for example in examples]
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
         """The score that the ledger keeps beside outputs: 0 of a function, which may mean nothing of one example."""
@@ -71,7 +74,7 @@ class SetMetric(ABC):
     def check(self, *parts: Sequence[dspy.Example]) -> None:
         """Warn where one of the parts has few examples of some kind; a ValueError where the metric can read nothing of
         an example, or none has what it is about."""
-        counts = [Counter(map(self.fact, part)) for part in parts] if self.weighted else []
+        counts = [Counter(self.facts(part)) for part in parts] if self.weighted else []
         facts = sum(counts, Counter[Any]())
         watched = list(facts) if self.label is None else [self.label]
         if self.label is not None and not facts[self.label]:
@@ -97,23 +100,24 @@ class SetMetric(ABC):
         Returns:
             The metric on the examples that ran; a warning counts those that are left out, as a call on them failed.
         """
+        check_copies("devset", devset)
         self.check(devset)
         unread, rows, wrong = dspy.Prediction(), list[tuple[Any, Any]](), list[Exception]()
 
         def answered(**inputs: Any) -> Any:
             try:
-                return program(**inputs)
+                return program(**copy.deepcopy(inputs))
             except AdapterParseError:  # It answers nothing, which is no failure.
                 return unread
 
         def alone(example: dspy.Example, prediction: Any) -> float:
             try:
-                outputs = None if prediction is unread else self.outputs(example, prediction)
-                score = 0.0 if prediction is unread else self.alone(example, prediction)
+                outputs = None if prediction is unread else self.outputs(own_copy(example), prediction)
+                score = 0.0 if prediction is unread else self.alone(own_copy(example), prediction)
             except MetricTypeError as error:
                 wrong.append(error)
                 raise
-            rows.append((self.fact(example), outputs))
+            rows.append((*self.facts([example]), outputs))
             return score
 
         try:
@@ -143,10 +147,10 @@ class DatasetMetric(SetMetric):
 
     Args:
         function: ``function(examples, predictions)`` returns a number, of lists of the same length in any order, in
-            which an example may come several times; it must not grow with their length. Labels of examples and fields
-            of predictions are plain data, as in JSON: an object of a pydantic type is a dict, an enum's member its
-            value. A reply that could not be read has no fields: use ``prediction.get(name, "")``. The function is
-            called often, once for each answer and round of a search, and must be quick.
+            which an example may come several times; it must not grow with their length. Examples are copies of the
+            user's, and predictions have the values that the program returned, of whatever type. A reply that could not
+            be read has no fields: use ``prediction.get(name, "")``. The function is called often, once for each answer
+            and round of a search, and must be quick.
         bounds: The least and the largest value, where these are known.
     """
 
@@ -173,17 +177,17 @@ class DatasetMetric(SetMetric):
         return self.value([self.fact(example)], [self.outputs(example, prediction)], [1.0])
 
     def fact(self, example: dspy.Example) -> Any:
-        return copy_with(example, plain(dict(example.labels().items())))
+        return own_copy(example)
 
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
-        is_prediction = isinstance(prediction, dspy.Prediction)
-        return plain(dict(prediction.items()) if is_prediction else {"answer": prediction})
+        fields = prediction if isinstance(prediction, dspy.Prediction) else {"answer": prediction}
+        return {name: own_value(value) for name, value in fields.items()}
 
     def value(self, facts: Sequence[Any], outputs: Sequence[Any], weights: Sequence[float]) -> float:
         rows = np.repeat(np.arange(len(facts)), np.asarray(weights, dtype=np.int64)).tolist()
-        predictions = [dspy.Prediction(outputs[row]) for row in rows]
+        fields = [{name: own_value(value) for name, value in (outputs[row] or {}).items()} for row in rows]
         try:
-            return as_score(self.function([facts[row].copy() for row in rows], predictions))
+            return as_score(self.function([own_copy(facts[row]) for row in rows], list(map(dspy.Prediction, fields))))
         except Exception as error:
             note = (
                 f"(in the metric, on a set of {len(rows)} answers: mend it so that every set has a value; with log_dir "
@@ -492,8 +496,3 @@ class AverageScoreBy(SetMetric):
         means = np.bincount(groups, scores * weights, len(names)) / totals
         # Of equally bad groups the first: the least of several has no derivative.
         return float(means[np.argmax(means <= means.min() + TIE)] if self.worst else means.mean())
-
-
-def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as JSON has them, and as those of a saved program are."""
-    return dict(orjson.loads(as_json(serialize_object(fields))))

@@ -39,6 +39,7 @@ from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
+from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
 from plr_dspy.report.text import result, shorten
 from plr_dspy.retrieval.predict import RetrievingPredict
@@ -47,6 +48,7 @@ from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.ledger import WRONG, error_counts, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
@@ -218,7 +220,12 @@ class Reorderer(Checked, Teleprompter, ABC):
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
-            open_ledger(folder, partial(self._identity, job), accept_changes=self.accept_changes) as ledger,
+            open_ledger(
+                folder,
+                partial(self._identity, job),
+                accept_changes=self.accept_changes,
+                codec=lambda: ValueCodec(value_classes([job.program], job.examples)),
+            ) as ledger,
             progress_bar(
                 job.plan.program_calls,
                 display=self.display_progress,
@@ -410,7 +417,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
 def _confusion(job: Job, metric: LabelMetric, outcome: Outcome) -> Confusion:
     """Count the labels that both programs answered."""
     examples = job.scored_examples
-    facts = [metric.fact(examples[example]) for example, *_ in outcome.answered]
+    facts = metric.facts([examples[example] for example, *_ in outcome.answered])
     labels = sorted(set(facts))
 
     def table(answers: Iterable[Any]) -> list[list[int]]:

@@ -17,7 +17,7 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
-from plr_dspy.metrics.over_set import plain
+from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
@@ -159,9 +159,9 @@ class TeacherWork(MetricWork):
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
-        asked, prediction = self._answered(self.teacher, example)
+        prediction = self._answered(self.teacher, example)
         trace = list(dspy.settings.trace)
-        score = self._scored(asked, prediction).score or 0.0
+        score = self._scored(example, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:
             return Cell(None, value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
@@ -178,8 +178,9 @@ class TeacherWork(MetricWork):
             if earlier:  # Of a predictor that was asked several times the last or an earlier one, drawn as by DSPy.
                 rng = random.Random(Hasher.hash((*earlier, demo)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            kept[name] = dict(demo.items())
-        return Cell(None, value=plain(kept))  # as they will be read from the ledger
+            # The program may write to what it has answered.
+            kept[name] = {field: own_value(value) for field, value in demo.items()}
+        return Cell(None, value=kept)
 
 
 def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:

@@ -23,7 +23,7 @@ from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
 from plr_dspy.programs.objects import ProgramFactory
-from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
@@ -44,6 +44,22 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
         if not isinstance(demo, (dspy.Example, Mapping)):
             raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
     return list(candidates)
+
+
+def _warn_of_demos(program: dspy.Module, slots: PoolSlots, *, beside: PromptSlots | None = None) -> None:
+    """Warn if there are demos to choose from that JSON cannot hold, which nothing `beside` them has told already."""
+    known = json_obstacle(program) if beside is None else json_obstacle(_with_pool(program, beside))
+    obstacle = json_obstacle(_with_pool(program, slots))
+    if obstacle and obstacle != known:
+        logger.warning("of the demos to choose from, %s", obstacle)
+
+
+def _with_pool(program: dspy.Module, slots: PromptSlots) -> dspy.Module:
+    """Return the program with all demos to choose from that are not its own."""
+    demos = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
+    if isinstance(slots, RetrievalSlots):
+        demos |= {name: pool.demos for name, pool in slots.found.items()}
+    return ProgramFactory(program).build(demos)
 
 
 @arguments
@@ -176,12 +192,7 @@ class PLFewShot(PLReorder):
                 f"Pass {cure}, so that right answers of the program make demos, or a list of demos with the fields of "
                 "the signature"
             )
-        others = {slot.predictor: [each.demo for each in slot.pool if each.origin != OWN] for slot in slots.slots}
-        if isinstance(slots, RetrievalSlots):
-            others |= {name: found.demos for name, found in slots.found.items()}
-        obstacle = json_obstacle(ProgramFactory(program).build(others))
-        if obstacle and obstacle != json_obstacle(program):  # which is known
-            logger.warning("of the demos to choose from, %s", obstacle)
+        _warn_of_demos(program, slots)
         return {
             "slots": slots,
             "original": slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
@@ -208,6 +219,7 @@ class PLFewShot(PLReorder):
                 f"{' or '.join(shares) or 'max_metric_calls'} was over before bootstrapped demos gave anything to "
                 "choose from: raise it; with log_dir, the next compile goes on from there"
             )
+        _warn_of_demos(job.program, slots, beside=job.slots)
         if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
             failed = attempts[0].cell
             raise RuntimeError(

@@ -20,9 +20,9 @@ from plr_dspy.compilation.phases import Compilation
 from plr_dspy.labels.work import LONGEST_CALL, NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
+from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.calls import own_copy
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
@@ -147,7 +147,8 @@ def _vote(job: Job) -> Alternative | None:
 
     def answer(example: dspy.Example) -> dspy.Prediction:
         inputs = dict(example.inputs().items())
-        return dspy.Prediction(pool.vote(inputs, number, without=inputs))
+        votes = pool.vote(inputs, number, without=inputs)
+        return dspy.Prediction({name: own_value(value) for name, value in votes.items()})
 
     score = _score(job, examples, answer)
     if score is None:
@@ -180,7 +181,7 @@ def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
         if over_set is None:
             score = float(np.mean([as_score(result) for result in results]))
         else:
-            facts = [over_set.fact(example) for example in examples]
+            facts = over_set.facts(examples)
             score = float(over_set.value(facts, results, [1.0] * len(results)))
         if not calls.stopped:
             return score

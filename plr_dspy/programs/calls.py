@@ -1,6 +1,5 @@
 """Program calls: what each one does, and how those of orderings are made side by side, with their errors kept."""
 
-import copy
 import logging
 import threading
 from collections import Counter, deque
@@ -15,7 +14,8 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, copy_with, metric_caller
+from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
+from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
@@ -68,37 +68,32 @@ class MetricWork:
         self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
         self.influence: Influence | None = None  # scores outputs, where the metric is one over a set
         if self._over_set is not None:
-            self.influence = Influence(self._over_set, [self._over_set.fact(example) for example in examples])
+            self.influence = Influence(self._over_set, self._over_set.facts(examples))
 
     def __call__(self, program: dspy.Module, example: int) -> Cell:
         """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
-        return self._scored(*self._answered(program, example))
+        return self._scored(example, self._answered(program, example))
 
-    def _answered(self, program: dspy.Module, example: int) -> tuple[dspy.Example, Any]:
-        """An example as a program is shown it, while DSPy's settings say which it is, and the answer."""
-        shown = own_copy(self.examples[example])
+    def _answered(self, program: dspy.Module, example: int) -> Any:
+        """Return the answer to an example, while DSPy's settings say which it is."""
+        inputs = own_copy(self.examples[example]).inputs()
+        original = dict(self.examples[example].inputs().items())  # The program may write to what it gets.
         try:  # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
-            with dspy.context(plr_dspy_scored=dict(shown.inputs().items())):
-                return shown, program(**shown.inputs())
+            with dspy.context(plr_dspy_scored=original):
+                return program(**inputs)
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
 
-    def _scored(self, shown: dspy.Example, prediction: Any) -> Cell:
+    def _scored(self, example: int, prediction: Any) -> Cell:
         """Return the cell of an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
-        score = as_score(self._metric(shown, prediction))
+        score = as_score(self._metric(own_copy(self.examples[example]), prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
-        return Cell(score, value=self._over_set and self._over_set.outputs(shown, prediction))
-
-
-def own_copy(example: dspy.Example) -> dspy.Example:
-    """Return an example for a program or metric that may write to it, which must not reach the trainset."""
-    if type(example) is not dspy.Example:
-        return example
-    held = {n: copy.deepcopy(value) for n, value in example.items() if isinstance(value, (dict, list, set))}
-    return copy_with(example, held)
+        if self._over_set is None:
+            return Cell(score)
+        return Cell(score, value=self._over_set.outputs(own_copy(self.examples[example]), prediction))
 
 
 class ProgramEvaluator:

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
+from plr_dspy.metrics.copies import check_copies
 from plr_dspy.programs.objects import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
                     f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: "
                     f"{_cure_of_inputs(given, needed)}"
                 )
+        check_copies(dataset, examples)
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
         raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")

@@ -274,7 +274,8 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
     """The messages of a call; without inputs those that the demos become, with all that these hold beside the demos.
 
-    DSPy raises a ValueError where there can be none.
+    DSPy raises a ValueError where there can be none. A TypeError says which fields hold values of no type that they
+    have.
     """
     signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
     if (decision := decision_adapter(predictor)) is not None:
@@ -287,7 +288,18 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
         tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
         # Native features take fields out of it for some LMs.
         signature = adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
-    return list(adapter.format_demos(signature, demos) if inputs is None else adapter.format(signature, demos, inputs))
+    try:
+        return list(
+            adapter.format_demos(signature, demos) if inputs is None else adapter.format(signature, demos, inputs)
+        )
+    except TypeError as error:
+        values = [*(demo.items() for demo in demos), (inputs or {}).items()]
+        fields = {name: value for items in values for name, value in items if name in signature.fields}
+        kinds = {name: type(value).__name__ for name, value in fields.items() if not isinstance(value, str)}
+        raise TypeError(
+            f"{type(adapter).__name__} cannot show the fields {kinds} as {signature.signature!r} has them ({error}): "
+            "give each field the type of its values, such as list[int]; DSPy takes a field without a type for text"
+        ) from error
 
 
 def as_text(messages: Messages) -> str:

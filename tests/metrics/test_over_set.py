@@ -292,7 +292,7 @@ def test_evaluate_scores_a_program(caplog):
 
 
 def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
-    """It may mean nothing of one example alone, and write to what it gets; objects are plain data, as in a compile."""
+    """It may mean nothing of one example alone, and write to what it gets; objects are those that were returned."""
 
     class Answer(pydantic.BaseModel):
         label: str
@@ -300,7 +300,7 @@ def test_evaluate_calls_a_function_once_on_all_and_changes_no_example():
     def share(examples, predictions):
         if len(examples) < 2:
             raise ValueError("too few")
-        right = [e.label == p["answer"]["label"] for e, p in zip(examples, predictions, strict=True)]
+        right = [e.label is Mood.GOOD and p.answer.label == "good" for e, p in zip(examples, predictions, strict=True)]
         for each in examples:
             each.label = "gone"
         return sum(right) / len(right)

@@ -1,0 +1,295 @@
+"""Values of any type: demos that a teacher makes, and what a metric over a set reads, are those that it answered."""
+
+import dataclasses
+import enum
+import math
+import uuid
+from collections import Counter
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+import dspy
+import fakes
+import numpy as np
+import pandas as pd
+import pydantic
+import pytest
+from typing_extensions import TypedDict
+
+from plr_dspy import DatasetMetric, PLFewShot, PLReorder
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class City(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    name: str
+    founded: date = date(1900, 1, 1)
+    moods: dict[Mood, int] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: float
+    tags: tuple[str, ...] = ()
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+class Row(TypedDict):
+    name: str
+    size: int
+
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "str": (str, "a text"),
+    "int": (int, 7),
+    "large int": (int, 12345678901234567890136),
+    "larger int": (int, -(10**4000)),
+    "float": (float, 0.1),
+    "whole float": (float, 2.0),
+    "large float": (float, 1e300),
+    "negative zero": (float, -0.0),
+    "nan": (float, math.nan),
+    "infinity": (float, -math.inf),
+    "bool": (bool, True),
+    "None": (str | None, None),
+    "optional": (int | None, 3),
+    "bytes": (bytes, b"some bytes"),
+    "tuple": (tuple[int, str], (1, "one")),
+    "set": (set[str], {"Anna"}),
+    "frozenset": (frozenset[int], frozenset({1, 2})),
+    "list": (list[float], [1.0, math.inf, -2.5]),
+    "dict": (dict[str, list[int]], {"b": [1], "a": []}),
+    "dict with other keys": (dict[int, str], {2: "two", 1: "one"}),
+    "dict with the key of a tag": (dict[str, str], {"$type": "tuple", "of": "x"}),
+    "date": (date, date(2024, 2, 29)),
+    "time": (time, time(12, 30, fold=1)),
+    "datetime": (datetime, datetime(2024, 1, 1, 12, 0, 0, 5)),
+    "datetime in UTC": (datetime, datetime(2024, 1, 1, tzinfo=timezone.utc)),
+    "datetime of pydantic": (datetime, pydantic.TypeAdapter(datetime).validate_json('"2024-01-01T00:00:00+02:00"')),
+    "datetime in a zone": (datetime, datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("UTC"))),
+    "timedelta": (timedelta, timedelta(days=-1, seconds=3, microseconds=7)),
+    "decimal": (Decimal, Decimal("1.10")),
+    "uuid": (uuid.UUID, uuid.UUID(int=5)),
+    "path": (Path, Path("/a/b")),
+    "enum": (Mood, Mood.BAD),
+    "flag": (Access, Access.WRITE),
+    "literal": (Literal["a", 1], 1),
+    "optional enum": (Mood | None, Mood.GOOD),
+    "pydantic model": (City, City(name="Rom", founded=date(1, 4, 21), moods={Mood.GOOD: 2}, extra=(1, 2))),
+    "list of pydantic models": (list[City], [City(name="Rom"), City.model_construct(name="Ulm", founded="once")]),
+    "dataclass": (Point, Point(1.5, ("a", "b"))),
+    "named tuple": (Pair, Pair(1, "one")),
+    "TypedDict": (Row, {"name": "x", "size": 10**30}),
+    "image": (dspy.Image, dspy.Image(url="https://example.org/x.png")),
+    "history": (dspy.History, dspy.History(messages=[{"given": "x", "answer": "y"}])),
+    "array": (Any, np.array([[1.5, 2.0]])),
+    "number of numpy": (Any, np.float32(1.5)),
+    "several in one": (Any, {"a": [(1, {2, 3}), b"x", Decimal("1")], 5: frozenset()}),
+}
+
+
+class Said(dspy.ChatAdapter):
+    """Reads the same answer from every reply, as if a language model had said that."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(use_json_adapter_fallback=False)
+        self.said = answer
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        return {"answer": self.said}
+
+
+def asking(kind: Any) -> dspy.Predict:
+    fields = {"given": (str, dspy.InputField()), "of": (kind, dspy.InputField()), "answer": (kind, dspy.OutputField())}
+    return dspy.Predict(dspy.Signature(fields, "Answer."))
+
+
+def examples(value: Any, count: int = 40) -> list[dspy.Example]:
+    """Examples with the value as an input."""
+    return [dspy.Example(given=f"question {i}", of=value, gold=value).with_inputs("given", "of") for i in range(count)]
+
+
+def shown(program: dspy.Predict, demos: list[Any]) -> list[str]:
+    """How a prompt shows each demo."""
+    return [repr(dspy.settings.adapter.format_demos(program.signature, [demo])) for demo in demos]
+
+
+def right(example: Any, prediction: Any, trace: Any = None) -> bool:
+    return True
+
+
+def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
+    """How the two demos of a program are shown, and the report."""
+    limits = {"max_metric_calls": 50, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
+    plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
+    optimizer = PLFewShot(right, **{**plain, **limits, **options})
+    optimizer.compile(asking(kind), trainset=examples(given))
+    demos = optimizer.program_with(2).demos
+    assert all(type(demo.answer) is type(answer) for demo in demos)
+    return shown(asking(kind), demos), optimizer.report
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
+def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
+    engine = fakes.engine_for([])
+    with fakes.using(engine), dspy.context(adapter=Said(value)):
+        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=40, max_labeled_demos=0)
+        of_dspy = optimizer.compile(asking(kind), trainset=examples(value))
+        expected = shown(of_dspy, of_dspy.demos)
+        assert len(set(expected)) == 40
+        fresh, _ = bootstrapped(kind, value, value, log_dir=tmp_path)
+        made = engine.num_calls
+        resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
+    assert fresh == resumed
+    assert set(fresh) <= set(expected)
+    assert (report.program_calls["resumed"], engine.num_calls) == (report.program_calls["total"], made)
+    assert "cannot hold" not in caplog.text
+
+
+class Own:
+    """A class that no file can hold objects of."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __eq__(self, other):
+        return isinstance(other, Own) and self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+class Secret(pydantic.BaseModel):
+    """Of the program, and of no signature."""
+
+    name: str
+
+
+UNWRITABLE = {"own class": Own("x"), "class of no signature": Secret(name="x"), "nested": [{"a": (Own("x"),)}]}
+
+
+@pytest.mark.parametrize("answer", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(answer, tmp_path, caplog):
+    engine = fakes.engine_for([])
+    with fakes.using(engine), dspy.context(adapter=Said(answer)):
+        fresh, report = bootstrapped(Any, answer, "x", log_dir=tmp_path)
+        made = engine.num_calls
+        assert caplog.text.count("cannot hold") == 1
+        resumed, _ = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=made + 3)
+    assert engine.num_calls - made == report.program_calls["bootstrap"] == 3
+    assert fresh == resumed
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
+def test_a_metric_over_a_set_reads_the_values_themselves(kind, value, tmp_path):
+    """Before and after a resume."""
+    seen = Counter()
+
+    def read(rows, predictions):
+        for row, prediction in zip(rows, predictions, strict=True):
+            assert isinstance(prediction, dspy.Prediction)
+            for given in (row.of, row.gold, prediction.answer):
+                seen[type(given) is type(value) and repr(given) == repr(value)] += 1
+        return float(len(predictions) > 1)
+
+    program = asking(kind)
+    program.demos = [dspy.Example(given=f"demo {i}", of=value, answer=value) for i in range(3)]
+    engine = fakes.engine_for([])
+    options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False, "log_dir": tmp_path}
+    options["signal"] = "score"  # Else the metric is asked for the labels that no program has answered, too.
+    with fakes.using(engine), dspy.context(adapter=Said(value)):
+        for _ in range(2):
+            PLReorder(DatasetMetric(read), **options).compile(program, trainset=examples(value, 20))
+            assert seen[True]
+            assert not seen[False]
+            seen.clear()
+            assert engine.num_calls <= 40
+
+
+UNTYPED = {
+    "tuple": lambda i: (i, i + 1),
+    "tuple of tuples": lambda i: ((i, 1), (2, 3)),
+    "set": lambda i: {i, i + 1},
+    "dict": lambda i: {1: i},
+    "array": lambda i: np.array([i, 2.5]),
+    "number of numpy": np.int64,
+    "int": lambda i: i,
+    "frame": lambda i: pd.DataFrame({"a": [i, 2]}),
+    "list of texts": lambda i: [str(i), "two"],
+}
+CANDIDATES = {
+    "both": {"candidates": "both"},
+    "labeled": {"candidates": "labeled"},
+    "bootstrapped": {"candidates": "bootstrapped"},
+    "found": {"demos": "auto"},
+}
+
+
+@pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
+@pytest.mark.parametrize("where", ["point", "answer"])
+@pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
+def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
+    """As an input, and as a label that the program answers."""
+    fields = [{"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)} for i in range(30)]
+    trainset = [dspy.Example(each, number=i).with_inputs("point", "number") for i, each in enumerate(fields)]
+    options = {"max_demos": 2, "max_metric_calls": 40, "display_progress": False, "num_threads": 1}
+    options |= {"log_dir": tmp_path, "max_errors": 1, **candidates}
+    engine = fakes.engine_for([])
+    said = make(1) if where == "answer" else "answer 1"
+    program = dspy.Predict("point, number -> answer")
+    with fakes.using(engine), dspy.context(adapter=Said(said)):
+        for _ in range(2):
+            PLFewShot(right, **options).compile(program, trainset=trainset)
+    assert 0 < engine.num_calls <= 40
+
+
+def test_a_list_in_a_field_for_text_is_refused_before_any_call():
+    trainset = [dspy.Example(point=[i, 2], answer="yes").with_inputs("point") for i in range(30)]
+    engine = fakes.engine_for([])
+    expected = (
+        r"cannot show the fields \{'point': 'list'\} .* give each field the type of its values, such as list\[int\]"
+    )
+    with fakes.using(engine), pytest.raises(TypeError, match=expected):
+        PLFewShot(right, display_progress=False).compile(dspy.Predict("point -> answer"), trainset=trainset)
+    assert not engine.num_calls
+
+
+@pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
+@pytest.mark.parametrize("is_input", [True, False])
+def test_any_name_of_an_output_makes_demos(name, is_input):
+    """Also one that the examples' inputs name, too, or that is a keyword of `dspy.Example`."""
+    inputs = ["question", name] if is_input else ["question"]
+    rows = [dspy.Example({"question": f"question {i}", name: "old"}).with_inputs(*inputs) for i in range(40)]
+    optimizer = PLFewShot(
+        lambda example, prediction: prediction[name] == "new",
+        candidates="bootstrapped",
+        max_metric_calls=60,
+        max_demos=2,
+        min_demos=2,
+        display_progress=False,
+    )
+
+    class Named(dspy.ChatAdapter):
+        def parse(self, signature, completion):
+            return {name: "new"}
+
+    with fakes.using(fakes.engine_for([])), dspy.context(adapter=Named()):
+        optimizer.compile(dspy.Predict(f"question -> {name}"), trainset=rows)
+    assert {demo[name] for demo in optimizer.program_with(2).demos} == {"new"}

@@ -1,0 +1,287 @@
+"""Programs and metrics may write to what they get: the user's examples stay as they are, and no call sees another's."""
+
+import sqlite3
+import threading
+from dataclasses import dataclass, field
+
+import dspy
+import numpy as np
+import pydantic
+import pytest
+from fakes import Program, using
+from label_engines import exact
+from label_world import DEMOS, EXAMPLES, Engine, student
+
+from plr_dspy import (
+    F1,
+    AverageScoreBy,
+    BatchCalibration,
+    DatasetMetric,
+    PLFewShot,
+    PLReorder,
+    evaluate_programs,
+    order_sensitivity,
+)
+from plr_dspy.baselines import PerInputOrder, TopKOrder
+
+
+class Notebook:
+    def __init__(self):
+        self.lines = ["one"]
+
+    def __repr__(self):
+        return f"Notebook({self.lines})"
+
+
+class Slotted:
+    __slots__ = ("lines",)
+
+    def __init__(self):
+        self.lines = ["one"]
+
+    def __repr__(self):
+        return f"Slotted({self.lines})"
+
+
+class Record(pydantic.BaseModel):
+    lines: list[str]
+
+
+@dataclass
+class Note:
+    lines: list[str] = field(default_factory=lambda: ["one"])
+
+
+class Row(dspy.Example):
+    """An example of a user's own kind."""
+
+
+def add(memory):
+    memory.lines.append("two")
+
+
+MEMORIES = {
+    "dict": (lambda: {"first": "one"}, lambda memory: memory.update(second="two")),
+    "list": (lambda: ["one"], lambda memory: memory.append("two")),
+    "set": (lambda: {"one"}, lambda memory: memory.add("two")),
+    "bytearray": (lambda: bytearray(b"one"), lambda memory: memory.extend(b"two")),
+    "array": (lambda: np.zeros(2), lambda memory: memory.fill(1.0)),
+    "history": (
+        lambda: dspy.History(messages=[{"text": "one", "label": "negative"}]),
+        lambda memory: memory.messages.append({"text": "two", "label": "positive"}),
+    ),
+    "pydantic model": (lambda: Record(lines=["one"]), add),
+    "dataclass": (Note, add),
+    "own class": (Notebook, add),
+    "own class with slots": (Slotted, add),
+    "example": (lambda: dspy.Example(lines=["one"]), add),
+    "nested in a list": (lambda: [[{"deep": Notebook()}]], lambda memory: add(memory[0][0]["deep"])),
+    "nested in a tuple": (lambda: (Record(lines=["one"]), "other"), lambda memory: add(memory[0])),
+}
+
+
+class World:
+    """Examples with a memory to which the program and the metric write, and what each call saw of it."""
+
+    def __init__(self, make, write, kind=dspy.Example):
+        self.write, self.seen, self.original = write, set(), repr(make())
+        fields = [{**dict(example), "memory": make()} for example in EXAMPLES]
+        self.trainset = [kind(each).with_inputs("text", "memory") for each in fields]
+
+    def program(self, demos=DEMOS):
+        return Program(self.run, predict=student(demos=demos))
+
+    def run(self, program, text, memory):
+        self.seen.add(repr(memory))
+        self.write(memory)
+        return program.predict(text=text)
+
+    def metric(self, example, prediction, trace=None):
+        self.seen.add(repr(example.memory))
+        self.write(example.memory)
+        return exact(example, prediction)
+
+    def group(self, example):
+        self.metric(example, dspy.Prediction(label=""))
+        return "all"
+
+    def of_all(self, examples, predictions):
+        pairs = zip(examples, predictions, strict=True)
+        return float(np.mean([self.metric(e, p) for e, p in pairs if "label" in p] or [0.0]))
+
+
+QUIET = {"num_threads": 1, "display_progress": False}
+
+
+def reorder(world, **options):
+    optimizer = PLReorder(options.pop("metric", world.metric), max_metric_calls=60, **QUIET, **options)
+    optimizer.compile(world.program(), trainset=world.trainset)
+
+
+def choose(world, **options):
+    optimizer = PLFewShot(world.metric, max_metric_calls=60, max_demos=2, **QUIET, **options)
+    optimizer.compile(world.program(()), trainset=world.trainset)
+
+
+def evaluate(world, metric=None):
+    programs = {"a": world.program(), "b": world.program()}
+    evaluation = evaluate_programs(programs, metric or world.metric, world.trainset[:20], **QUIET)
+    assert evaluation.programs["a"].score == evaluation.programs["b"].score
+
+
+def calibrate(world, **options):
+    BatchCalibration(num_inputs=20, **QUIET, **options).compile(world.program(), trainset=world.trainset)
+
+
+def ask_in_orders(world):
+    """A program of DEmO asks for each input in several orders."""
+    orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
+    kept = [{"permutations": {"predict": order}, "content_free": [0.5, 0.5]} for order in orders]
+    PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())
+
+
+WAYS = {
+    "PLReorder": reorder,
+    "PLReorder, score": lambda world: reorder(world, signal="score"),
+    "PLReorder, calibrated": lambda world: reorder(world, calibrate=True),
+    "PLFewShot, labeled": lambda world: choose(world, candidates="labeled"),
+    "PLFewShot, bootstrapped": lambda world: choose(world, candidates="bootstrapped"),
+    "PLFewShot, retrieved": lambda world: choose(world, demos="auto"),
+    "TopKOrder": lambda world: TopKOrder(world.metric, num_candidates=4, max_metric_calls=120, **QUIET).compile(
+        world.program(), trainset=world.trainset
+    ),
+    "evaluate_programs": evaluate,
+    "order_sensitivity": lambda world: order_sensitivity(
+        world.program(), world.metric, world.trainset, 3, max_metric_calls=60, **QUIET
+    ),
+    "BatchCalibration": calibrate,
+    "BatchCalibration, metric": lambda world: calibrate(world, metric=AverageScoreBy(world.group, world.metric)),
+    "DatasetMetric, compile": lambda world: reorder(world, metric=DatasetMetric(world.of_all)),
+    "DatasetMetric, evaluate_programs": lambda world: evaluate(world, DatasetMetric(world.of_all)),
+    "AverageScoreBy, compile": lambda world: reorder(world, metric=AverageScoreBy(world.group, world.metric)),
+    "AverageScoreBy, evaluate_programs": lambda world: evaluate(world, AverageScoreBy(world.group, world.metric)),
+    "F1.evaluate": lambda world: F1("positive", field="label").evaluate(world.program(), world.trainset, **QUIET),
+    "DatasetMetric.evaluate": lambda world: DatasetMetric(world.of_all).evaluate(
+        world.program(), world.trainset, **QUIET
+    ),
+    "PerInputOrder": ask_in_orders,
+}
+
+
+def check(world, way):
+    with using(Engine()):
+        WAYS[way](world)
+    assert {repr(example.memory) for example in world.trainset} == {world.original}
+    assert world.seen == {world.original}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("memory", ["list", "history"])
+def test_no_way_lets_a_call_write_to_what_another_sees(memory, way):
+    check(World(*MEMORIES[memory]), way)
+
+
+@pytest.mark.parametrize("way", ["PLReorder", "PLFewShot, bootstrapped", "evaluate_programs"])
+@pytest.mark.parametrize("kind", [dspy.Example, Row])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_nor_does_any_type_of_value(memory, kind, way):
+    check(World(*MEMORIES[memory], kind), way)
+
+
+def test_a_program_that_writes_to_its_input_is_shown_no_demo_of_it():
+    """Also where it has written before it asks, so that the input is another then."""
+    world = World(*MEMORIES["history"])
+    shown = []
+
+    def run(program, text, memory):
+        memory.messages.append({"text": text, "label": "positive"})
+        return program.predict(text=text)
+
+    def probabilities(demos, text):
+        shown.append(text in demos)
+        return [0.5, 0.5]
+
+    optimizer = PLFewShot(exact, demos="retrieved", max_metric_calls=60, max_demos=2, signal="score", **QUIET)
+    with using(Engine(probabilities=probabilities)):
+        optimizer.compile(Program(run, predict=student(demos=())), trainset=world.trainset)
+    assert shown
+    assert not any(shown)
+
+
+class Unshared:
+    """Says itself what a copy of it is."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+REFUSED = {
+    "a connection": lambda: sqlite3.connect(":memory:", check_same_thread=False),
+    "a generator": lambda: (i for i in range(3)),
+    "a lock in an object": Locked,
+    "a lock in a list": lambda: [threading.Lock()],
+}
+CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "order_sensitivity", "BatchCalibration"]
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("way", CHECKED)
+def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
+    world, engine = World(*MEMORIES["list"]), Engine()
+    world.trainset[7].memory = make()
+    with using(engine), pytest.raises(TypeError) as error:
+        WAYS[way](world)
+    dataset = {"evaluate_programs": "devset", "order_sensitivity": "dataset"}.get(way, "trainset")
+    kind = type(world.trainset[7].memory).__name__
+    assert str(error.value).startswith(
+        f"{dataset}[7] must hold values that can be copied; its field 'memory' is a {kind}"
+    )
+    assert "__deepcopy__" in str(error.value)
+    assert not engine.prompts
+
+
+def test_so_is_a_label_and_what_the_valset_holds():
+    world, engine = World(*MEMORIES["list"]), Engine()
+    valset = [dspy.Example(each, notes=threading.Lock()).with_inputs("text", "memory") for each in world.trainset[:3]]
+    with using(engine), pytest.raises(TypeError, match=r"valset\[0\] .* its field 'notes' is a lock"):
+        PLReorder(exact, **QUIET).compile(world.program(), trainset=world.trainset, valset=valset)
+    assert not engine.prompts
+
+
+def test_a_class_may_say_what_a_copy_of_it_is():
+    world, shared = World(*MEMORIES["list"]), Unshared()
+    for example in world.trainset:
+        example.memory = shared
+    seen = set()
+
+    def run(program, text, memory):
+        seen.add(id(memory))
+        return program.predict(text=text)
+
+    with using(Engine()):
+        evaluate_programs({"a": Program(run, predict=student())}, exact, world.trainset, **QUIET)
+    assert seen == {id(shared)}
+
+
+def test_a_large_value_that_examples_share_is_checked_once():
+    class Counted:
+        copies = 0
+
+        def __deepcopy__(self, memo):
+            Counted.copies += 1
+            return self
+
+    world, shared = World(*MEMORIES["list"]), Counted()
+    for example in world.trainset:
+        example.memory = shared
+    with using(Engine()):
+        PLReorder(exact, max_metric_calls=60, **QUIET).estimate(world.program(), trainset=world.trainset)
+    assert Counted.copies == 1
