@@ -289,3 +289,42 @@ def test_any_name_of_an_output_makes_demos(name, is_input):
     with fakes.using(fakes.engine_for([])), dspy.context(adapter=Named()):
         optimizer.compile(dspy.Predict(f"question -> {name}"), trainset=rows)
     assert {demo[name] for demo in optimizer.program_with(2).demos} == {"new"}
+
+
+def reordered(log_dir, metric, answer="a", **options):
+    program = asking(Any)
+    program.demos = [dspy.Example(given=f"demo {i}", of=1, answer="a") for i in range(3)]
+    limits = {"max_metric_calls": 30, "num_threads": 1, "display_progress": False}
+    optimizer = PLReorder(metric, log_dir=log_dir, **{**limits, **options})
+    engine = fakes.engine_for([])
+    with fakes.using(engine), dspy.context(adapter=Said(answer)):
+        optimizer.compile(program, trainset=examples(1))
+    return engine.num_calls
+
+
+def test_a_log_of_the_last_version_goes_on_unless_it_may_have_altered_values(tmp_path):
+    of_all = DatasetMetric(lambda rows, predictions: 1.0)
+    for name, metric in {"plain": right, "values": of_all}.items():
+        reordered(tmp_path / name, metric)
+        log = tmp_path / name / "cells.jsonl"
+        log.write_text(log.read_text().replace('"schema_version":10', '"schema_version":9'))
+    assert reordered(tmp_path / "plain", right, max_metric_calls=60) <= 30
+    assert '"schema_version":10' in (tmp_path / "plain" / "cells.jsonl").read_text()
+    with pytest.raises(ValueError, match="an earlier version wrote its value.*: remove the line, .* another log_dir"):
+        reordered(tmp_path / "values", of_all)
+
+
+def city(**fields):
+    return pydantic.create_model("Place", __module__=__name__, name=(str, ...), **fields)
+
+
+@pytest.mark.parametrize("changed", [{"size": (int, 0)}, {}], ids=["another field", "the same class"])
+def test_objects_of_a_class_that_has_changed_are_asked_for_again(changed, tmp_path, caplog):
+
+    for kind in (city(), city(**changed)):
+        engine = fakes.engine_for([])
+        with fakes.using(engine), dspy.context(adapter=Said(kind(name="Rom"))):
+            bootstrapped(kind, kind(name="Rom"), "x", log_dir=tmp_path, max_metric_calls=60, accept_changes=True)
+
+    assert ("Place has changed" in caplog.text) == bool(changed)
+    assert bool(changed) or not engine.num_calls
