@@ -1,5 +1,6 @@
 from ._version import __version__ as __version__
 from .evaluation import Evaluation as Evaluation
+from .evaluation import Evaluations as Evaluations
 from .evaluation import ProgramScore as ProgramScore
 from .evaluation import evaluate_programs as evaluate_programs
 from .evaluation import load_program as load_program

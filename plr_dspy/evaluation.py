@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, overload
 
 import dspy
 import numpy as np
@@ -17,20 +17,22 @@ from scipy import special
 
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.metrics.by_example import Metric
+from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.calls import MetricWork, calls_on
+from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
 from plr_dspy.programs.checks import Checked, check_given, saved_state
 from plr_dspy.programs.made_with import other_settings
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.objects import ProgramFactory, language_models
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
-from plr_dspy.runtime import progress_bar
+from plr_dspy.runtime import Redactor, progress_bar
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
+
+ALONE = ""  # what a metric is called that has no name
 
 
 def load_program(
@@ -164,6 +166,42 @@ class Evaluation:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Evaluations(Mapping[str, Evaluation]):
+    """What programs score by several metrics, a mapping; printed, it is a table for each metric.
+
+    Attributes:
+        metrics: The evaluation by each metric, by the metric's name.
+    """
+
+    metrics: Mapping[str, Evaluation]
+
+    def __getitem__(self, name: str) -> Evaluation:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.metrics.items())
+
+
+@overload
+def evaluate_programs(
+    programs: Mapping[str, dspy.Module],
+    metric: Mapping[str, Metric],
+    devset: Examples,
+    *,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    display_progress: bool = True,
+) -> Evaluations: ...
+
+
+@overload
 def evaluate_programs(
     programs: Mapping[str, dspy.Module],
     metric: Metric,
@@ -172,7 +210,18 @@ def evaluate_programs(
     num_threads: int | None = None,
     max_errors: int | None = None,
     display_progress: bool = True,
-) -> Evaluation:
+) -> Evaluation: ...
+
+
+def evaluate_programs(
+    programs: Mapping[str, dspy.Module],
+    metric: Metric | Mapping[str, Metric],
+    devset: Examples,
+    *,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    display_progress: bool = True,
+) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % intervals, and the recall of each label.
 
     The intervals are those of new examples, of which other shares may have each label, if examples are independent of
@@ -180,61 +229,163 @@ def evaluate_programs(
     labels or groups, that are answered best and worst. A failed call is no wrong answer: its example is left out for
     all programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
 
+    Several metrics score the same predictions, each with a copy of its own of the example and the prediction. A failed
+    call of a program is left out for all metrics. An exception of a metric is a failed call for that metric alone: its
+    example is left out for all programs there, and counts for the others. Towards `max_errors` it counts as any other.
+
     Args:
         programs: By name; the first is what the others are held against. They are not changed.
-        metric: By example, or over a set, such as ``F1("positive")``.
-        devset: Examples that no optimizer has seen. Each program is called once on each.
+        metric: By example, or over a set, such as ``F1("positive")``; or several of both kinds, by name.
+        devset: Examples that no optimizer has seen. Each program is called once on each, also for several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
+
+    Returns:
+        The scores; of several metrics, those by each.
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.
         RuntimeError: when fewer than two examples are left.
+        Exception: of a program or a metric, see `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs or not all(isinstance(name, str) for name in programs):
         raise TypeError(f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}')
+    metrics = _by_name(metric)
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
         raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
-    if isinstance(metric, SetMetric):
-        metric.check(devset)
+    for each in metrics.values():
+        if isinstance(each, SetMetric):
+            each.check(devset)
+    answers = {name: Answers(program, metrics, devset) for name, program in programs.items()}
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
-        options: dict[str, Any] = {"num_threads": num_threads, "max_errors": max_errors, "on_cell": bar.update}
-        answers = {name: Answers(program, metric, devset).ask(**options) for name, program in programs.items()}
-    cells = [pair for each in answers.values() for pair in enumerate(each.cells)]
-    if failed := {example: cell for example, cell in cells if cell.outcome == FAILED}:
-        left = [example for example in range(len(devset)) if example not in failed]
-        first_by = f"{failed[min(failed)].error}: {failed[min(failed)].message}"
-        told = f"calls on {len(failed)} of {len(devset)} examples failed, the first by {first_by}"
-        if len(left) < 2:
-            raise RuntimeError(f"{told}: mend that, or try again")
-        logger.warning("%s: they are left out", told)
-        for each in answers.values():
-            each.keep(left)
-    first, *_ = answers.values()
-    scores = [score for each in answers.values() for cell in each.cells for score in (cell.score, cell.value)]
-    for each in answers.values():
-        each.least = min([0.0, *(float(score) for score in scores if isinstance(score, (int, float)))])
-    found = {name: each.score(first) for name, each in answers.items()}
-    return Evaluation(found, len(devset) - len(failed), len(failed))
+        for answered in answers.values():
+            answered.ask(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
+    warnings = dict[str, None]()  # Several metrics may have the same one.
+    evaluations = {}
+    for name in metrics:
+        scores = {program: answered.scores[name] for program, answered in answers.items()}
+        if warning := leave_out_failed(scores, len(devset)):
+            warnings[warning] = None
+        evaluations[name] = compare(scores, len(devset))
+    for warning in warnings:
+        logger.warning("%s: they are left out", warning)
+    return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[ALONE]
+
+
+def _by_name(metric: Metric | Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return metrics by name; of several, a TypeError says which one is none."""
+    if not isinstance(metric, Mapping):
+        return {ALONE: metric}
+    if not metric or not all(isinstance(name, str) and name for name in metric):
+        wanted = 'a dict from names to metrics, such as {"accuracy": metric}'
+        raise TypeError(f"metric must be a metric, or {wanted}; got {metric!r}")
+    for name, each in metric.items():
+        try:
+            metric_caller(each)
+        except TypeError as error:
+            raise TypeError(f"metric[{name!r}]: {error}") from error
+    return dict(metric)
+
+
+def leave_out_failed(scores: Mapping[str, Scores], num_examples: int) -> str:
+    """Leave out the examples on which a call of any program failed, and say how many; empty if there are none."""
+    failed: dict[int, Cell] = {}
+    in_metric = ""
+    for each in scores.values():
+        failed |= {example: cell for example, cell in enumerate(each.cells) if cell.outcome == FAILED}
+        if each.failed and each.name:
+            in_metric = f"by metric {each.name!r}, "
+    if not failed:
+        return ""
+    left = [example for example in range(num_examples) if example not in failed]
+    first = failed[min(failed)]
+    warning = f"{in_metric}calls on {len(failed)} of {num_examples} examples failed"
+    warning += f", the first by {first.error}: {first.message}"
+    if len(left) < 2:
+        raise RuntimeError(f"{warning}: mend that, or try again")
+    for each in scores.values():
+        each.keep(left)
+    return warning
+
+
+def compare(scores: Mapping[str, Scores], num_examples: int) -> Evaluation:
+    """Return what programs score by a metric, by their names, on the examples that are left of so many."""
+    first, *_ = scores.values()
+    values = [value for each in scores.values() for cell in each.cells for value in (cell.score, cell.value)]
+    least = min([0.0, *(float(value) for value in values if isinstance(value, (int, float)))])
+    for each in scores.values():
+        each.least = least
+    num_left = len(first.cells)
+    programs = {name: each.score(first) for name, each in scores.items()}
+    return Evaluation(programs, num_left, num_examples - num_left)
 
 
 class Answers(MetricWork):
-    """The answers of a program to examples, None for those that could not be read, and the metric's cells of them."""
+    """The answers of a program to examples, None for those that could not be read, scored by metrics as they come."""
 
-    def __init__(self, program: dspy.Module, metric: Metric, examples: Examples) -> None:
-        super().__init__(metric, examples)
+    def __init__(self, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples) -> None:
+        super().__init__(lambda example, prediction: 0.0, examples)
         self.predictions: list[Any] = [None] * len(examples)
-        self.ledger, self.cells = Ledger(), list[Cell]()
-        self.least = 0.0  # what a reply that could not be read scores
+        self.ledger = Ledger()
+        self.scores = {name: Scores(name, program, metric, examples) for name, metric in metrics.items()}
+        self.models = [model for each in self.scores.values() for model in each.models]
         self._program = program
 
     def ask(self, **limits: Any) -> Answers:
         """Call the program on each example; whatever ends that early, the ledger and the predictions have the rest."""
         Checked(**{name: limits[name] for name in ("num_threads", "max_errors")})
         options: dict[str, Any] = {"called": "example", "ledger": self.ledger, **limits}
-        self.cells, _ = calls_on(self._program, self, len(self.examples), **options)
+        cells, _ = calls_on(self._program, self, len(self.examples), **options)
+        for each in self.scores.values():
+            each.take(cells, self.predictions)
         return self
+
+    def __call__(self, program: dspy.Module, example: int) -> Cell:
+        """Call the program, and have each metric score its answer; raise the first exception of a metric after all."""
+        prediction = self._answered(program, example)
+        self.predictions[example] = prediction
+        first: BaseException | None = None
+        for each in self.scores.values():
+            error = each.note(example, prediction)
+            first = first or error
+        if first is not None:
+            raise first
+        return Cell(0.0)
+
+
+class Scores(MetricWork):
+    """What a metric gives to the answers of a program, by cells."""
+
+    def __init__(self, name: str, program: dspy.Module, metric: Metric, examples: Examples) -> None:
+        super().__init__(metric, examples)
+        self.name = name  # of the metric; `ALONE` if it has none
+        self.cells, self.predictions = list[Cell](), list[Any]()
+        self.failed: set[int] = set()  # examples on which the metric itself raised an exception
+        self.least = 0.0  # what a reply that could not be read scores
+        self._program = program
+        self._noted: dict[int, Cell] = {}
+        self._redact = Redactor([dspy.settings.lm, *language_models(program), *self.models])
+
+    def note(self, example: int, prediction: Any) -> BaseException | None:
+        """Score an answer; return the exception of the metric if it raises one."""
+        try:
+            self._noted[example] = self._scored(example, own_prediction(prediction))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # The other metrics go on; it ends the calls as any other failure.
+            self.failed.add(example)
+            message = f"in the metric: {first_line(error, self._redact)}"
+            self._noted[example] = Cell(None, FAILED, type(error).__name__, message)
+            if self.name:
+                error.__notes__ = [*getattr(error, "__notes__", ()), f"(metric {self.name!r})"]
+            return error
+        return None
+
+    def take(self, calls: Sequence[Cell], predictions: Sequence[Any]) -> None:
+        """Take the answers of all calls; those that the metric did not see count as their calls ended."""
+        self.cells = [self._noted.get(example, cell) for example, cell in enumerate(calls)]
+        self.predictions = list(predictions)
 
     def keep(self, examples: Sequence[int]) -> None:
         """Go by these examples alone."""
@@ -244,11 +395,7 @@ class Answers(MetricWork):
         if self._over_set is not None:
             self.influence = Influence(self._over_set, self._over_set.facts(self.examples))
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
-        self.predictions[example] = self._answered(program, example)
-        return self._scored(example, self.predictions[example])
-
-    def scored(self, *others: Answers) -> list[tuple[list[float], float]]:
+    def scored(self, *others: Scores) -> list[tuple[list[float], float]]:
         """What each answer scores, and all together, of this program and of others: of a metric over a set, near the
         answers of all."""
         every = (self, *others)
@@ -260,7 +407,7 @@ class Answers(MetricWork):
         self.influence.refer(pair for each in outputs for pair in each)
         return [([self.influence.score(*pair) for pair in each], self.influence.value(each)) for each in outputs]
 
-    def score(self, first: Answers) -> ProgramScore:
+    def score(self, first: Scores) -> ProgramScore:
         """What they come to, beside those of the first program."""
         ((scores, value),) = self.scored()
         if self.influence is None:

@@ -185,7 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=new_program, required=True, help="the calibrated program (JSON)")
 
     add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
-    add("--metric", type=_metric, required=True, help=METRIC)
+    several = f"{METRIC}. Several, one after the other, score the same answers"
+    add("--metric", type=_metric, nargs="+", action="extend", required=True, help=several)
     add("--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv")
     add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to score beside it")
 

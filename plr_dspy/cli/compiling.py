@@ -87,14 +87,16 @@ def run_evaluate(args: argparse.Namespace, program: dspy.Module) -> None:
     programs = {args.program: program}
     programs |= {str(path): named_program(args.program, path) for path in args.programs}
     with _language_model(args):
-        metric, devset = _named_metric(args.metric, program), _read_examples(args.data, args.inputs, program)
+        metrics = {reference: _named_metric(reference, program) for reference in args.metric}
+        devset = _read_examples(args.data, args.inputs, program)
+        metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
         print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
 
 
 def run_predict(args: argparse.Namespace, program: dspy.Module) -> None:
     """Write the rows of a file with their predictions, or with what left them without one."""
     rows = _read_examples(args.data, args.inputs, program)
-    work, lines = Answers(program, lambda row, answer: 0.0, rows), list[bytes]()
+    work, lines = Answers(program, {}, rows), list[bytes]()
     try:
         with _language_model(args), progress_bar(len(rows), display=True, title="predict") as bar:
             check_given(program, name="program", to_order=False, devset=rows)

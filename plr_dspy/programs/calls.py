@@ -1,5 +1,6 @@
 """Program calls: what each one does, and how those of orderings are made side by side, with their errors kept."""
 
+import copy
 import logging
 import threading
 from collections import Counter, deque
@@ -15,7 +16,7 @@ from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
-from plr_dspy.metrics.copies import own_copy
+from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
@@ -94,6 +95,24 @@ class MetricWork:
         if self._over_set is None:
             return Cell(score)
         return Cell(score, value=self._over_set.outputs(own_copy(self.examples[example]), prediction))
+
+
+def own_prediction(prediction: Any) -> Any:
+    """Return a prediction for a metric that may write to it, which must not reach other metrics."""
+    if type(prediction) is not dspy.Prediction:
+        return prediction
+    copied = copy.copy(prediction)
+    copied._store = {name: own_value(value) for name, value in prediction.items()}
+    return copied
+
+
+def first_line(error: BaseException, redact: Redactor) -> str:
+    """Return the first line of a message, in characters that can be written, without secrets."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"its message cannot be read: {type(second).__name__}"
+    return redact(text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode())[:200]
 
 
 class ProgramEvaluator:
@@ -185,11 +204,11 @@ class ProgramEvaluator:
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
-                    cell = Cell(None, WRONG, type(wrong.error).__name__, self._first_line(wrong), **wrong.told)
+                    cell = Cell(None, WRONG, type(wrong.error).__name__, first_line(wrong, self._redact), **wrong.told)
                 except BaseException as error:  # of the user's program or metric: never a silent 0
                     scores = MetricWork._scored.__code__
                     scoring = any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
-                    message = f"{'in the metric: ' * scoring}{self._first_line(error)}"
+                    message = f"{'in the metric: ' * scoring}{first_line(error, self._redact)}"
                     cell, failure = Cell(None, FAILED, type(error).__name__, message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
@@ -234,14 +253,6 @@ class ProgramEvaluator:
         note = f"({where}: {reason}{GOING_ON * (self.ledger.path is not None)})"
         # As add_note does, which Python 3.10 lacks.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), note]
-
-    def _first_line(self, error: BaseException) -> str:
-        """The first line of a message, in characters that can be written, without secrets."""
-        try:
-            text = str(error)
-        except Exception as second:
-            text = f"its message cannot be read: {type(second).__name__}"
-        return self._redact(text.strip().split("\n", 1)[0].encode(errors="backslashreplace").decode())[:200]
 
 
 class Usage(UsageTracker):

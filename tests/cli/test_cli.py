@@ -193,6 +193,24 @@ def test_calibrate_evaluate_and_predict(folder, capsys, kind):
         assert row["prediction"]["sentiment"] == max(told, key=told.get)
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        ("--metric", "reviews_app.py:accuracy", "mcc", "f1:positive"),
+        ("--metric", "reviews_app.py:accuracy", "--metric", "mcc", "f1:positive"),
+    ],
+)
+def test_evaluate_by_several_metrics(folder, capsys, metrics):
+    """Each is a table, by one set of calls."""
+    assert cli.main(common("evaluate", "--data", "train.jsonl", *metrics)) == 0
+    names = [name for name in metrics if name != "--metric"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::2] == [f"{name}: 24 examples" for name in names]
+    for name, line in zip(names, lines[1::2], strict=True):
+        assert cli.main(common("evaluate", "--data", "train.jsonl", "--metric", name)) == 0
+        assert capsys.readouterr().out.splitlines()[1] == line
+
+
 CHAT = ("--adapter", "chat", "--lm", "openai/x")
 PICKY = {"metric": "reviews_app.py:picky"}
 

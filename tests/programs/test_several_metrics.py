@@ -1,0 +1,166 @@
+"""Several metrics over one set of program calls."""
+
+import dspy
+import pytest
+from fakes import LabelEngine, Program, lm_of
+from label_engines import exact
+
+from plr_dspy import F1, Evaluation, Evaluations, MatthewsCorrelation, evaluate_programs
+
+LABELS = ["no", "yes"]
+
+
+def examples(count=20, num_yes=5):
+    rows = [{"number": n, "tags": ["as given"], "label": LABELS[n < num_yes]} for n in range(count)]
+    return [dspy.Example(row).with_inputs("number", "tags") for row in rows]
+
+
+class Counting:
+    """A program that says "yes" to the numbers given, and counts its calls; it cannot answer those in `failing`."""
+
+    def __init__(self, yes, *, failing=()):
+        self.asked, self.yes, self.failing = [], set(yes), set(failing)
+        self.program = Program(lambda _, number, tags: self(number))
+
+    def __call__(self, number):
+        self.asked.append(number)
+        if number in self.failing:
+            raise ConnectionError("no route")
+        return dspy.Prediction(label=LABELS[number in self.yes], words=["as answered"])
+
+
+def longer(example, prediction):
+    return len(prediction.label) / 4
+
+
+def failing_on(*numbers, error=KeyError):
+    def metric(example, prediction):
+        if example.number in numbers:
+            raise error("no verdict")
+        return exact(example, prediction)
+
+    return metric
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with dspy.context(lm=lm_of(LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])), num_threads=1):
+        yield
+
+
+def evaluated(programs, metric, devset=None, **options):
+    made = {name: each.program for name, each in programs.items()}
+    return evaluate_programs(made, metric, devset or examples(), display_progress=False, **options)
+
+
+METRICS = {"exact": exact, "F1": F1("yes"), "MCC": MatthewsCorrelation(), "length": longer}
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_are_what_each_gives_alone_by_one_set_of_calls(num_threads):
+    programs = {"some": Counting(range(3, 8)), "never": Counting([])}
+    found = evaluated(programs, METRICS, num_threads=num_threads)
+    for each in programs.values():
+        assert sorted(each.asked) == list(range(20))
+    assert isinstance(found, Evaluations)
+    assert list(found) == list(found.metrics) == list(METRICS)
+    for name, metric in METRICS.items():
+        alone = evaluated(programs, metric)
+        assert isinstance(alone, Evaluation)
+        assert found[name] == found.metrics[name] == alone
+        assert f"{name}: {alone}" in str(found)
+    assert len(str(found).splitlines()) == 3 * len(METRICS)
+
+
+def test_one_metric_by_name_is_a_table_with_its_name():
+    found = evaluated({"some": Counting(range(3, 8))}, {"exact": exact})
+    assert list(found) == ["exact"]
+    assert str(found).startswith("exact: 20 examples\n  some  0.700")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_one_metric_writes_reaches_no_other(first):
+    """Not in examples, not in predictions, not in recalls, and not in what the user passed."""
+    seen = []
+
+    def writing(example, prediction):
+        example.label = prediction.label = "spoilt"
+        example.tags.append("spoilt")
+        prediction.words.append("spoilt")
+        return 1.0
+
+    def reading(example, prediction):
+        seen.append((example.tags, prediction.words))
+        return exact(example, prediction)
+
+    metrics = {"writing": writing, "reading": reading}
+    devset = examples()
+    found = evaluated({"a": Counting(range(5))}, metrics if first else dict(reversed(metrics.items())), devset)
+    assert seen == [(["as given"], ["as answered"])] * 20
+    assert found["reading"].programs["a"].score == 1.0
+    assert found["writing"].programs["a"].recalls == found["reading"].programs["a"].recalls
+    assert [each.toDict() for each in devset] == [each.toDict() for each in examples()]
+
+
+@pytest.mark.parametrize("order", [["exact", "picky"], ["picky", "exact"]])
+def test_an_exception_of_a_metric_is_a_failed_call_for_that_metric_alone(order, caplog):
+    metrics = {"exact": exact, "picky": failing_on(3, 4)}
+    programs = {"a": Counting(range(5), failing=[7]), "b": Counting([])}
+    found = evaluated(programs, {name: metrics[name] for name in order})
+    assert (found["exact"].num_examples, found["exact"].num_failed) == (19, 1)
+    assert (found["picky"].num_examples, found["picky"].num_failed) == (17, 3)
+    left = [each for each in examples() if each.number not in (3, 4, 7)]
+    assert (
+        found["picky"].programs
+        == evaluated({name: Counting(programs[name].yes) for name in "ab"}, exact, left).programs
+    )
+    assert "calls on 1 of 20 examples failed, the first by ConnectionError: no route" in caplog.text
+    told = "by metric 'picky', calls on 3 of 20 examples failed, the first by KeyError: in the metric: 'no verdict'"
+    assert told in caplog.text
+
+
+def test_a_failed_call_of_a_program_is_told_once(caplog):
+    found = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
+    assert {each.num_failed for each in found.values()} == {1}
+    assert caplog.text.count("they are left out") == 1
+
+
+def test_two_metrics_that_fail_on_one_example_each_say_why(caplog):
+    metrics = {"one": failing_on(3), "two": failing_on(3, error=LookupError)}
+    evaluated({"a": Counting(range(5))}, metrics)
+    assert "by metric 'one', calls on 1 of 20 examples failed, the first by KeyError" in caplog.text
+    assert "by metric 'two', calls on 1 of 20 examples failed, the first by LookupError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "calls"),
+    [
+        (lambda example, prediction: "high", TypeError, 1),
+        (lambda example, prediction: prediction.nothing, AttributeError, 3),
+        (lambda example, prediction: float("nan"), ValueError, 3),
+    ],
+)
+def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
+    program = Counting(range(5))
+    with pytest.raises(error) as caught:
+        evaluated({"a": program}, {"exact": exact, "broken": broken}, max_errors=3)
+    assert len(program.asked) == calls
+    assert "(metric 'broken')" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "words"),
+    [
+        ({}, TypeError, "metric must be a metric, or a dict from names to metrics"),
+        ({1: exact}, TypeError, "metric must be a metric, or a dict from names to metrics"),
+        ({"": exact}, TypeError, "metric must be a metric, or a dict from names to metrics"),
+        ({"a": exact, "b": 3}, TypeError, r"metric\['b'\]: metric must be callable"),
+        ({"a": exact, "b": F1}, TypeError, r"metric\['b'\]: metric must be an instance"),
+        ({"a": exact, "b": F1("maybe")}, ValueError, "no example has 'maybe'"),
+    ],
+)
+def test_what_is_no_metric_is_refused_before_any_call(metric, error, words):
+    program = Counting([])
+    with pytest.raises(error, match=words):
+        evaluated({"a": program}, metric)
+    assert not program.asked
