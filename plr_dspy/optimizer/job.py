@@ -115,6 +115,7 @@ class Job:
             "models": sorted({str(lm.model) for lm in self.models}),
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
+            "num_repeated": self.splits.num_repeated,
             **asdict(self.plan),
             **{name: getattr(self.optimizer, name) for name in LIMITS},
             "most_useful_calls": most_calls(len(self.scored_examples)),

@@ -32,6 +32,7 @@ class Splits:
     selection: list[dspy.Example]
     names: list[str]  # what the user knows those of train, then those of selection by, such as "trainset[3]"
     num_shared: int = 0  # of the trainset, left out because the valset holds them too
+    num_repeated: int = 0  # of both, left out because they are copies of other examples there
 
     @property
     def classes(self) -> list[int] | None:
@@ -64,6 +65,9 @@ def make_splits(
     first: dict[tuple[bool, bytes], int] = {}
     for i, example in enumerate(everything):
         first.setdefault((i < len(trainset), value_key(dict(example.items()))), i)
+    num_distinct = sum(of_trainset for of_trainset, _ in first)
+    warn_of_repeats(len(trainset) - num_distinct, len(trainset), name=name)
+    warn_of_repeats(len(valset) - (len(first) - num_distinct), len(valset), name="valset")
     distinct = set(first.values()) - shown
     usable = [i for i in by_content(everything) if i in distinct]
     of_trainset = [i for i in usable if i < len(trainset)]
@@ -87,7 +91,17 @@ def make_splits(
         selection = [train[place] for place in sorted(places)]
         train = [index for place, index in enumerate(train) if place not in places]
     train_examples, selection_examples = ([everything[i] for i in part] for part in (train, selection))
-    return Splits(train_examples, selection_examples, [names[i] for i in (*train, *selection)], num_shared)
+    num_repeated = len(everything) - len(first)
+    names_of_both = [names[i] for i in (*train, *selection)]
+    return Splits(train_examples, selection_examples, names_of_both, num_shared, num_repeated)
+
+
+def warn_of_repeats(num_repeated: int, num_examples: int, *, name: str, what: str = "given twice") -> None:
+    """Warn that some of the examples, which the user knows by this name, are copies of others and left out."""
+    if num_repeated == 1:
+        logger.warning("1 of %d examples of %s is %s and counts once", num_examples, name, what)
+    elif num_repeated:
+        logger.warning("%d of %d examples of %s are %s and count once", num_repeated, num_examples, name, what)
 
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:

@@ -32,7 +32,7 @@ def details(report: Report) -> str:
     ]
     if calls:
         train, selection = settings.get("num_train"), settings.get("num_selection")
-        lines.append(f"examples: {train} to search, {selection} to compare at the end")
+        lines.append(f"examples: {train} to search, {selection} to compare at the end{_repeated(report)}")
         lines.append("calls: " + ", ".join(f"{phase} {number:,}" for phase, number in calls.items()))
     if c is not None and c.gain:
         gain, low, high = (score(value, c, sign=True) for value in (c.gain, *c.interval))
@@ -71,6 +71,12 @@ def details(report: Report) -> str:
         told = f"{error.type}: {error.message} ({', '.join(error.examples)})"
         lines.append(f"{count(error.count, 'call')} {error.outcome}: {told}")
     return "\n  ".join(lines)
+
+
+def _repeated(report: Report) -> str:
+    """Say how many examples were left out because they are copies of others."""
+    number = report.settings.get("num_repeated", 0)
+    return f"; {number} more, given twice, count once" if number else ""
 
 
 def result(report: Report) -> str:
