@@ -28,7 +28,7 @@ from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import PICKLE, check_given, json_obstacle, shown
 from plr_dspy.programs.objects import ProgramFactory
-from plr_dspy.report.text import KEEP, count, shares_by_label
+from plr_dspy.report.text import KEEP, count
 from plr_dspy.runtime import as_json, progress_bar, write_atomically
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
@@ -74,11 +74,7 @@ def run_calibrate(args: argparse.Namespace, program: dspy.Module) -> None:
     with _language_model(args):
         calibrated = optimizer.compile(program, trainset=trainset)
     _save(calibrated, args.out)
-    for name, accuracy in optimizer.accuracies.items():
-        print(f"{name}: {accuracy:.3f}")
-    found = calibrated.calibration
-    to = f" to {shares_by_label(found.labels, found.shares)}" if found and found.shares else ""
-    print("answers stay as they are" if found is None else f"calibrated{to} by {found.num_inputs} inputs")
+    print(optimizer.report)
     print(f"the program is {args.out}")
 
 

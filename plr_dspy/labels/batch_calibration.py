@@ -18,23 +18,41 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
-from plr_dspy.labels.outputs import CONTENT_FREE, LabelOutput, check_text_inputs, prior_shares, warn_of_labels
+from plr_dspy.labels.calibration_report import (
+    AS_IT_IS,
+    GIVEN_TWICE,
+    LIKELIEST,
+    NOT_NEEDED,
+    REPLACED,
+    SHOWN,
+    WITHOUT_LABEL,
+    CalibrationReport,
+)
+from plr_dspy.labels.outputs import (
+    CONTENT_FREE,
+    LabelCounts,
+    LabelOutput,
+    check_text_inputs,
+    prior_shares,
+    warn_of_labels,
+)
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
-from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key
+from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key, warn_of_repeats
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED
+from plr_dspy.scoring.ledger import FAILED, WRONG
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares
 
 logger = logging.getLogger(__name__)
 
 INPUTS_PER_LABEL = 5  # with fewer, the labels that inputs happen to have cost a point or more for nothing
+EVEN = "all are taken to be equally frequent"
 MAX_FOLDS = 10  # of the cross-validation of a linear calibration
 
 PENALTY = 2.0
@@ -58,7 +76,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             AISTATS 2024).
         num_inputs: Examples of the trainset that are used, at most: one program call each. Each label has about its
             share of them; with a metric all take turns, however rare one is, and count in their shares.
-        prior: Share of inputs that each label is right for, by label, which answers are calibrated to. With None,
+        prior: Share of inputs that each label is right for, by label, which answers are calibrated to. No compile
+            changes it: the shares that were used are in `report`. With None,
             "batch" takes what scores best on the labels of the trainset by cross-validation: their shares, if these are
             clearly uneven, the same share each, or answers as they are. Without labels, and for "contextual", None is
             the same share each. "linear" learns shares, and takes none.
@@ -73,6 +92,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             compared: of the student "as it is", by its "likeliest label", "calibrated to" some shares (each input is
             left out of what calibrates it), and "always" the most frequent label. With a metric, its values, and
             "always" the label that is best for it. Otherwise empty.
+        report: What the last compile did and found, a `CalibrationReport`: `print` it. None before. Its `shares` are
+            those that answers are calibrated to, as ``calibration.shares`` of the program; `prior` stays as it is.
 
     Raises:
         TypeError, ValueError: for arguments out of range; the message says what to pass.
@@ -86,6 +107,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.accuracies: dict[str, float] = {}
+        self.report: CalibrationReport | None = None
         self.check_together()
 
     def check_together(self) -> None:
@@ -114,14 +136,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             seed: Instead of the constructor's.
 
         Returns:
-            The calibrated program. Its `calibration` is None where labels have decided that answers stay as they are:
-            it tells the probabilities beside them.
+            The calibrated program, with the report as plain data at ``calibration_report``. Its `calibration` is None
+            where labels have decided that answers stay as they are: it tells the probabilities beside them.
 
         Raises:
             TypeError, ValueError: for bad arguments, before any program call.
             NoProbabilities: when the LM gives no log-probabilities.
             Exception: of the program, see `max_errors`.
         """
+        self.report = None
         seed = self._seed(seed)
         self.check_together()
         predictor = self.predictor
@@ -130,23 +153,20 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        usable = _content_free(trainset) if self.method == "contextual" else _usable(student, trainset)
-        deciding = False
-        num_none = 0
+        usable, left_out = self._usable(student, trainset)
+        deciding, shares_from = False, "the same for each label" if prior is None else "your prior"
         if self.method == "batch" and prior is None:
-            labelled = list(compress(usable, output.numbers(usable) >= 0))
-            deciding, even = len(labelled) > 1, "all are taken to be equally frequent"
-            if said := output.strange(usable):
-                logger.warning(f"{said}: {'they are left out' if deciding else even}")
-            elif not deciding:
-                logger.info(f"no example has a label at {output.name!r}: {even}")
-            num_none = output.num_none(usable)
-            if deciding and num_none:
-                logger.info(f"{num_none} examples have None at {output.name!r}, and calibrate no label")
-            usable = labelled if deciding else usable
+            labelled = self._labelled(usable, output, trainset)
+            deciding = len(labelled) > 1
+            if deciding:
+                left_out[WITHOUT_LABEL] = len(usable) - len(labelled)
+                usable = labelled
+            else:
+                shares_from = f"no labels decide: {EVEN}"
         if self.metric is not None and not deciding:
             raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
         examples, weights = self._sampled(usable, output, seed=seed)
+        left_out[NOT_NEEDED] = len(usable) - len(examples)
         answers, counts = output.numbers(examples), output.counts(usable)
         if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
             seen = sorted({repr(example.get(output.name)) for example in examples})
@@ -156,15 +176,20 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 "which needs no labels"
             )
         self.accuracies = {}
+        labels = LabelCounts.of(output, trainset)
         if deciding:
             if self.metric is not None:
                 self.metric.check(usable)
-            warn_of_labels(student, output, counts, num_none=num_none, by_accuracy=self.metric is None)
+            warn_of_labels(student, output, labels, by_accuracy=self.metric is None)
         limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
         replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
         calibration: Calibration | None = None
+        comparison: dict[str, Any] = {"scores": {}}
         if deciding:
-            calibration = self._best(replies, examples, output, counts=counts, weights=weights)
+            calibration, comparison = self._best(replies, examples, output, counts=counts, weights=weights)
+            shares_from = f"the best of {len(comparison['scores'])} ways, by the labels of {len(replies.ran)} inputs"
+            if is_uneven(counts):
+                shares_from += f"; uneven shares come from the labels of {counts.sum():.0f} examples"
         elif self.method != "linear":
             calibration = replies.calibrated_to(prior, method=self.method)
             if prior is None:
@@ -172,24 +197,57 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
             scales, offsets = (tuple(each.tolist()) for each in fit)
             calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
-        to = f" to {shares_by_label(replies.labels, calibration.shares)}" if calibration and calibration.shares else ""
-        done = "answers stay as they are" if calibration is None else f"calibrated{to}"
-        likely = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
-        before = shares_by_label(replies.labels, likely)
-        ways = "".join(f"; {name}: {accuracy:.3f}" for name, accuracy in self.accuracies.items())
-        logger.info(f"{done}, by {len(replies.inputs)} inputs; mean probabilities before: {before}{ways}")
-        return CalibratedProgram(student, calibration, predictor=output.predictor).bound()
+            shares_from = "none, for scales and offsets are fitted to the labels"
+        else:
+            shares_from = "none, for cross-validation finds no gain"
+        self.report = replies.report(
+            calibration,
+            weights=weights,
+            method=self.method,
+            metric="accuracy" if self.metric is None else repr(self.metric),
+            output=output.name,
+            label_counts=dict(zip(output.labels, labels.counts.astype(int).tolist(), strict=True)),
+            num_examples=len(trainset),
+            left_out=left_out,
+            shares_from=shares_from,
+            **comparison,
+        )
+        logger.info("%s", self.report.line())
+        program = CalibratedProgram(student, calibration, predictor=output.predictor).bound()
+        program.calibration_report = self.report.to_dict()
+        return program
+
+    def _usable(self, student: dspy.Module, trainset: Examples) -> tuple[list[dspy.Example], dict[str, int]]:
+        """Return the examples whose inputs may calibrate, and how many others there are, by reason."""
+        if self.method == "contextual":
+            return _content_free(trainset), {REPLACED: len(trainset)}
+        return _different(student, trainset)
+
+    def _labelled(self, usable: Examples, output: LabelOutput, trainset: Examples) -> list[dspy.Example]:
+        """Return the usable examples with a label, and say what becomes of the others."""
+        labelled = list(compress(usable, output.numbers(usable) >= 0))
+        if output.strange(usable):
+            logger.warning(f"{output.strange(trainset)}: {'they are left out' if len(labelled) > 1 else EVEN}")
+        elif len(labelled) < 2:
+            logger.info(f"no example has a label at {output.name!r}: {EVEN}")
+        num_none = output.num_none(usable)
+        if len(labelled) > 1 and num_none:
+            logger.info(f"{num_none} examples have None at {output.name!r}, and calibrate no label")
+        return labelled
 
     def _best(
         self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
-    ) -> Calibration | None:
-        """The calibration that answers best, None for none, where labels have `counts` ``[L]``; sets `accuracies`."""
+    ) -> tuple[Calibration | None, dict[str, Any]]:
+        """Return the calibration that answers best, None for none, and fields of the report; set `accuracies`.
+
+        The labels have `counts` ``[L]``.
+        """
         told, labels, ran = replies.log_probabilities, replies.labels, replies.ran
         right, asked = output.numbers(examples)[ran], [examples[number] for number in ran]
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
         ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
-            "as it is": (replies.answered, None),
-            "likeliest label": (told.argmax(axis=1), Calibration.none(labels)),
+            AS_IT_IS: (replies.answered, None),
+            LIKELIEST: (told.argmax(axis=1), Calibration.none(labels)),
         }
         of_inputs = weights[replies.inputs]
         for shares in likely_shares(counts, between=self.metric is not None):
@@ -211,16 +269,18 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
             answered[replies.inputs] = answers
             self.accuracies[name] = value(answered[ran])
-        best = max(self.accuracies, key=self.accuracies.__getitem__)  # The first of equals: as it is.
+        scores = dict(self.accuracies)
+        best = max(scores, key=scores.__getitem__)  # The first of equals: as it is.
         to_one = {label: value(np.full(len(ran), number)) for number, label in enumerate(labels)}
         most = labels[int(counts.argmax())] if self.metric is None else max(to_one, key=to_one.__getitem__)
         self.accuracies[f"always {most!r}"] = to_one[most]
-        if self.accuracies[best] <= to_one[most]:
+        if scores[best] <= to_one[most]:
             logger.warning(
-                f"{best}: {self.accuracies[best]:.3f}, which is no more than always answering {most!r} gives, "
-                f"{to_one[most]:.3f}: let PLFewShot choose the program's demos, or take another model"
+                f"{best}: {scores[best]:.3f} on {len(ran)} inputs, which is no more than always answering {most!r} "
+                f"gives, {to_one[most]:.3f}: let PLFewShot choose the program's demos, or take another model"
             )
-        return ways[best][1]
+        comparison = {"scores": scores, "chosen": best, "always": most, "always_score": to_one[most]}
+        return ways[best][1], comparison
 
     def _sampled(self, usable: Examples, output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
         """The examples that are used, and what each of them counts; a warning says where they are few."""
@@ -253,6 +313,9 @@ class LabelReplies(NamedTuple):
     unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
     answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
     ran: NDArray[np.int64]  # the inputs whose calls did not fail, whether they say anything or not
+    num_failed: int = 0
+    num_unread: int = 0  # replies that the adapter could not read, whether they say anything or not
+    num_silent: int = 0  # replies that say nothing of labels
 
     def calibrated_to(
         self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
@@ -263,6 +326,23 @@ class LabelReplies(NamedTuple):
         rounded, num_inputs = tuple(np.round(to, 6).tolist()), len(self.inputs)
         return Calibration(method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=num_inputs, shares=rounded)
 
+    def report(self, calibration: Calibration | None, *, weights: Array, **facts: Any) -> CalibrationReport:
+        """Make the report of a calibration by these replies; `facts` are fields that they do not tell."""
+        likely = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
+        shares = () if calibration is None else calibration.shares
+        return CalibrationReport(
+            num_inputs=len(self.inputs),
+            mean_probabilities=dict(zip(self.labels, likely.tolist(), strict=True)),
+            shares=dict(zip(self.labels, shares, strict=True)) if shares else None,
+            calibrated=calibration is not None and calibration.method != "none",
+            num_scored=len(self.ran),
+            program_calls=len(self.ran) + self.num_failed,
+            num_failed=self.num_failed,
+            num_unread=self.num_unread,
+            num_silent=self.num_silent,
+            **facts,
+        )
+
     def warn_of_answers(self, calibration: Calibration) -> None:
         """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
         moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
@@ -271,8 +351,9 @@ class LabelReplies(NamedTuple):
         if all(is_uneven(each, far=True) for each in counts):
             before, after = (shares_by_label(self.labels, each / each.sum()) for each in counts)
             logger.warning(
-                f"answers are far from the same share of each label before calibration ({before}) and after it "
-                f"({after}): if the labels are not equally frequent, pass labelled examples, or their shares as prior"
+                f"answers to {len(self.inputs)} inputs are far from the same share of each label before calibration "
+                f"({before}) and after it ({after}): if the labels are not equally frequent, pass labelled examples, "
+                "or their shares as prior"
             )
 
 
@@ -308,13 +389,17 @@ def read_replies(
         raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
     if len(told) < len(cells):
         logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
+    ran = [number for number, cell in enumerate(cells) if cell.outcome != FAILED]
     return LabelReplies(
         labels,
         np.array(list(told)),
         np.array([cell.label_logprobs for cell in told.values()]),
         np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
         np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
-        np.array([number for number, cell in enumerate(cells) if cell.outcome != FAILED]),
+        np.array(ran),
+        num_failed=len(failed),
+        num_unread=sum(cell.outcome == WRONG for cell in cells),
+        num_silent=len(ran) - len(told),
     )
 
 
@@ -365,14 +450,16 @@ def _content_free(trainset: Examples) -> list[dspy.Example]:
     return [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
 
 
-def _usable(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """The examples with inputs that differ and that no demo shows."""
+def _different(student: dspy.Module, trainset: Examples) -> tuple[list[dspy.Example], dict[str, int]]:
+    """Return the examples with inputs that differ and that no demo shows, and how many are left out, by reason."""
     shown = shown_by([demo for _, each in student.named_predictors() for demo in each.demos], trainset)
-    unshown = [example for i, example in enumerate(trainset) if i not in shown]
-    usable = list({value_key(dict(each.inputs().items())): each for each in unshown}.values())
+    keys = [value_key(dict(example.inputs().items())) for example in trainset]
+    num_repeated = len(keys) - len(set(keys))
+    warn_of_repeats(num_repeated, len(trainset), name="trainset", what=GIVEN_TWICE)
+    usable = list({keys[i]: example for i, example in enumerate(trainset) if i not in shown}.values())
     if len(usable) < 2:
         raise ValueError(
             f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
             f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
         )
-    return usable
+    return usable, {GIVEN_TWICE: num_repeated, SHOWN: len(set(keys)) - len(usable)}

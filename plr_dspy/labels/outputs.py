@@ -176,15 +176,28 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     return np.asarray(shares / shares.sum())
 
 
-def warn_of_labels(
-    program: dspy.Module, output: LabelOutput, counts: Array, *, num_none: int = 0, by_accuracy: bool = True
-) -> None:
-    """Warn if demos are all of one label, or labels are far from even in `counts` ``[L]``, those of the examples.
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many examples have each label, and which examples these are."""
 
-    None counts as a label of as many more examples as have it.
-    """
+    counts: Array  # [L]
+    examples: str  # such as "140 examples of trainset"
+    num_none: int = 0  # examples that have None, where that is an answer, too
+
+    @classmethod
+    def of(cls, output: LabelOutput, examples: Sequence[Any], *, name: str = "trainset") -> "LabelCounts":
+        """Count the labels of the examples that the user knows by this name."""
+        counts = output.counts(examples)
+        num_none = output.num_none(examples)
+        num_labelled = int(counts.sum()) + num_none
+        labelled = "labelled " if num_labelled < len(examples) else ""
+        return cls(counts, f"{num_labelled} {labelled}examples of {name}", num_none)
+
+
+def warn_of_labels(program: dspy.Module, output: LabelOutput, labels: LabelCounts, *, by_accuracy: bool = True) -> None:
+    """Warn if demos are all of one label, or labels of the examples, None included, are far from even."""
     names = [*map(repr, output.labels), "None"]
-    counts_with_none = np.append(counts, num_none)
+    counts_with_none = np.append(labels.counts, labels.num_none)
     most = int(counts_with_none.argmax())
     demos = dict(program.named_predictors())[output.predictor].demos
     numbers = output.numbers(demos)
@@ -196,10 +209,10 @@ def warn_of_labels(
             "demos of several labels, as PLFewShot chooses them"
         )
     # Some examples with None leave labels as even as they are.
-    watched = counts_with_none if most == len(counts) else counts
+    watched = counts_with_none if most == len(labels.counts) else labels.counts
     if by_accuracy and is_uneven(watched, far=True):
         logger.warning(
-            f"{100 * counts_with_none[most] / counts_with_none.sum():.0f} % of the examples with a known label have "
+            f"{100 * counts_with_none[most] / counts_with_none.sum():.0f} % of the {labels.examples} have "
             f"{names[most]}: a program that always answers it has that accuracy, so compare with it"
         )
 

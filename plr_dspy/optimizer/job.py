@@ -73,6 +73,12 @@ class Job:
     teacher: dspy.Module | None = None  # makes demos; None where the student does
     # At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     attempts: Sequence[Attempt] = ()
+    num_trainset: int = 0  # of the examples that were passed, which begin with the trainset
+
+    @property
+    def trainset(self) -> Examples:
+        """The trainset as the user passed it."""
+        return self.examples[: self.num_trainset]
 
     def planned(self, **told: Any) -> Plan:
         """The plan of the optimizer; where its search can score every ordering, the rest is for the race.
@@ -155,6 +161,7 @@ def prepare(
         examples=[*trainset, *valset],
         scored_examples=[*splits.train, *splits.selection],
         calibrated_student=calibrated,
+        num_trainset=len(trainset),
         **choices,
     )
     if job.slots.space.num_distinct < 2 or optimizer.max_metric_calls == 0:
@@ -202,6 +209,7 @@ def _checked_copy(
     program = ProgramFactory(student).build({})
     # What an earlier optimizer found: copies would hold copies of it, and no report is twice the same, so that no
     # `log_dir` would be found again.
+    vars(program).pop("calibration_report", None)
     report, found = vars(program).pop("reorder_report", None), vars(program).get("candidate_programs")
     are_candidates = isinstance(found, list) and all(
         isinstance(part, Mapping) and {"score", "program"} <= part.keys() for part in found

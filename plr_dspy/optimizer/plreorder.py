@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
+import numpy as np
 from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.plan import Plan, make_plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
@@ -25,7 +26,7 @@ from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
-from plr_dspy.statistics.calibration import right_counts, shares_to_try
+from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
 
 logger = logging.getLogger(__name__)
 
@@ -232,13 +233,8 @@ def label_work(job: Job) -> LabelWork | str:
     scores = label_scores(metric, examples, output, max_seconds=job.optimizer.max_seconds)
     if isinstance(scores, str):
         return scores
-    warn_of_labels(
-        job.program,
-        output,
-        right_counts(scores),
-        num_none=output.num_none(examples),
-        by_accuracy=not isinstance(metric, SetMetric),
-    )
+    counts = _label_counts(job, output, scores)
+    warn_of_labels(job.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
     own = None if job.calibrated_student is None else job.calibrated_student.calibration
     calibrate = job.optimizer.calibrate
     work = LabelWork(
@@ -255,3 +251,14 @@ def label_work(job: Job) -> LabelWork | str:
     if isinstance(calibrate, Mapping):
         work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
     return work
+
+
+def _label_counts(job: Job, output: LabelOutput, scores: Array) -> LabelCounts:
+    """Count the labels of the trainset; where these are not what the metric calls right, the labels that score best."""
+    numbers = output.numbers(job.scored_examples)
+    known = np.flatnonzero(numbers >= 0)
+    best = scores[known].max(axis=1)
+    if known.size and (scores[known, numbers[known]] == best).all():
+        return LabelCounts.of(output, job.trainset, name=job.optimizer.trainset_name)
+    num_none = output.num_none(job.scored_examples)
+    return LabelCounts(right_counts(scores), f"{len(scores)} examples that score", num_none)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plr_dspy.report.data import Comparison, ProgramState, Report
+    from plr_dspy.report.data import CalibrationEffect, Comparison, ProgramState, Report
 
 MIN_WIN_PROBABILITY = 0.9  # from this probability of being better on new examples on, an order is called better
 ENOUGH_TO_GIVE_UP = 20  # if no score differed between orders on so many examples, there is nothing to find
@@ -165,7 +165,7 @@ def claims(report: Report) -> list[str]:
         *_yardsticks(report),
     ]
     if effect is not None and calibrated:
-        assumed = f"labels are as frequent as {shares_by_label(_labels(report), effect.shares)}"
+        assumed = f"labels are as frequent as {_shares(report, effect)}"
         if not effect.shares:
             assumed = "nothing of how frequent labels are; the likeliest one is the answer"
         lines.append(f"assumed: {assumed}; the program needs the probabilities of labels at each use")
@@ -356,8 +356,19 @@ def _calibration(report: Report) -> list[str]:
     if report.constant is not None:
         said += f"; {report.constant.name} {report.constant.score:.2f}"
     if effect.shares:
-        return [said, f"calibration is to these shares of labels: {shares_by_label(_labels(report), effect.shares)}"]
+        return [said, f"calibration is to these shares of labels: {_shares(report, effect)}"]
     return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
+
+
+def _shares(report: Report, effect: CalibrationEffect) -> str:
+    """Write the shares that answers are calibrated to, and which examples they come from."""
+    shares = shares_by_label(_labels(report), effect.shares)
+    is_given = isinstance(report.settings.get("calibrate"), dict)
+    is_even = len(set(effect.shares)) == 1
+    num_scored = report.settings.get("num_train", 0) + report.settings.get("num_selection", 0)
+    if is_given or is_even or not num_scored:
+        return shares
+    return f"{shares} (from the labels of {num_scored} examples that score)"
 
 
 def _labels(report: Report) -> list[str]:

@@ -172,6 +172,7 @@ def test_rows_have_the_types_of_the_program_s_fields(folder, kind):
 def test_calibrate_evaluate_and_predict(folder, capsys, kind):
     assert cli.main(common("calibrate", "--train", f"train.{kind}", "--out", "calibrated.json")) == 0
     said = capsys.readouterr().out
+    assert "BatchCalibration: " in said
     assert "as it is: 0." in said
     assert "always 'negative': 0." in said
     assert cli.main(common("evaluate", *EVALUATE, "--programs", "calibrated.json")) == 0

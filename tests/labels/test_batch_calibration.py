@@ -257,7 +257,7 @@ class TestLabelsDecide:
         assert f"calibrated to 'negative' {shares[0]:.2f}, 'positive' {shares[1]:.2f}" in caplog.text
         assert "always 'positive'" in caplog.text
         assert "all 8 demos have the label 'positive'" in caplog.text
-        assert "% of the examples with a known label have 'positive'" in caplog.text
+        assert "% of the 150 examples of trainset have 'positive'" in caplog.text
         calibrate(Classifier(lambda text: {"negative": 0.9, "positive": 0.1}), trainset=examples(30))
         assert "no more than always answering 'negative'" in caplog.text
 

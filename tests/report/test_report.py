@@ -212,7 +212,8 @@ class TestText:
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, calibrated: " in text
         assert text.count("without an answer to score before calibration\n") == 1
-        assert "assumed: labels are as frequent as 'a' 0.80, 'b' 0.20; the program needs the prob" in text
+        shares = "'a' 0.80, 'b' 0.20 (from the labels of 40 examples that score)"
+        assert f"assumed: labels are as frequent as {shares}; the program needs the prob" in text
         assert "assumed" not in str(by_hand(calibration=effect, signal=signal))
         stays = str(by_hand([0, 1], calibration=effect, signal=signal, settings={"calibrate": True}))
         assert "by its few calls, your program scores 0.50 as it is, and 0.70 calibrated: Batch" in stays
