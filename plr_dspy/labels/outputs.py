@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from plr_dspy.lm.plain_text_adapter import decided, labels_of, without_none
 from plr_dspy.programs.slots import decision_adapter
+from plr_dspy.programs.splits import are_classes
 from plr_dspy.statistics.calibration import Array, is_uneven
 
 logger = logging.getLogger(__name__)
@@ -215,6 +216,33 @@ def warn_of_labels(program: dspy.Module, output: LabelOutput, labels: LabelCount
             f"{100 * counts_with_none[most] / counts_with_none.sum():.0f} % of the {labels.examples} have "
             f"{names[most]}: a program that always answers it has that accuracy, so compare with it"
         )
+
+
+def only_labels(predictor: dspy.Predict, demos: Sequence[Any], examples: Sequence[Any]) -> dict[str, str]:
+    """Return the label that all of several demos have, by output, where the examples have others, too.
+
+    An output of any type has labels if the examples have few different values there.
+    """
+    if len(demos) < 2:
+        return {}
+    few_values = {output.name: output for output in label_outputs("", predictor)}
+    found = {}
+    for name in predictor.signature.output_fields:
+        labels = [_label(few_values.get(name), name, demo) for demo in demos]
+        others = [_label(few_values.get(name), name, example) for example in examples]
+        label = labels[0]
+        has_others = bool({*others} - {label, None})
+        if label is not None and set(labels) == {label} and has_others and (name in few_values or are_classes(others)):
+            found[name] = label
+    return found
+
+
+def _label(output: LabelOutput | None, name: str, fields: Any) -> str | None:
+    """Return the label of a demo or an example at an output; None where it has none."""
+    if output is not None:
+        return output.label_of(fields)
+    value = fields.get(name)
+    return None if value is None else str(decided(value))
 
 
 def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> None:

@@ -28,6 +28,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
+from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
@@ -464,6 +465,9 @@ def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotRepor
             ],
             origins=[pooled.origin for pooled in slot.pool],
             original=original[slot.predictor],
+            only_labels=only_labels(
+                predictors[slot.predictor], list(map(slot.demos.__getitem__, ordering[slot.predictor])), job.examples
+            ),
         )
         for slot in job.slots.slots
     ]

@@ -39,7 +39,7 @@ class Splits:
         """Number of the answer of each example of train, then of selection; None where answers are no classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         classes = answer_classes(labels, sorted({name for fields in labels for name in fields}))
-        return classes if _are_classes(classes) else None
+        return classes if are_classes(classes) else None
 
 
 def make_splits(
@@ -85,7 +85,7 @@ def make_splits(
         # Spread evenly over each class after the other, so that both parts have its share, whatever this is.
         classes = {label: number for number, label in enumerate(dict.fromkeys(labels[i] for i in train))}
         by_class: Sequence[int] = range(count)
-        if balanced and _are_classes([labels[i] for i in train]):
+        if balanced and are_classes([labels[i] for i in train]):
             by_class = sorted(by_class, key=lambda place: classes[labels[train[place]]])
         places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
         selection = [train[place] for place in sorted(places)]
@@ -168,14 +168,14 @@ def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for index in shuffled:
         classes[labels[index]].append(index)
-    if not balanced or not _are_classes([labels[index] for index in shuffled]):
+    if not balanced or not are_classes([labels[index] for index in shuffled]):
         return shuffled
     ranked = enumerate(classes.values())
     placed = [((i + 0.5) / len(each), rank, index) for rank, each in ranked for i, index in enumerate(each)]
     return [index for *_, index in sorted(placed)]
 
 
-def _are_classes(labels: Sequence[Any]) -> bool:
+def are_classes(labels: Sequence[Any]) -> bool:
     """Whether labels are classes: several, and at most a quarter as many as examples."""
     return 1 < len(set(labels)) <= len(labels) / 4
 

@@ -81,6 +81,8 @@ class SlotReport(Part):
             the last one of the largest number of demos, "length", which is that of all unless it is said.
         demos, original: The demos as text, the start of long ones; and those that the student itself showed.
         origins: Of a pool, where each demo comes from, such as "trainset[3]" or "bootstrapped from trainset[3]".
+        only_labels: By output, the label that all demos of the ordering have, if they are several and the examples have
+            other labels, too.
     """
 
     predictor: str
@@ -91,6 +93,7 @@ class SlotReport(Part):
     demos: list[dict[str, str]]
     origins: list[str] = []
     original: list[int] = []
+    only_labels: dict[str, str] = {}
 
 
 class Alternative(Part):

@@ -188,7 +188,7 @@ def claims(report: Report) -> list[str]:
     of_metric = any(error.message.startswith("in the metric:") for error in report.errors)
     if stays and report.original.num_failed > report.original.num_calls / 2 and not of_metric:
         lines.append("most of its calls gave no answer (see the details): give it demos, or another adapter or model")
-    lines += [*_numbers_of_demos(report), *_retrieval(report)]
+    lines += [*_numbers_of_demos(report), *_labels_of_demos(report), *_retrieval(report)]
     if not stays and (report.comparison is not None or report.retrieves):
         lines.append(KEEP)
     return lines
@@ -369,6 +369,16 @@ def _shares(report: Report, effect: CalibrationEffect) -> str:
     if is_given or is_even or not num_scored:
         return shares
     return f"{shares} (from the labels of {num_scored} examples that score)"
+
+
+def _labels_of_demos(report: Report) -> list[str]:
+    """Say where all demos of a predictor have the same label, although the examples have several."""
+    lines = []
+    for slot in report.slots:
+        owner = f" of {slot.predictor}" if len(report.slots) > 1 else ""
+        for label in slot.only_labels.values():
+            lines.append(f"all {len(slot.ordering)} demos{owner} have the label {label!r}")
+    return lines
 
 
 def _labels(report: Report) -> list[str]:
