@@ -26,8 +26,9 @@ from plr_dspy.programs.objects import ProgramFactory, language_models
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import Redactor, progress_bar
+from plr_dspy.scoring.causes import cause_of, cure_of
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, Ledger
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
@@ -261,6 +262,7 @@ def evaluate_programs(
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         for answered in answers.values():
             answered.ask(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
+    calls = {name: list(answered.ledger.cells.values()) for name, answered in answers.items()}
     warnings = dict[str, None]()  # Several metrics may have the same one.
     evaluations = {}
     for name in metrics:
@@ -270,6 +272,8 @@ def evaluate_programs(
         evaluations[name] = compare(scores, len(devset))
     for warning in warnings:
         logger.warning("%s: they are left out", warning)
+    for program, cells in calls.items():
+        _warn_of_unanswered(program, cells)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[ALONE]
 
 
@@ -303,7 +307,8 @@ def leave_out_failed(scores: Mapping[str, Scores], num_examples: int) -> str:
     warning = f"{in_metric}calls on {len(failed)} of {num_examples} examples failed"
     warning += f", the first by {first.error}: {first.message}"
     if len(left) < 2:
-        raise RuntimeError(f"{warning}: mend that, or try again")
+        cure = cure_of((cell.error for cell in failed.values()), otherwise="mend that, or try again")
+        raise RuntimeError(f"{warning}: {cure}")
     for each in scores.values():
         each.keep(left)
     return warning
@@ -319,6 +324,14 @@ def compare(scores: Mapping[str, Scores], num_examples: int) -> Evaluation:
     num_left = len(first.cells)
     programs = {name: each.score(first) for name, each in scores.items()}
     return Evaluation(programs, num_left, num_examples - num_left)
+
+
+def _warn_of_unanswered(name: str, cells: Sequence[Cell]) -> None:
+    """Warn of calls that count as wrong for a reason outside the program."""
+    errors = [cell.error for cell in cells if cell.outcome == WRONG and cause_of(cell.error) is not None]
+    if errors:
+        told = "%s: %d of %d calls count as wrong, as they ended in %s: %s"
+        logger.warning(told, name, len(errors), len(cells), errors[0], cure_of(errors, otherwise=""))
 
 
 class Answers(MetricWork):

@@ -64,9 +64,9 @@ class FirstSigns:
             readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
             if len(unparsed) >= UNPARSED * len(cells) and not readable:
                 raise RuntimeError(said)
-            if not self.warned:
+            if len(cells) >= ENOUGH_ANSWERS and not self.warned:
                 logger.warning("%s", said)
-            self.warned = True
+                self.warned = True
         # What a metric over a set reads beside scores tells answers apart, too.
         rows = [[(cell.score or 0.0, repr(cell.value)) for cell in row] for row in by_example.values()]
         # Labels that are all wrong, or all right, say it; what a function reads has no score by itself.
@@ -178,6 +178,8 @@ class Compilation:
         ended: dict[str, Any] | None = next(alike, None)
         rounds = course["rounds"] if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
+        decided = itertools.chain(*rounds, *(scored for scored, _ in cut))
+        scorer.ask_again((tuple(map(tuple, ordering)), examples) for ordering, examples in decided)
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
             wanted = {tuple(map(tuple, ordering)): examples for ordering, examples in scored}
             kept = 0 if ended else self.plan.race_calls + self.plan.final_calls

@@ -32,7 +32,7 @@ from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
-from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
+from plr_dspy.optimizer.job import Estimate, Job, call_limits, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
@@ -226,6 +226,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 partial(self._identity, job),
                 accept_changes=self.accept_changes,
                 codec=lambda: ValueCodec(value_classes([job.program], job.examples)),
+                max_calls=call_limits(job).get("max_calls", sys.maxsize),
             ) as ledger,
             progress_bar(
                 job.plan.program_calls,

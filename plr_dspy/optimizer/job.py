@@ -357,18 +357,23 @@ def token_counter() -> Callable[[Messages], int]:
     return count
 
 
+def call_limits(job: Job) -> dict[str, int]:
+    """Return the calls that a budget plans and allows; nothing where the plan has no limit."""
+    if job.plan.max_metric_calls is None:
+        return {}
+    planned = job.plan.max_metric_calls + len(job.attempts)
+    # Those of others in the same folder count, too: the plan may be of fewer than the user allows.
+    allowed = job.optimizer.max_metric_calls or BUDGETS.get(getattr(job.optimizer, "auto", ""), 0)
+    return {"planned": planned, "max_calls": max(planned, allowed)}
+
+
 def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = None) -> Budget:
     """Return the budget of a compile that started then; the ledger has what was paid for before.
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
     plan, max_cost, ledger = job.plan, job.optimizer.max_cost, ledger or Ledger()
-    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started}
-    if plan.max_metric_calls is not None:
-        planned = plan.max_metric_calls + len(job.attempts)
-        # Those of others in the same folder count, too: the plan may be of fewer than the user allows.
-        allowed = job.optimizer.max_metric_calls or BUDGETS.get(getattr(job.optimizer, "auto", ""), 0)
-        limits |= {"planned": planned, "max_calls": max(planned, allowed)}
+    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started, **call_limits(job)}
     if max_cost is None:
         return Budget(ledger, **limits)
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)

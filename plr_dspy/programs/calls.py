@@ -23,6 +23,7 @@ from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
+from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, CellKey, Ledger
 from plr_dspy.scoring.scorer import CellScorer
@@ -36,9 +37,10 @@ CACHED = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens th
 GRACE = 2.0  # seconds that an interrupt leaves to the calls under way
 FAILED_SHARE = 0.05  # of the calls made, that may fail unless `max_errors` is given, or as many as DSPy allows for
 # What can be done with a log_dir after an error of the program or the metric.
-GOING_ON = (
-    ". The same compile goes on from here when you run it again. If you change the program or the metric first, pass "
-    "accept_changes=True if the scores in the log_dir are still right, or another log_dir if they are not"
+GOING_ON = ". The same compile goes on from here when you run it again"
+AFTER_CHANGES = (
+    ". If you change the program or the metric first, pass accept_changes=True if the scores in the log_dir are still "
+    "right, or another log_dir if they are not"
 )
 
 
@@ -235,12 +237,14 @@ class ProgramEvaluator:
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
         most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * len(self.ledger.paid)))
+        cause = cause_of(type(failure).__name__)
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
         elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):
             reason = "the metric cannot score the first answer"
         elif count >= most:
-            reason = f"the last of {count} failures (max_errors={most}){self._work.ways_out}"
+            reason = f"the last of {count} failures (max_errors={most})"
+            reason += self._work.ways_out if cause is None else ""
         else:
             return
         if self._ended_by is not None:
@@ -250,7 +254,12 @@ class ProgramEvaluator:
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
         where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
-        note = f"({where}: {reason}{GOING_ON * (self.ledger.path is not None)})"
+        going_on = GOING_ON if self.ledger.path is not None else ""
+        if cause is not None:
+            reason = f"{reason}: {cause.cure}"
+        elif going_on:
+            going_on += AFTER_CHANGES
+        note = f"({where}: {reason}{going_on})"
         # As add_note does, which Python 3.10 lacks.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), note]
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.runtime import as_json
+from plr_dspy.scoring.causes import cause_of, made_again
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,6 @@ FILE = "cells.jsonl"
 SCHEMA_VERSION = 10
 UNTYPED_VERSION = 9  # It kept values as plain JSON, which had altered what JSON lacks.
 
-TRANSIENT = {"LMRateLimitError", "LMServerError", "LMTimeoutError", "LMTransportError"}  # may be gone the next time
 CellKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and index of an example
 
 LogProbability = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -58,9 +59,10 @@ class Ledger:
     """The cells of a compile, what they cost, and the rounds that were decided on. Threads may share it.
 
     With a file, each cell is one line of JSON, written when it is added: a kill loses nothing. A last line that was cut
-    is dropped when the file is read again; its call counts, as do failed ones. A new ledger forgets the failed cells on
-    which nothing has been decided yet (`settle`), so that their calls are made again: those that failed by the
-    provider, and all of them after a `retry`. So are calls whose values the file cannot hold.
+    is dropped when the file is read again; its call counts, as do failed ones. A new ledger forgets cells, so that
+    their calls are made again: those that failed for a reason outside the program (`cause_of`), whose calls do not
+    count unless they took tokens, and after a `retry` all failed ones on which nothing has been decided yet (`settle`).
+    Calls whose values the file cannot hold are made again, too.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -73,6 +75,7 @@ class Ledger:
         self.version = SCHEMA_VERSION  # that the file was written with
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
+        self.failed_outside: dict[tuple[str, str], tuple[Cell, Tokens]] = {}  # calls to be made again, as `by_content`
         # What compiles have decided on, by the arguments that decide it: with the same, another one takes it as it was.
         # Of each round the orderings, with all examples that they had by then, and of each end: why, with what limits,
         # and after what rounds.
@@ -110,6 +113,7 @@ class Ledger:
                 return False
             name = str(example) if self._keys is None else self._keys[example]
             self.cells[key] = self.by_content[fingerprint, name] = cell
+            self.failed_outside.pop((fingerprint, name), None)
             self.paid.append(tokens)
             self._settled = False
             try:
@@ -133,6 +137,20 @@ class Ledger:
         before, self.course = self.course, self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
         if self.course is not before:
             self.postponed.append({"arguments": arguments})
+
+    def is_asked_again(self, key: CellKey) -> bool:
+        """Return whether a call failed before for a reason outside the program, and was not made again yet."""
+        fingerprint, example = key
+        return self._keys is not None and (fingerprint, self._keys[example]) in self.failed_outside
+
+    def keep_failed(self) -> None:
+        """Take the calls that failed for a reason outside the program as they are, and as calls that were made."""
+        for key, (cell, tokens) in self.failed_outside.items():
+            self.by_content[key] = cell
+            if not tokens:
+                self.paid.append(tokens)
+        self.failed_outside.clear()
+        self.num_resumed = len(self.paid)
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a record as a line. What is paid for must not be lost to a disk that cannot take one; that is an
@@ -190,9 +208,6 @@ class Ledger:
                     f"line {number} of {path} cannot be read ({error}): {again}pass another log_dir"
                 ) from error
         self._settled = not unsettled
-        for key in unsettled:
-            if key in self.by_content and self.by_content[key].error in TRANSIENT:
-                del self.by_content[key]
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o600)
         os.ftruncate(self._file, whole)
@@ -220,6 +235,12 @@ class Ledger:
                     raise ValueError(f"it says nothing of {key}")
                 if key in self.by_content and self.by_content[key].outcome != FAILED:
                     raise ValueError(f"it repeats {key}")
+                self.failed_outside.pop(key, None)
+                if cause_of(cell.error) is not None:
+                    self.failed_outside[key] = cell, tokens
+                    if tokens:
+                        self.paid.append(tokens)
+                    return
                 self.by_content[key] = cell
                 self.paid.append(tokens)
                 if cell.outcome == FAILED:
@@ -261,13 +282,15 @@ def open_ledger(
     *,
     accept_changes: bool = False,
     codec: Callable[[], ValueCodec] = ValueCodec,
+    max_calls: int = sys.maxsize,
 ) -> Iterator[Ledger]:
     """The ledger of a folder, which no other compile uses meanwhile; without a folder, everything stays in memory.
 
     The folder is made if it does not exist. That of another compile is begun anew if no call there ended with an
-    answer, and else gone on from if that is accepted. `describe` says what decides scores. It is asked again at the
-    end: what has changed by itself meanwhile, such as a counter, is not compared from then on. A folder that cannot be
-    used is a ValueError, one that another compile is using a RuntimeError, and a full disk an OSError.
+    answer, and else gone on from if that is accepted. Calls that failed for a reason outside the program are made again
+    unless that takes more than `max_calls`, those before included. `describe` says what decides scores. It is asked
+    again at the end: what has changed by itself meanwhile, such as a counter, is not compared from then on. A folder
+    that cannot be used is a ValueError, one that another compile is using a RuntimeError, and a full disk an OSError.
     """
     if folder is None:
         yield Ledger()
@@ -288,7 +311,8 @@ def open_ledger(
         ledger = Ledger(folder / FILE, values)
         stack.callback(lambda: ledger.close())
         identity = orjson.loads(orjson.dumps(describe()))
-        if ledger.num_resumed and (said := _changes(ledger.identity or {}, identity, ignored=ledger.unstable)):
+        said = _changes(ledger.identity or {}, identity, ignored=ledger.unstable)
+        if said and (ledger.num_resumed or ledger.failed_outside):
             if not any(cell.score is not None or cell.value for cell in ledger.by_content.values()):
                 logger.info("%s holds no answer of another compile, and is begun anew, although %s", folder, said)
                 ledger.close()
@@ -309,6 +333,11 @@ def open_ledger(
             ledger.postponed.append(record)
         if ledger.num_resumed:
             logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
+        if len(ledger.paid) + len(ledger.failed_outside) > max_calls:
+            ledger.keep_failed()
+        if ledger.failed_outside:
+            failed = [cell.error for cell, _ in ledger.failed_outside.values()]
+            logger.warning("%s: %s", folder, made_again(failed))
         try:
             yield ledger
         finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, CellKey, Ledger
 from plr_dspy.search.space import Ordering, is_rule
@@ -65,6 +66,15 @@ class CellScorer:
     def num_cells(self, phase: str = "") -> int:
         """Cells that this phase was the first to ask for; without a name, all that were asked for."""
         return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
+
+    def ask_again(self, wanted: Iterable[tuple[Ordering, Iterable[int]]]) -> None:
+        """Make the calls of these that an earlier part made, and which failed for a reason outside the program."""
+        if not self.ledger.failed_outside:
+            return
+        asked = {self.key(ordering, example): ordering for ordering, examples in wanted for example in examples}
+        again = {key: ordering for key, ordering in asked.items() if self.ledger.is_asked_again(key)}
+        if again:
+            self.payer.pay(again)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
         """The first of these orderings that the budget pays for on these examples, with so many calls kept for what
@@ -178,11 +188,10 @@ class CellScorer:
     def nothing_ran(self, cells: Sequence[Cell]) -> NothingRan:
         """The error that ends a compile whose calls all failed; they may be made again by a later part."""
         self.ledger.retry()
-        first = next(cell for cell in cells if cell.outcome == FAILED)
-        return NothingRan(
-            f"none of {len(cells)} calls ended with an answer ({first.error}: {first.message}): see that the program "
-            "runs and its model answers, and compile again"
-        )
+        failed = [cell for cell in cells if cell.outcome == FAILED]
+        cure = cure_of((cell.error for cell in failed), otherwise="see that the program runs and its model answers")
+        told = f"{failed[0].error}: {failed[0].message}"
+        return NothingRan(f"none of {len(cells)} calls ended with an answer ({told}): {cure}, and compile again")
 
 
 @dataclass(kw_only=True)
@@ -256,10 +265,13 @@ class StagedScores:
         num_lost = len(tried - _ran(rows.values()))
         if not self.asked and 2 * num_lost > len(tried):
             self.scorer.ledger.retry()
+            told = f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order"
+            errors = [cell.error for cell in new if cell.outcome == FAILED]
+            if (cause := main_cause(errors)) is not None:
+                raise RuntimeError(f"{told} ({errors[0]}): {cause.cure}, and compile again (with log_dir, from here)")
             raise RuntimeError(
-                f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order: mend the "
-                "program, the metric or what they call, and compile again (with log_dir, from here; where the code of "
-                "the program or the metric is another, with a new log_dir)"
+                f"{told}: mend the program, the metric or what they call, and compile again (with log_dir, from here; "
+                "where the code of the program or the metric is another, with a new log_dir)"
             )
         if not self.asked and num_lost:
             logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))

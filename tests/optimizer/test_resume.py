@@ -20,7 +20,7 @@ from label_world import found
 
 from plr_dspy import F1, DatasetMetric, PLFewShot, PLReorder, Report
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, open_ledger
+from plr_dspy.scoring.ledger import WRONG, Cell, open_ledger
 
 EXAMPLES = questions(60)
 NUM_THREADS = 4
@@ -520,15 +520,6 @@ class TestFailed:
             assert 0.9 * limit <= calls["total"] <= limit
             assert calls["race"] > 0.15 * limit and calls["final"] > 0.1 * limit
         assert parts[0]["search"] < parts[1]["search"] < parts[2]["search"]
-
-    def test_those_of_the_provider_alone_are_forgotten_unless_they_were_decided_on(self, tmp_path):
-        with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
-            for example, name in enumerate(("LMRateLimitError", "ValueError", "LMRateLimitError")):
-                ledger.add((name, example), Cell(None, FAILED, name), {})
-                if not example:
-                    ledger.settle()
-        with open_ledger(tmp_path, lambda: {"metric": "mine"}) as ledger:
-            assert list(ledger.by_content) == [("LMRateLimitError", "0"), ("ValueError", "1")]
 
     def test_what_has_changed_by_itself_is_not_compared_from_then_on(self, tmp_path):
         facts = {"one": 1, "other": 1}

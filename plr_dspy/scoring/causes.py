@@ -1,0 +1,97 @@
+"""Why calls fail for a reason outside the program, by the type of the exception, and what cures it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from plr_dspy.report.text import count
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer.
+
+    Attributes:
+        errors: Names of the exception classes of DSPy and litellm that tell of it.
+        cure: What a user can do, as the end of a sentence.
+    """
+
+    errors: tuple[str, ...]
+    cure: str
+
+
+CAUSES = (
+    Cause(
+        ("ContextWindowExceededError",),
+        "shorten the demos (fewer of them, or max_demos and max_demo_tokens of PLFewShot), or raise the server's "
+        "context length",
+    ),
+    Cause(
+        ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
+        "check the key (api_key), and that it may use this model",
+    ),
+    Cause(("LMBillingError", "BudgetExceededError"), "add credit at the provider, or raise the limit that it has"),
+    Cause(
+        ("LMUnsupportedModelError", "NotFoundError"),
+        "check the name of the model, and that the server at api_base serves it",
+    ),
+    Cause(
+        ("LMConfigurationError", "LMNotConfiguredError"),
+        "give the LM what it needs to reach its provider, such as api_key and api_base",
+    ),
+    Cause(("LMTransportError", "APIConnectionError"), "see that the server runs, and that api_base is its address"),
+    Cause(
+        ("LMRateLimitError", "RateLimitError", "RouterRateLimitError"),
+        "wait, lower num_threads, or raise the num_retries of the LM",
+    ),
+    Cause(
+        ("LMTimeoutError", "Timeout", "APITimeoutError"),
+        "raise the timeout of the LM, or lower num_threads, and see that the server is not overloaded",
+    ),
+    Cause(
+        (
+            "LMServerError",
+            "LMProviderError",
+            "APIError",
+            "APIResponseValidationError",
+            "BadGatewayError",
+            "InternalServerError",
+            "ServiceUnavailableError",
+        ),
+        "look at the log of the server, or wait until the provider is up again",
+    ),
+    Cause(
+        ("LMInvalidRequestError", "BadRequestError", "InvalidRequestError", "UnprocessableEntityError"),
+        "the server refused the request: change the settings of the LM or of the server as the message says",
+    ),
+    Cause(("LMLockTimeoutError",), "end the other process that holds the credentials of the LM"),
+)
+"""All known causes. Errors of the program, of the metric and of adapters belong to none."""
+
+_BY_ERROR = {error: cause for cause in CAUSES for error in cause.errors}
+
+
+def cause_of(error: str) -> Cause | None:
+    """Return the cause that an exception's class tells of; None if it may be the program or the metric."""
+    return _BY_ERROR.get(error)
+
+
+def main_cause(errors: Iterable[str]) -> Cause | None:
+    """Return the cause of most of these exceptions; None if most of them have no known one."""
+    causes = Counter(map(cause_of, errors))
+    return causes.most_common(1)[0][0] if causes else None
+
+
+def cure_of(errors: Iterable[str], *, otherwise: str) -> str:
+    """Return what cures most of these exceptions, or what to do `otherwise`."""
+    cause = main_cause(errors)
+    return otherwise if cause is None else cause.cure
+
+
+def made_again(errors: Iterable[str]) -> str:
+    """Say how many calls are made again, and by which exceptions they failed before."""
+    numbers = Counter(errors)
+    names = ", ".join(sorted(numbers))
+    calls = count(numbers.total(), "call")
+    verb = "is" if numbers.total() == 1 else "are"
+    return f"{calls} that failed for a reason outside the program ({names}) {verb} made again"

@@ -1,0 +1,228 @@
+"""Calls that failed for a reason outside the program: the advice that fits, and runs after the reason is gone."""
+
+import re
+
+import dspy
+import fakes
+import pytest
+from dspy import lm15
+from fakes import engine_for, exact_match, questions, student, using
+from label_world import found
+from servers import Server, completion, running
+
+from plr_dspy import PLFewShot, PLReorder, evaluate_programs, order_sensitivity
+
+EXAMPLES = questions(60)
+
+# Of each type of DSPy's errors: how an engine raises it, and what the advice must say.
+CAUSES = {
+    "ContextWindowExceededError": (lm15.ContextLengthError, "max_demo_tokens.*context length"),
+    "LMAuthError": (lm15.AuthError, "key"),
+    "LMBillingError": (lm15.BillingError, "credit"),
+    "LMUnsupportedModelError": (lm15.UnsupportedModelError, "name of the model.*api_base"),
+    "LMNotConfiguredError": (lm15.NotConfiguredError, "api_key"),
+    "LMTransportError": (lm15.TransportError, "server runs.*api_base"),
+    "LMRateLimitError": (lm15.RateLimitError, "num_threads"),
+    "LMServerError": (lm15.ServerError, "log of the server"),
+    "LMTimeoutError": (lm15.TimeoutError, "timeout"),
+    "LMInvalidRequestError": (lm15.InvalidRequestError, "refused the request"),
+    "LMProviderError": (lm15.ProviderError, "log of the server"),
+}
+STATUSES = {
+    "401": (401, "invalid_api_key", "key"),
+    "404": (404, "model_not_found", "name of the model"),
+    "400": (400, "context_length_exceeded", "context length"),
+    "429": (429, "rate_limit_exceeded", "num_threads"),
+    "500": (500, "server_error", "log of the server"),
+}
+
+
+def chosen(log_dir, kind=PLReorder, *, demos=5, metric=exact_match, **options):
+    """The report of a compile."""
+    options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False, **options}
+    optimizer = kind(metric, log_dir=log_dir, **options)
+    optimizer.compile(student(0 if kind is PLFewShot else demos), trainset=EXAMPLES)
+    return optimizer.report
+
+
+class Failing:
+    """What an engine does at the beginning of a call, as long as its environment is broken."""
+
+    def __init__(self, error):
+        self.error = error
+        self.is_broken = True
+
+    def __call__(self):
+        if self.is_broken:
+            raise self.error("as it was told")
+
+
+def advice_of(error):
+    """Everything that an exception says."""
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+CASES = [
+    *((cause, 0, PLReorder) for cause in CAUSES),
+    ("LMAuthError", 70, PLReorder),
+    ("LMRateLimitError", 70, PLReorder),
+    ("ContextWindowExceededError", 0, PLFewShot),
+    ("LMServerError", 70, PLFewShot),
+]
+
+
+@pytest.mark.parametrize(("cause", "first_failing", "kind"), CASES)
+def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_without_it(
+    tmp_path, caplog, cause, first_failing, kind
+):
+    error, advice = CAUSES[cause]
+    failing = Failing(error)
+    engine = engine_for(EXAMPLES)
+    engine.at = dict.fromkeys(range(first_failing, 150), failing)
+    options = {"candidates": "labeled"} if kind is PLFewShot else {}
+    with using(engine_for(EXAMPLES)):
+        uninterrupted = chosen(None, kind, **options)
+    with using(engine):
+        with pytest.raises(Exception, match=r".") as told:
+            chosen(tmp_path, kind, **options)
+        assert re.search(advice, advice_of(told.value))
+        assert "larger max_tokens" not in advice_of(told.value)
+        num_failed = engine.num_calls - first_failing
+        failing.is_broken = False
+        caplog.clear()
+        report = chosen(tmp_path, kind, **options)
+    again = rf"{num_failed} calls? that failed for a reason outside the program \({cause}\) (is|are) made again"
+    assert re.search(again, caplog.text)
+    assert found(report) == found(uninterrupted)
+    assert engine.num_calls == uninterrupted.program_calls["total"] + num_failed
+
+
+def is_long(texts):
+    """Tell of a tenth of all prompts, whatever shows them."""
+    return fakes.digest(repr(texts)) < 0.1
+
+
+class Limited(fakes.OrderSensitiveEngine):
+    """Answers no prompt that is too long for it, or that comes too often, as long as its environment is broken."""
+
+    def __init__(self, error):
+        super().__init__({example.question: example.answer for example in EXAMPLES})
+        self.failing = Failing(error)
+        self.failed = []
+
+    def answer(self, system, texts):
+        if is_long(texts) and self.failing.is_broken:
+            self.failed.append(tuple(texts))
+            self.failing()
+        return super().answer(system, texts)
+
+
+@pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+@pytest.mark.parametrize("error", [lm15.ContextLengthError, lm15.RateLimitError])
+class TestCompleted:
+    """Some calls of a run that came to its end failed."""
+
+    def test_nothing_else_is_asked_again_and_the_result_is_the_same(self, tmp_path, error, kind):
+        with using(Limited(error)) as engine:
+            reports = [chosen(tmp_path, kind, max_errors=1_000)]
+            num_calls = engine.num_calls
+            num_failed = len(engine.failed)
+            assert num_failed > 5
+            for run in (1, 2):
+                reports.append(chosen(tmp_path, kind, max_errors=1_000))
+                assert engine.num_calls == num_calls + run * num_failed
+                assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
+        assert found(reports[0]) == found(reports[1]) == found(reports[2])
+
+    def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
+        """Also if that run is killed, and another one ends it; no run makes more calls than it may."""
+        with using(Limited(error)) as engine:
+            chosen(tmp_path, kind, max_errors=1_000)
+            num_failed = len(engine.failed)
+            engine.failing.is_broken = False
+            engine.at = {engine.num_calls + num_failed // 2: fakes.interrupt}
+            with pytest.raises(KeyboardInterrupt):
+                chosen(tmp_path, kind)
+            report = chosen(tmp_path, kind)
+            assert not report.errors
+            assert report.comparison is not None
+            assert report.program_calls["total"] <= 150
+            answered = engine.num_calls - num_failed - 1
+            assert report.program_calls["total"] == answered
+            again = chosen(tmp_path, kind)
+            assert engine.num_calls == answered + num_failed + 1
+        assert found(report) == found(again)
+
+
+def test_where_other_seeds_have_left_no_calls_the_result_stays_as_it_was(tmp_path):
+    with using(Limited(lm15.ContextLengthError)) as engine:
+        whole = chosen(tmp_path)
+        chosen(tmp_path, seed=1)
+        num_calls = engine.num_calls
+        again = chosen(tmp_path)
+    assert engine.num_calls - num_calls < len(engine.failed)
+    assert again.slots == whole.slots
+    assert again.comparison == whole.comparison
+
+
+def test_a_failure_of_the_metric_stays(tmp_path, caplog):
+    def metric(example, prediction):
+        return exact_match(example, prediction) / (example.question != "question 30")
+
+    with using(engine_for(EXAMPLES)) as engine:
+        for _ in range(2):
+            chosen(tmp_path, metric=metric, max_errors=1_000)
+            num_calls = engine.num_calls
+        assert engine.num_calls == num_calls
+    assert "made again" not in caplog.text
+
+
+class Provider(Server):
+    """A chat server that refuses requests by a status, until it is mended."""
+
+    def __init__(self, status, kind):
+        super().__init__(self.answer_or_not)
+        self.engine = engine_for(EXAMPLES)
+        self.is_broken = True
+        self.status = status
+        self.error = {"error": {"message": "no", "type": kind, "code": kind}}
+
+    def answer_or_not(self, request):
+        system, *texts = [message["content"] for message in request.body["messages"]]
+        if self.is_broken:
+            request.reply(self.status, self.error)
+        else:
+            request.reply(200, completion(self.engine.answer(system, texts), plain=False))
+
+
+@pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
+@pytest.mark.parametrize("status", STATUSES)
+def test_servers_that_are_mended(tmp_path, status, route):
+    number, kind, advice = STATUSES[status]
+    adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
+    options = {"max_metric_calls": 60, "num_threads": 4}
+    with running(Provider(number, kind)) as server:
+        lm = dspy.LM("openai/test", api_base=server.api_base, api_key="k", num_retries=0, cache=False, **route)
+        with dspy.context(lm=lm, adapter=adapter):
+            with pytest.raises(Exception, match=r".") as told:
+                chosen(tmp_path, **options)
+            assert re.search(advice, advice_of(told.value))
+            server.is_broken = False
+            report = chosen(tmp_path, **options)
+    assert report.program_calls["resumed"] == 0
+    assert report.comparison is not None
+
+
+@pytest.mark.parametrize("cause", ["ContextWindowExceededError", "LMRateLimitError"])
+def test_other_errors_have_the_advice_too(cause, caplog):
+    error, advice = CAUSES[cause]
+    engine = engine_for(EXAMPLES, at=dict.fromkeys(range(500), Failing(error)))
+    with using(engine):
+        with pytest.raises(RuntimeError, match=advice):
+            order_sensitivity(student(4), exact_match, EXAMPLES, max_errors=1_000)
+        if cause == "LMRateLimitError":
+            with pytest.raises(RuntimeError, match=advice):
+                evaluate_programs({"one": student(2)}, exact_match, EXAMPLES, max_errors=1_000)
+        else:
+            evaluate_programs({"one": student(2)}, exact_match, EXAMPLES)
+            assert re.search(advice, caplog.text)
