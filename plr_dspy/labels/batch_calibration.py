@@ -46,11 +46,12 @@ from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key, warn_
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, WRONG
+from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares
 
 logger = logging.getLogger(__name__)
 
+FIRST_REPLIES = 6  # if none of so many says anything of labels, no further call is made
 INPUTS_PER_LABEL = 5  # with fewer, the labels that inputs happen to have cost a point or more for nothing
 EVEN = "all are taken to be equally frequent"
 MAX_FOLDS = 10  # of the cross-validation of a linear calibration
@@ -370,9 +371,16 @@ def read_replies(
     answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no second call."""
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
+
+        def check(cells: list[Cell]) -> None:
+            """Raise `NoProbabilities` if none of several replies says anything of labels."""
+            ended = [cell for cell in cells if cell.outcome != FAILED]
+            if len(ended) >= FIRST_REPLIES and not any(cell.label_logprobs for cell in ended):
+                raise _no_probabilities(output, 0, len(cells))
+
         # The first one alone: where log-probabilities are refused, no other call is made.
-        options: dict[str, Any] = {"called": "calibration input", "first_alone": True, "on_cell": bar.update, **limits}
-        cells, scorer = calls_on(program, work, len(examples), **options)
+        options: dict[str, Any] = {"called": "calibration input", "on_cell": bar.update, **limits}
+        cells, scorer = calls_on(program, work, len(examples), first=(1, FIRST_REPLIES), check=check, **options)
     if failed := [cell for cell in cells if cell.outcome == FAILED]:
         if len(failed) == len(cells):
             raise scorer.nothing_ran(failed)
@@ -381,12 +389,7 @@ def read_replies(
     labels = list(output.labels)
     told = {i: each for i, each in enumerate(cells) if each.label_logprobs}
     if len(told) < 2:
-        needs = "replies with labels among the likeliest tokens"
-        cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
-        if output.decision is not None:
-            needs = f"replies that state the probabilities of {output.name!r} as JSON"
-            cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
-        raise NoProbabilities(f"{PURPOSE} needs {needs}; {len(told)} of {len(cells)} have any: {cure}")
+        raise _no_probabilities(output, len(told), len(cells))
     if len(told) < len(cells):
         logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
     ran = [number for number, cell in enumerate(cells) if cell.outcome != FAILED]
@@ -401,6 +404,16 @@ def read_replies(
         num_unread=sum(cell.outcome == WRONG for cell in cells),
         num_silent=len(ran) - len(told),
     )
+
+
+def _no_probabilities(output: LabelOutput, num_told: int, num_replies: int) -> NoProbabilities:
+    """Return the error for replies of which too few say anything of labels."""
+    needs = "replies with labels among the likeliest tokens"
+    cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
+    if output.decision is not None:
+        needs = f"replies that state the probabilities of {output.name!r} as JSON"
+        cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
+    return NoProbabilities(f"{PURPOSE} needs {needs}; {num_told} of {num_replies} have any: {cure}")
 
 
 def fit_linear(log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0) -> tuple[Array, Array] | None:

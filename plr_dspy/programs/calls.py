@@ -283,12 +283,23 @@ class Usage(UsageTracker):
 
 
 def calls_on(
-    program: dspy.Module, work: MetricWork, number: int, *, called: str, first_alone: bool = False, **options: Any
+    program: dspy.Module,
+    work: MetricWork,
+    number: int,
+    *,
+    called: str,
+    first: Sequence[int] = (),
+    check: Callable[[list[Cell]], object] = list,
+    **options: Any,
 ) -> tuple[list[Cell], CellScorer]:
-    """Call a program as it is on each of so many examples, `called` so in messages; options are the evaluator's."""
+    """Call a program as it is on each of so many examples, `called` so in messages; options are the evaluator's.
+
+    Before all are called, so many `first` ones are, and their cells go to a `check`, which may raise.
+    """
     slots, names = ProgramSlots(program), [f"{called} {i}" for i in range(number)]
     with interrupts() as interrupted:
         scorer = CellScorer(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
-        for count in [1, number] if first_alone else [number]:
-            (row,) = scorer.cells({slots.space.identity: range(count)}).values()
+        for count in [*first, number]:
+            (row,) = scorer.cells({slots.space.identity: range(min(count, number))}).values()
+            check(list(row.values()))
     return list(row.values()), scorer

@@ -271,7 +271,7 @@ class TestRequests:
         found = calibrate(Classifier(probabilities), adapter=adapter).calibration
         assert found.num_inputs == 28
         assert "2 of 30 replies say nothing of labels" in caplog.text
-        with pytest.raises(NoProbabilities, match="0 of 30 have any: add demos"):
+        with pytest.raises(NoProbabilities, match="0 of 6 have any: add demos"):
             calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
     def test_labelled_examples_stay_with_their_replies_where_others_fail(self):

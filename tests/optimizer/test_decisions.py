@@ -187,7 +187,9 @@ class TestWhatIsNotSupported:
         assert "Score" in optimizer.report.signal.reason
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6
 
-    def test_replies_without_probabilities_are_told_with_another_cure(self):
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_replies_without_probabilities_end_it_after_a_few_calls_with_another_cure(self, kind):
         cure = r"state the probabilities of 'label'.*declare a Literal alone"
-        with using(OrderSensitiveEngine({})), pytest.raises(NoProbabilities, match=cure):
-            calibrated(student(), examples("choice"))
+        with using(OrderSensitiveEngine({})) as engine, pytest.raises(NoProbabilities, match=cure):
+            calibrated(student(kind), examples(kind))
+        assert engine.num_calls <= 6
