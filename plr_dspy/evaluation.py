@@ -17,6 +17,7 @@ from scipy import special
 
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
@@ -258,6 +259,10 @@ def evaluate_programs(
     for each in metrics.values():
         if isinstance(each, SetMetric):
             each.check(devset)
+    strange: list[str] = []
+    for program in programs.values():
+        for each in metrics.values():
+            strange += check_answers(program, each, devset, name="devset", told=strange)
     answers = {name: Answers(program, metrics, devset) for name, program in programs.items()}
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         for answered in answers.values():

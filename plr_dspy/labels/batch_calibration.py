@@ -227,8 +227,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
     def _labelled(self, usable: Examples, output: LabelOutput, trainset: Examples) -> list[dspy.Example]:
         """Return the usable examples with a label, and say what becomes of the others."""
         labelled = list(compress(usable, output.numbers(usable) >= 0))
-        if output.strange(usable):
-            logger.warning(f"{output.strange(trainset)}: {'they are left out' if len(labelled) > 1 else EVEN}")
+        if output.strange(usable, texts=False):
+            consequence = "they are left out" if len(labelled) > 1 else EVEN
+            logger.warning(f"{output.strange(trainset, texts=False)}: {consequence}")
         elif len(labelled) < 2:
             logger.info(f"no example has a label at {output.name!r}: {EVEN}")
         num_none = output.num_none(usable)

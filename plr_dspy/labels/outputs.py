@@ -1,8 +1,11 @@
 """The output of a program that has few possible values, and how frequent its labels are."""
 
 import logging
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from types import NoneType
 from typing import Any
 
 import dspy
@@ -64,23 +67,33 @@ class LabelOutput:
 
     def numbers(self, examples: Sequence[Any]) -> NDArray[np.int64]:
         """Return the numbers of the labels that examples or demos have, ``[N]``; -1 for none."""
-        numbers = {text: number for number, text in enumerate(self.labels)}
+        places = {text: number for number, text in enumerate(self.labels)}
         # Data may hold what demos call an enum's member.
         texts = [self.label_of(each) or each.get(self.name) for each in examples]
-        return np.array([numbers.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64)
+        return np.array([places.get(text, -1) if isinstance(text, str) else -1 for text in texts], dtype=np.int64)
 
-    def strange(self, examples: Sequence[Any]) -> str:
-        """Say how many examples have none of the labels; empty where all have one, or none has any value there."""
+    def strange(self, examples: Sequence[Any], *, texts: bool = True) -> str:
+        """Say how many examples have none of the labels; empty if all have one, or none has such a field.
+
+        The text of a label that is no text itself is none, such as "True" for True, unless `texts` count.
+        """
+        if not any(self.name in example for example in examples):
+            return ""
         missing = [
             example.get(self.name)
             for example, number in zip(examples, self.numbers(examples), strict=True)
-            if number < 0 and not (self.optional and example.get(self.name) is None)
+            if (number < 0 and not (self.optional and example.get(self.name) is None))
+            or (texts and number >= 0 and self._is_text_of_other(example.get(self.name)))
         ]
-        one = next((f" (one has {value!r})" for value in missing if value), "")
-        if not missing or (len(missing) == len(examples) and not one):
+        if not missing:
             return ""
-        labels = list(self.labels)
-        return f"{len(missing)} of {len(examples)} examples have none of the labels {labels} at {self.name!r}{one}"
+        labels = [text if isinstance(value, Enum) else value for text, value in self.labels.items()]
+        told = f"{len(missing)} of {len(examples)} examples have none of the labels {labels} at {self.name!r}"
+        return told + _one_of(missing)
+
+    def _is_text_of_other(self, value: Any) -> bool:
+        """Return whether a value is the text of a label that is no text, as files have it, and no enum's member."""
+        return type(value) is str and type(self.labels.get(value, "")) in (bool, int, float, NoneType)
 
     def num_none(self, examples: Sequence[Any]) -> int:
         """Return how many examples or demos have None, where that is an answer, too."""
@@ -144,6 +157,47 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
             "of its labels)"
         )
     return output
+
+
+def strange_answers(program: dspy.Module, examples: Sequence[Any]) -> list[str]:
+    """Say of each output how many examples hold what it can never be; of fields that no example has, nothing."""
+    told: dict[str, str] = {}
+    for name, predictor in program.named_predictors():
+        of_labels = {output.name: output for output in label_outputs(name, predictor)}
+        for field, info in predictor.signature.output_fields.items():
+            answered = [example for example in examples if field not in example.inputs()]
+            if field in of_labels:
+                said = of_labels[field].strange(answered)
+            else:
+                said = _of_another_type(field, info.annotation, answered)
+            if said:
+                told.setdefault(field, said)
+    return list(told.values())
+
+
+def _of_another_type(field: str, annotation: Any, examples: Sequence[Any]) -> str:
+    """Say how many examples hold no text, or no number, where an output is one; empty if all do, or none has any."""
+    kind = without_none(annotation)
+    if kind not in (str, int, float) or not any(field in example for example in examples):
+        return ""
+    allows_none = kind is not annotation
+    values = [example.get(field) for example in examples]
+    others = [value for value in values if not (_is_a(value, kind) or (allows_none and value is None))]
+    if not others:
+        return ""
+    return f"{len(others)} of {len(examples)} examples have no {kind.__name__} at {field!r}{_one_of(others)}"
+
+
+def _one_of(values: Sequence[Any]) -> str:
+    """Return one of the values in parentheses; nothing if all are None."""
+    return next((f" (one has {value!r})" for value in values if value is not None), "")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Return whether a value may equal an answer that is a text or a number; lists of answers may hold it."""
+    if kind is str:
+        return value is not None and not isinstance(value, (numbers.Number, np.generic))
+    return isinstance(value, numbers.Number) and value == value  # nan is not
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str) -> LabelOutput:

@@ -1,5 +1,6 @@
 """Program calls that bring along how likely each label was, and what a metric gives to each label without any call."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from dspy.utils.callback import BaseCallback
 
 from plr_dspy.labels.calibrated_program import Calibration
-from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
@@ -23,11 +24,14 @@ from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
 from plr_dspy.statistics.calibration import Array
 
+logger = logging.getLogger(__name__)
+
 DECIMALS = 4  # of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers
 LONGEST_CALL = 0.05  # seconds: a metric that takes longer asks a model or a service in a way that nobody else sees
 LONGEST_PROBE, PROBE_SHARE = 10.0, 0.1  # seconds that asking for all labels takes, and share of `max_seconds`, at most
 
 SEVERAL = "the program calls its classifier several times for an answer"
+ALL_ALIKE = "the metric gives every label the same score"
 UNASKED = "the program answered without its classifier"
 
 
@@ -166,8 +170,30 @@ def label_scores(
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():
-        return "the metric gives every label the same score"
+        return ALL_ALIKE
     return scores
+
+
+def check_answers(
+    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str, told: Sequence[str] = ()
+) -> list[str]:
+    """Warn of examples that hold what the outputs can never be, unless that was `told` before; return the warnings.
+
+    It is a ValueError if all examples do, and the metric gives every label the same score.
+    """
+    found = [said for said in strange_answers(program, examples) if said not in told]
+    for said in found:
+        logger.warning(f"{name}: {said}: no answer is right there, unless the metric reads others")
+    output = label_output(program)
+    if not isinstance(output, LabelOutput):
+        return found
+    strange = output.strange(examples)
+    if strange.startswith(f"{len(examples)} of") and label_scores(metric, examples, output) == ALL_ALIKE:
+        raise ValueError(
+            f"{name}: {strange}, and {ALL_ALIKE}: no answer can be right. Give each example one of the labels, of "
+            "their type"
+        )
+    return found
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]

@@ -18,7 +18,8 @@ import dspy
 from plr_dspy.compilation.phases import MIN_COMPARED
 from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelOutput, label_output
+from plr_dspy.labels.outputs import label_output
+from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
 from plr_dspy.programs.media import countable
@@ -219,9 +220,7 @@ def _checked_copy(
         del program.candidate_programs
     if isinstance(program, CalibratedProgram) and program.calibration is not None:
         program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
-    output, examples = label_output(program), [*trainset, *valset]
-    if isinstance(output, LabelOutput) and (said := output.strange(examples)):
-        logger.warning(f"{said}: no answer is right there, unless the metric reads others")
+    check_answers(program, optimizer.metric, [*trainset, *valset], name=optimizer.trainset_name)
     optimizer.check(program, trainset)
     return program, calibrated
 
