@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import wraps
@@ -159,6 +159,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     _check_student(student, name, to_order)
     _check_inputs(student, name)
     _check_demos(student, to_order)
+    _warn_of_async_tools(student, name)
     taken_by_calls = TAKEN_BY_MODULES
     signature: inspect.Signature | None = None  # of what a call of another module runs, where that is in Python
     if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
@@ -279,6 +280,39 @@ def _taken(field: str) -> str:
         f"input {field!r} cannot be passed, as DSPy's own calls have an argument of this name: rename it in the "
         "signature and in the examples"
     )
+
+
+def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
+    """Warn of tools that fail at every call, as agents that run synchronously cannot await them."""
+    if dspy.settings.allow_tool_async_sync_conversion:
+        return
+    awaiting: list[str] = []  # names of modules that are run asynchronously, with all that they hold
+    for path, module in student.named_sub_modules():
+        if any(path == outer or path.startswith(f"{outer}.") for outer in awaiting):
+            continue
+        # DSPy warns where `forward` is read as an attribute.
+        forward = vars(module).get("forward") or getattr(type(module), "forward", None)
+        if getattr(forward, "__qualname__", "").startswith("syncify."):
+            awaiting.append(path)
+            continue
+        held = getattr(module, "tools", None)
+        tools: Iterable[Any] = ()
+        if isinstance(held, Mapping):
+            tools = held.values()
+        elif isinstance(held, (list, tuple)):
+            tools = held
+        failing = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
+        if failing:
+            logger.warning(
+                "%s has async tools %s in %s, and every call of them fails in a synchronous program: call "
+                "dspy.configure(allow_tool_async_sync_conversion=True), or pass dspy.syncify(program)",
+                *(name, failing, path),
+            )
+
+
+def _is_async(function: Any) -> bool:
+    """Return whether a call of this gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _check_demos(student: dspy.Module, to_order: bool) -> None:
