@@ -43,7 +43,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
 from plr_dspy.report.text import result, shorten
-from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
@@ -155,11 +155,13 @@ class Reorderer(Checked, Teleprompter, ABC):
             compilation: Compilation | None = None
             outcome: Outcome | None = None
             try:
-                responses = self._probe(job, work, scorer)
-                if responses is not None:
-                    job = replace(job, plan=job.planned(signal="logprobs"))
-                compilation = self._compilation(job, work, scorer, responses, bar)
-                outcome = compilation.run()
+                try:
+                    job, compilation = self._search_of(job, work, scorer, bar)
+                    outcome = compilation.run()
+                except CalledBlindly as error:
+                    job, work, scorer = self._without_finding(job, scorer, error)
+                    job, compilation = self._search_of(job, work, scorer, bar)
+                    outcome = compilation.run()
                 return self._conclude(job, work, compilation, outcome, started=started)
             except BaseException as error:  # It may be an interrupt while the report was made.
                 scorer.ledger.stop()  # calls that are still under way come too late
@@ -206,6 +208,19 @@ class Reorderer(Checked, Teleprompter, ABC):
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
+
+    def _search_of(self, job: Job, work: MetricWork, scorer: CellScorer, bar: tqdm) -> tuple[Job, Compilation]:
+        """Return a job once it is known what its search learns from, and its compile."""
+        responses = self._probe(job, work, scorer)
+        if responses is not None:
+            job = replace(job, plan=job.planned(signal="logprobs"))
+        return job, self._compilation(job, work, scorer, responses, bar)
+
+    def _without_finding(
+        self, job: Job, scorer: CellScorer, error: CalledBlindly
+    ) -> tuple[Job, MetricWork, CellScorer]:
+        """Return a job whose demos are not found for each input, and what makes its calls; raise if there is none."""
+        raise error
 
     def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
         """Make the demos that calls make before the search, by an evaluator of them; return the job with them."""

@@ -20,13 +20,15 @@ from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples
 from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.calls import ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
+from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.ledger import FAILED
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
@@ -224,7 +226,7 @@ class PLFewShot(PLReorder):
             failed = attempts[0].cell
             raise RuntimeError(
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
-                f"by {failed.error} ({failed.message}): mend the program, the metric or the examples"
+                f"by {failed.error} ({failed.message}): {cure}"
             )
         if ended:
             teaching.ledger.note({"out_of_time": ended})
@@ -243,6 +245,7 @@ class PLFewShot(PLReorder):
         attempts: Sequence[Attempt],
         *,
         labelled: bool = True,
+        fixed_only: bool = False,
     ) -> PoolSlots:
         """Return what can be chosen after these attempts; the examples as they are only where they are labelled."""
         every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
@@ -258,7 +261,7 @@ class PLFewShot(PLReorder):
             for name, demos in every.items()
         }
         limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
-        if self.demos == "fixed":
+        if fixed_only or self.demos == "fixed":
             return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
         retrieved = {
             name: sorted([each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1))
@@ -288,6 +291,25 @@ class PLFewShot(PLReorder):
             **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
             max_tokens=self.max_demo_tokens,
         )
+
+    def _without_finding(
+        self, job: Job, scorer: CellScorer, error: CalledBlindly
+    ) -> tuple[Job, MetricWork, CellScorer]:
+        """Return the job with fixed demos alone, if these compete with found ones."""
+        if self.demos != "auto":
+            raise error
+        logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
+        labelled = self.candidates != "bootstrapped"
+        slots = self._slots(job.program, job.demo_examples, {}, job.attempts, labelled=labelled, fixed_only=True)
+        job = replace(job, slots=slots, original=slots.original, findable={}, plan=NOTHING_TO_DO)
+        if slots.space.num_distinct > 1:
+            job = replace(job, plan=job.planned())
+        work = self.work(job)
+        payer = scorer.payer
+        assert isinstance(payer, ProgramEvaluator)
+        bootstrapped = [each.key for each in job.attempts]
+        again = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
+        return job, work, again
 
     def _made(
         self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]

@@ -146,6 +146,7 @@ class ProgramEvaluator:
         self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
         self._lock = threading.Lock()
+        self._has_found = False  # whether a call was made that finds its demos
         self._ended_by: BaseException | None = None
         self._ran = {example for (_, example), cell in self.ledger.cells.items() if cell.outcome != FAILED}
         self._failures: Counter[int] = Counter()  # by example
@@ -164,6 +165,10 @@ class ProgramEvaluator:
         """
         programs = {each: self._slots.build(each, guarded=True) for each in {*cells.values()} if each is not None}
         pending = deque(cells.items())
+        if not self._has_found and (first := self._first_that_finds(cells)) is not None:
+            self._has_found = True
+            pending.remove(first)
+            self._call_all(deque([first]), programs)
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:  # in this thread, to which what the program holds may be bound
@@ -190,6 +195,13 @@ class ProgramEvaluator:
         if self.budget.unpriced:
             raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
+    def _first_that_finds(self, cells: Mapping[CellKey, Ordering | None]) -> tuple[CellKey, Ordering] | None:
+        """Return the first cell whose demos are found for its input: it tells whether they can be, in this program."""
+        finding = (
+            (key, ordering) for key, ordering in cells.items() if ordering is not None and self._slots.finds(ordering)
+        )
+        return next(finding, None)
+
     def _call_all(self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Any, dspy.Module]) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
@@ -202,7 +214,10 @@ class ProgramEvaluator:
             usage = Usage()
             with dspy.context(trace=[], usage_tracker=usage):
                 try:
-                    cell = self._work(programs.get(ordering), example)
+                    try:
+                        cell = self._work(programs.get(ordering), example)
+                    finally:
+                        self._slots.check_calls()
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
@@ -224,6 +239,20 @@ class ProgramEvaluator:
                 else:
                     self._note(failure, example, f"{cell.error}: {cell.message}")
                 self._on_cell()
+
+    def with_slots(self, slots: PromptSlots, work: MetricWork) -> "ProgramEvaluator":
+        """Make one of other demos, which goes on with the ledger and the budget of this one."""
+        return ProgramEvaluator(
+            slots,
+            work,
+            names=self._names,
+            ledger=self.ledger,
+            num_threads=self._num_threads,
+            max_errors=self._max_errors,
+            on_cell=self._on_cell,
+            budget=self.budget,
+            interrupted=self._interrupted,
+        )
 
     def _note(self, failure: BaseException, example: int, what: str) -> None:
         """Log that a call failed, and end the run if there are too many such calls, or all others would fail."""

@@ -99,6 +99,13 @@ class PromptSlots(ABC):
         """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
         return self._factory.build(self.demos(ordering))
 
+    def finds(self, ordering: Ordering) -> bool:
+        """Return whether an ordering shows demos that are found for each input."""
+        return False
+
+    def check_calls(self) -> None:  # noqa: B027
+        """Raise if a call was made that might have been shown its answer."""
+
     def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
         """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to; of a rule, for these inputs."""
         return self._digest(self.demos(ordering))

@@ -16,6 +16,7 @@ from dspy.predict.predict import serialize_object
 from pydantic import ConfigDict, TypeAdapter
 from scipy import sparse
 
+from plr_dspy.lm.engines import Hopeless
 from plr_dspy.plackett_luce.distribution import Features, choose
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
@@ -90,6 +91,17 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     return vectors, lambda text: (vectorizer.transform([text]) @ by_word).toarray()[0]
 
 
+class CalledBlindly(Hopeless, RuntimeError):
+    """A call cannot know which example is scored, and might be shown the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
+            "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
+            "or show the same demos to every input, as of PLFewShot(demos='fixed')"
+        )
+
+
 class Pool:
     """The demos that a predictor may show, and how like their inputs are to those of a call.
 
@@ -109,6 +121,7 @@ class Pool:
         tokens: Sequence[int] = (),  # of each demo in a prompt, [n]; empty where that is not known
     ) -> None:
         self.demos, self.sources, self.embedder = list(demos), list(sources), embedder
+        self.called_blindly = False  # whether a guarded call did not know which example is scored
         self.names = list(predictor.signature.input_fields)
         self.outputs = list(predictor.signature.output_fields)
         rows = [dict(demo.items()) for demo in demos]
@@ -272,11 +285,8 @@ class RetrievingPredict(dspy.Predict):
         """The demos for the inputs of a call, none of them twice."""
         found, scored = self.retrieval, dspy.settings.get("plr_dspy_scored")
         if found.guarded and scored is None:
-            raise RuntimeError(
-                "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
-                "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
-                "or show the same demos to every input, as of PLFewShot(demos='fixed')"
-            )
+            found.pool.called_blindly = True  # The thread may not hand on the exception.
+            raise CalledBlindly
         return found.pool.beside(self.demos, inputs, found.rule, without=scored)
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
 """What is searched where demos are found for each input: rules beside arrangements, or their order by nearness."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,7 +13,16 @@ from plr_dspy.plackett_luce.distribution import fit_coefficients
 from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
-from plr_dspy.retrieval.predict import FEATURES, NEAREST, Pool, Retrieval, RetrievingPredict, Rule, retrieve_in
+from plr_dspy.retrieval.predict import (
+    FEATURES,
+    NEAREST,
+    CalledBlindly,
+    Pool,
+    Retrieval,
+    RetrievingPredict,
+    Rule,
+    retrieve_in,
+)
 from plr_dspy.search.space import Ordering, OrderingSpace, Scores
 from plr_dspy.statistics.calibration import Array
 
@@ -112,6 +121,12 @@ class RetrievalSlots(PoolSlots):
         rule = self.rule_of(ordering)
         found = [min(rule.num_demos, len(pool.demos)) for pool in self.found.values()] if rule else []
         return super().num_demos(ordering) + sum(found)
+
+    def finds(self, ordering: Ordering) -> bool:
+        return self.rule_of(ordering) is not None
+
+    def check_calls(self) -> None:
+        _check_calls(self.found.values())
 
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         rule = self.rule_of(ordering)
@@ -218,6 +233,12 @@ class FoundSlots(ProgramSlots):
         shown, own = self.permutations(ordering), {name: each.demos for name, each in self._predictors.items()}
         return {name: [own[name][i] for i in items if i < len(own[name])] for name, items in shown.items()}
 
+    def finds(self, ordering: Ordering) -> bool:
+        return True
+
+    def check_calls(self) -> None:
+        _check_calls(each.pool for each in self._found.values())
+
     def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
         found = {name: replace(each, guarded=guarded) for name, each in self._in_order(ordering).items()}
         return retrieve_in(super().build(ordering), found)
@@ -249,6 +270,14 @@ class FoundSlots(ProgramSlots):
         block = tuple(len(predictor.demos) + item for item in items)
         space = OrderingSpace((*slot.space.kinds, items))
         return replace(slot, blocks=(*slot.blocks, block), space=space, classes=(*slot.classes, classes))
+
+
+def _check_calls(pools: Iterable[Pool]) -> None:
+    """Raise if a call of a predictor with one of these pools might have been shown its answer."""
+    for pool in pools:
+        if pool.called_blindly:
+            pool.called_blindly = False  # Another compile may have mended the program.
+            raise CalledBlindly
 
 
 def _nearness(retrieval: Retrieval) -> tuple[int, ...]:

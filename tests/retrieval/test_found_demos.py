@@ -1,9 +1,12 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
 import re
+import threading
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 
 import dspy
 import fakes
@@ -64,6 +67,15 @@ def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **opti
         warnings.simplefilter("error", RuntimeWarning)  # of numbers that are none
         program = optimizer.compile(student or predict(), trainset=trainset or examples(), valset=valset)
     assert engine.num_calls / asks == optimizer.report.program_calls["total"] <= optimizer.max_metric_calls
+    return program, optimizer
+
+
+def compiled_with_failures(engine, student):
+    """As `compiled`, where one call ends before it asks the model."""
+    optimizer = chooser("auto")
+    with using(engine):
+        program = optimizer.compile(student, trainset=examples())
+    assert engine.num_calls == optimizer.report.program_calls["total"] - 1
     return program, optimizer
 
 
@@ -135,6 +147,42 @@ class TestLeaks:
         _, optimizer = compiled(Hints({}), student=student, candidates="bootstrapped", asks=2)
         assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
         assert not any(leaks)
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("kind", ["pool", "thread"])
+    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
+    def test_in_plain_threads_which_do_not_know_the_example(self, demos, kind, caplog):
+        """Then fixed demos are chosen, if these compete; nothing else is paid for."""
+
+        def in_a_thread(self, question):
+            answers = []
+            lm = dspy.settings.lm
+            adapter = dspy.settings.adapter
+
+            def ask():
+                with dspy.context(lm=lm, adapter=adapter):
+                    answers.append(self.answer(question=question))
+
+            if kind == "pool":
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(Context().run, ask).result()
+            else:
+                thread = threading.Thread(target=Context().run, args=(ask,))
+                thread.start()
+                thread.join()
+            return answers[0]
+
+        engine = engine_for(examples())
+        student = Program(in_a_thread, answer=predict())
+        if demos == "retrieved":
+            with using(engine), pytest.raises(RuntimeError, match=r"start threads with dspy.Parallel.*demos='fixed'"):
+                chooser(demos).compile(student, trainset=examples())
+            assert not engine.num_calls
+        else:
+            program, optimizer = compiled_with_failures(engine, student)
+            assert "goes on with fixed demos alone" in caplog.text
+            assert optimizer.report.comparison is not None
+            assert program.answer.demos
 
     def test_in_threads_that_the_program_starts(self):
         def in_threads(self, question):
