@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
+from dspy.utils.exceptions import AdapterParseError
 from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
@@ -19,7 +20,7 @@ from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
@@ -27,6 +28,7 @@ from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import price_of
+from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.ledger import Cell, error_counts
 from plr_dspy.search.space import Ordering
 
@@ -163,7 +165,7 @@ class TeacherWork(MetricWork):
         trace = list(dspy.settings.trace)
         score = self._scored(example, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:
-            return Cell(None, value={})
+            return Cell(None, message=f"scored {score:g}", value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
         stages = Counter(predictor.stage for predictor, _ in self._shown.values())
         for name, (predictor, _) in self._shown.items():
@@ -221,20 +223,47 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
     if num_right := sum(bool(each.demos) for each in attempts):
         logger.info("bootstrapped demos from %d of %d examples", num_right, len(attempts))
     elif attempts:
-        errors = attempt_errors(attempts)
-        reasons = [f"{error.count} ended in {error.type} ({error.message})" for error in errors]
-        if others := len(attempts) - sum(error.count for error in errors):
-            least = optimizer.metric_threshold
-            scored = "0 or less" if least is None else f"less than metric_threshold={least:g}"
-            unseen = "or one of calls that DSPy's trace does not hold, as of plain threads"
-            reasons.append(f"{others} gave an answer that scored {scored}, {unseen}")
+        reasons = _reasons_for_none(attempts, optimizer.metric_threshold)
         logger.warning(
             "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
-            "are any; another teacher may do better, or another metric_threshold",
+            "are any. To make some, %s",
             len(attempts),
-            ", ".join(reasons),
+            ", ".join(reason.told for reason in reasons),
+            max(reasons, key=lambda reason: reason.number).cure,
         )
     return attempts, ended
+
+
+class Reason(NamedTuple):
+    """Why attempts made no demo: the number of these, the reason in words, and what cures it."""
+
+    number: int
+    told: str
+    cure: str
+
+
+def _reasons_for_none(attempts: Sequence[Attempt], least: float | None) -> list[Reason]:
+    """Say why none of these attempts made a demo, where an answer needs at least such a score."""
+    reasons = []
+    for error in attempt_errors(attempts):
+        if error.type == AdapterParseError.__name__:
+            otherwise = adapter_advice()
+        elif error.message.startswith("in the metric:"):
+            otherwise = "mend the metric, or what it calls"
+        else:
+            otherwise = "mend the program, or pass another teacher"
+        cure = cure_of([error.type], otherwise=otherwise)
+        reasons.append(Reason(error.count, f"{error.count} ended in {error.type} ({error.message})", cure))
+    without = [attempt.cell for attempt in attempts if not attempt.cell.error]
+    if num_low := sum(bool(cell.message) for cell in without):
+        limit = "0 or less" if least is None else f"less than metric_threshold={least:g}"
+        cure = "see that the metric compares the right fields, or pass a better teacher or another metric_threshold"
+        reasons.append(Reason(num_low, f"{num_low} gave an answer that scored {limit}", cure))
+    if num_unseen := len(without) - num_low:
+        told = f"{num_unseen} gave a right answer by calls that DSPy's trace does not hold, as of plain threads"
+        cure = "start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, and keep DSPy's trace"
+        reasons.append(Reason(num_unseen, told, cure))
+    return reasons
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:

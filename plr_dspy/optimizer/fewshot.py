@@ -27,6 +27,7 @@ from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
+from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.ledger import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import Array
@@ -224,6 +225,8 @@ class PLFewShot(PLReorder):
         _warn_of_demos(job.program, slots, beside=job.slots)
         if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
             failed = attempts[0].cell
+            otherwise = "mend the program, the metric or the examples"
+            cure = cure_of((each.cell.error for each in attempts), otherwise=otherwise)
             raise RuntimeError(
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
                 f"by {failed.error} ({failed.message}): {cure}"
