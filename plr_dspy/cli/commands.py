@@ -86,6 +86,8 @@ def _run(args: argparse.Namespace) -> int:
                 report.to_html(args.html)
                 print(f"the page is {args.html}")
         else:
+            if args.adapter is None:
+                args.adapter = "plain" if args.lm == "local" else "chat"
             _check_together(args)
             from plr_dspy.cli import compiling
 
@@ -214,7 +216,8 @@ def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callabl
     add("--api-base", help="address of the model's server")
     add("--api-key-env", help="environment variable that holds the key")
     add("--max-tokens", type=int, help="longest answer")
-    add("--adapter", choices=["chat", "json", "plain"], default="chat", help="prompt format (default: chat)")
+    formats = "prompt format (default: chat, or plain with --lm local)"
+    add("--adapter", choices=["chat", "json", "plain"], help=formats)
     add("--threads", type=int, help="calls under way at once")
     return add
 

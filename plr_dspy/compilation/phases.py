@@ -15,8 +15,9 @@ from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.report.data import Iteration
 from plr_dspy.report.text import BUDGET
 from plr_dspy.scoring.budget import COST_LIMIT, MARGIN, MAX_KEPT, TIME_LIMIT
+from plr_dspy.scoring.causes import cause_of, main_cause
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
-from plr_dspy.scoring.scorer import CellScorer, StagedScores
+from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.search import Search, mean_score, reason_to_stop
 from plr_dspy.search.space import Ordering, Scores, is_rule
 
@@ -29,6 +30,7 @@ MIN_COMPARED = 8  # examples of the final comparison, at least, where there are 
 KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
 
 ENOUGH_ANSWERS = 20  # answers from which on most of them say something
+FIRST_ANSWERS = 10  # answers that are enough if hardly any can be read, which are made before all others
 UNPARSED, MOSTLY_UNPARSED = 0.9, 0.5  # shares of answers that could not be parsed: to stop at, and to warn of
 ENOUGH_SCORES = 60  # scores, all of them the same, that say there is nothing to find
 ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair alike, that say so too
@@ -42,6 +44,7 @@ class FirstSigns:
     num_train: int  # those on so many first examples count
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     by_scores: bool = True  # whether scores that are all the same say that there is nothing to find
+    advice: str = "try another adapter"  # what to do where replies cannot be read
     warned: bool = False  # that many answers could not be parsed
     found: str = ""  # why more scores would be for nothing, as `check` said it last
 
@@ -55,12 +58,8 @@ class FirstSigns:
                 by_example[example].append(cell)
         cells = [cell for row in by_prompt.values() for cell in row]
         unparsed = [cell for cell in cells if cell.outcome == WRONG and cell.label_logprobs is None]
-        if len(cells) >= ENOUGH_ANSWERS and len(unparsed) >= MOSTLY_UNPARSED * len(cells):
-            said = (
-                f"{len(unparsed)} of {len(cells)} answers could not be parsed; one says: {unparsed[0].message}. Try "
-                "another adapter (dspy.JSONAdapter(), or PlainTextAdapter for small and base models), a larger "
-                "max_tokens, or a larger model"
-            )
+        if len(cells) >= FIRST_ANSWERS and len(unparsed) >= MOSTLY_UNPARSED * len(cells):
+            said = self._unread(unparsed, len(cells))
             readable = any(len(row) > 1 and not any(cell.outcome for cell in row) for row in by_prompt.values())
             if len(unparsed) >= UNPARSED * len(cells) and not readable:
                 raise RuntimeError(said)
@@ -85,6 +84,16 @@ class FirstSigns:
             )
         return self.found
 
+    def _unread(self, unparsed: Sequence[Cell], num_calls: int) -> str:
+        """Say how many of these calls gave no answer that could be read, and what to do."""
+        cause = main_cause(cell.error for cell in unparsed)
+        alike = [cell for cell in unparsed if cause_of(cell.error) is cause]
+        share = f"{len(unparsed)} of {num_calls}"
+        message = alike[0].message
+        if cause is None:
+            return f"{share} answers could not be parsed; one says: {message}. To change that, {self.advice}"
+        return f"{share} calls got no answer ({alike[0].error}: {message}): {cause.cure}"
+
 
 @dataclass(kw_only=True)
 class Compilation:
@@ -103,6 +112,7 @@ class Compilation:
     original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
     min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
+    advice: str = FirstSigns.advice
     ending: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
     shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
@@ -127,7 +137,7 @@ class Compilation:
         if self.min_probability is None and not plan.racing:
             self.min_probability = 0.0
         by_scores = not self.search.model.calibrating  # calibrated answers may differ where scores do not
-        self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores)
+        self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores, advice=self.advice)
         self._history: list[Iteration] = []
         self._told: set[Ordering] = set()
         self._first_round: list[Ordering] = []  # which every search fills with random orderings
@@ -245,6 +255,8 @@ class Compilation:
             affordable = self.scorer.affordable(wanted, kept=kept)
             if len(affordable) < MIN_SHARE * len(wanted):
                 return BUDGET
+            if not self._history:
+                self._check_first(affordable)
             scored = self.staged.score(affordable)
             told = bool(scored) and (len(scored) >= MIN_SHARE * len(wanted) or not self._history)
             rows = [(ordering, wanted[ordering]) for ordering in orderings if ordering in scored]
@@ -257,6 +269,21 @@ class Compilation:
                 return self.scorer.budget.refused if len(scored) < len(affordable) else BUDGET
             self.on_round(self._history[-1])
             logger.info("%s", self._history[-1])
+
+    def _check_first(self, wanted: Wanted) -> None:
+        """Make the first calls of these; RuntimeError: hardly any reply can be read.
+
+        Those of a student without demos do not suffice, as demos may show the format.
+        """
+        first = Wanted()
+        num_replies = 0
+        for ordering, examples in wanted.items():
+            first[ordering] = examples[: FIRST_ANSWERS - num_replies]
+            num_replies += len(first[ordering]) if any(ordering) else 0
+            if num_replies == FIRST_ANSWERS:
+                self.scorer.cells(first)
+                self._signs.check()
+                return
 
     def _tell(self, orderings: Sequence[Ordering]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""

@@ -34,7 +34,7 @@ from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, call_limits, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.objects import Facts, digest, language_models
@@ -318,6 +318,7 @@ class Reorderer(Checked, Teleprompter, ABC):
             num_train=num_train,
             original=job.original,
             sample=lambda: work.sample,
+            advice=adapter_advice(),
             min_probability=self.min_probability,
             ending=ending,
             shifted=responses is not None,

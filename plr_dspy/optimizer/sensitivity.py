@@ -20,7 +20,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.plreorder import label_work
-from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.retrieval.slots import FoundSlots
 from plr_dspy.scoring.influence import Influence
@@ -217,7 +217,7 @@ class RandomSample(Reorderer):
                 asked.pop()
             few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
-            FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False).check()
+            FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False, advice=adapter_advice()).check()
             asked.sort()
             examples, rows = scorer.table(orders, asked)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))

@@ -311,6 +311,22 @@ class Usage(UsageTracker):
         return counts
 
 
+def adapter_advice() -> str:
+    """Say which adapter reads the replies, and what to try where it cannot, as the end of a sentence."""
+    adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+    others = {
+        "PlainTextAdapter": "PlainTextAdapter() for small and base models",
+        "JSONAdapter": "dspy.JSONAdapter()",
+        "ChatAdapter": "dspy.ChatAdapter()",
+    }
+    others.pop(adapter, None)
+    named = ", ".join(others.values())
+    return (
+        f"try another adapter than {adapter} ({named}; on the command line --adapter), a larger model, or a larger "
+        "max_tokens if replies are cut"
+    )
+
+
 def calls_on(
     program: dspy.Module,
     work: MetricWork,

@@ -258,10 +258,11 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
             filled.append(name)
     if filled:
         logger.warning(
-            "student has no demos: added %d labelled examples of the trainset to %s; num_demos sets how many (None "
-            "refuses a student without demos), and PLFewShot chooses which",
+            "student has no demos: %d labelled examples of the trainset were added to %s, and their order is searched. "
+            "To choose demos as well, use PLFewShot (--select on the command line); num_demos sets how many are added "
+            "(None refuses a student without demos)",
             len(demos),
-            filled,
+            ", ".join(filled),
         )
     return filled
 

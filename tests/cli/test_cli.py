@@ -27,6 +27,10 @@ def program():
     return student
 
 
+def bare():
+    return dspy.Predict(Sentiment)
+
+
 def unsaveable():
     student = program()
     student.demos[2]["notes"] = {"a"}
@@ -67,7 +71,7 @@ def folder(tmp_path, monkeypatch):
 def compile_arguments(*more, program="reviews_app.py:program", metric="reviews_app.py:accuracy"):
     return [
         *("compile", program, "--metric", metric, "--train", "train.jsonl", "--inputs", "review"),
-        *("--lm", "local", "--adapter", "plain", "--max-calls", "36", "--out", "program.json"),
+        *("--lm", "local", "--max-calls", "36", "--out", "program.json"),
         *more,
     ]
 
@@ -90,6 +94,37 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
         assert f"{first.program_calls['total']:,} program calls" in capsys.readouterr().out
     assert cli.main(["report", "log", "--html", "page.html"]) == 0
     assert f"{first.program_calls['total']:,} program calls" in (folder / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
+def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, monkeypatch, capsys, adapter, route):
+    """In a format that it does not follow, a few replies end the compile, and the error says what to do."""
+    engine = PlainLabels(lean=0.5)
+    routes = []
+
+    def local_lm(route, **_):
+        routes.append(route)
+        return nullcontext(lm_of(engine))
+
+    monkeypatch.setattr(compiling, "local_lm", local_lm)
+    code = cli.main(compile_arguments("--signal", "score", "--threads", "1", *adapter))
+    assert routes == [route]
+    error = capsys.readouterr().err
+    if adapter:
+        assert code == cli.FAILED
+        assert "10 of 10 answers could not be parsed" in error
+        assert "another adapter than ChatAdapter (PlainTextAdapter() for small and base models" in error
+        assert engine.requests <= 2 * 10  # ChatAdapter asks each time again, for JSON.
+    else:
+        assert code == 0
+        assert "could not be parsed" not in error
+
+
+def test_demos_that_a_program_gets_are_told(folder, caplog):
+    assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
+    told = "student has no demos: 8 labelled examples of the trainset were added to self, and their order is searched"
+    assert told in caplog.text
+    assert "--select" in caplog.text
 
 
 def test_a_calibrated_program_is_saved(folder, capsys):
@@ -243,7 +278,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
         (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
-        (compile_arguments("--lm", "hosted_vllm/some-model"), "--api-base"),
+        (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "--signal logprobs needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
