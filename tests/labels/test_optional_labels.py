@@ -40,9 +40,9 @@ ONE, OTHER = LABELS
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        ([ONE, ONE, ONE, None, None], "60 % of the examples with a known label have 'negative'"),
-        ([ONE, OTHER, None, None, None, None, None, None], "75 % of the examples with a known label have None"),
-        ([ONE, ONE, ONE, ONE, OTHER], "80 % of the examples with a known label have 'negative'"),
+        ([ONE, ONE, ONE, None, None], "60 % of the 60 examples of trainset have 'negative'"),
+        ([ONE, OTHER, None, None, None, None, None, None], "75 % of the 96 examples of trainset have None"),
+        ([ONE, ONE, ONE, ONE, OTHER], "80 % of the 60 examples of trainset have 'negative'"),
         ([ONE, OTHER, ONE, OTHER, None], ""),
     ],
     ids=str,
@@ -50,7 +50,7 @@ ONE, OTHER = LABELS
 def test_shares_of_examples_count_it(way, labels, told, caplog):
     with using(Engine()):
         way(with_demos(ONE, OTHER, None), examples(*labels * 12))
-    warnings = [line for line in caplog.messages if "of the examples with a known label" in line]
+    warnings = [line for line in caplog.messages if "examples of trainset have" in line]
     assert [line.partition(":")[0] for line in warnings] == [told] * bool(told)
 
 

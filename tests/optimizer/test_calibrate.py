@@ -217,7 +217,10 @@ class TestTheStudentAsItIs:
         if calibrated:
             assert program.calibration == before.calibration
             before, program = before.program, program.program
-        assert program.dump_state() == before.dump_state()
+        states = [each.dump_state() for each in (program, before)]
+        for state in states:
+            del state["traces"]  # They say what the compile was done with.
+        assert states[0] == states[1]
 
 
 def test_what_was_found_is_calibrated_when_it_is_interrupted():

@@ -21,6 +21,11 @@ def exact(example, prediction, trace=None):
     return example.label == prediction.label
 
 
+def named(value):
+    """Return what a parameter is called: the same in every process."""
+    return getattr(value, "__name__", repr(value))
+
+
 def options(**changed):
     return {"max_metric_calls": 300, "num_threads": 1, "display_progress": False, **changed}
 
@@ -45,7 +50,7 @@ class Mumbling(OrderSensitiveEngine):
 
 
 class TestUnread:
-    @pytest.mark.parametrize("metric", [F1("rare"), F1(), BalancedAccuracy(), exact], ids=repr)
+    @pytest.mark.parametrize("metric", [F1("rare"), F1(), BalancedAccuracy(), exact], ids=named)
     def test_a_program_that_is_often_unread_is_replaced(self, metric):
         program = dspy.Predict("text -> label: Literal['rare', 'usual']")
         optimizer = PLFewShot(metric, signal="score", candidates="labeled", **options())
@@ -136,7 +141,7 @@ class TestOneAnswer:
             (F1("rare"), "always answering 'rare'", 2 * 0.3 / 1.3),
             (BalancedAccuracy(), "always answering", 0.5),
         ],
-        ids=repr,
+        ids=named,
     )
     @pytest.mark.parametrize("signature", ["text -> label", "text -> label: Literal['rare', 'usual']"])
     def test_is_the_most_frequent_or_the_best(self, metric, name, score, signature):
