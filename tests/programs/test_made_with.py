@@ -15,6 +15,13 @@ OPTIONS = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False}
 ADAPTER = dspy.ChatAdapter(use_json_adapter_fallback=False)
 
 
+class OtherAdapter(dspy.ChatAdapter):
+    """An adapter of another name, whose replies the fake model can give."""
+
+
+OTHER = OtherAdapter(use_json_adapter_fallback=False)
+
+
 def lm(model="fake/x"):
     return lm_of(engine_for(EXAMPLES), model)
 
@@ -83,17 +90,17 @@ class TestIsTold:
         assert "with the model fake/x" in message
 
     def test_of_none_as_chat_adapter(self, tmp_path, caplog):
-        with dspy.context(lm=lm(), adapter=PlainTextAdapter()):
+        with dspy.context(lm=lm(), adapter=OTHER):
             chosen().save(tmp_path / "program.json")
         (message,) = said(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
-        assert "the adapter PlainTextAdapter, and is used with ChatAdapter" in message
+        assert "the adapter OtherAdapter, and is used with ChatAdapter" in message
 
     def test_of_the_last_compile(self, saved, tmp_path, caplog):
         path, make = saved
-        with dspy.context(lm=lm(), adapter=PlainTextAdapter()):
+        with dspy.context(lm=lm(), adapter=OTHER):
             program = PLReorder(exact_match, **OPTIONS).compile(load_program(make(), path), trainset=EXAMPLES)
         program.save(tmp_path / "again.json")
-        assert not said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=PlainTextAdapter())
+        assert not said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
         assert said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
 
 
