@@ -47,6 +47,7 @@ from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
 from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
+from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.ledger import WRONG, error_counts, open_ledger
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
@@ -56,7 +57,6 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 
 logger = logging.getLogger(__name__)
 
-TOO_LONG = "ContextWindowExceededError"  # what a call without a reply ends in: its prompt was too long
 LONGEST = 500  # characters of a field's text in a report
 # What DSPy makes of pictures, sounds and files.
 _DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
@@ -455,7 +455,7 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
         demo_tokens=job.slots.tokens(ordering) if isinstance(job.slots, PoolSlots) else None,
         num_calls=len(cells),
         num_failed=sum(bool(cell.error) for cell in cells),
-        num_unread=sum(cell.outcome == WRONG and cell.error != TOO_LONG for cell in cells),
+        num_unread=sum(cell.outcome == WRONG and cause_of(cell.error) is None for cell in cells),
     )
 
 
