@@ -16,7 +16,7 @@ from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
-from plr_dspy.metrics.over_set import DatasetMetric, SetMetric
+from plr_dspy.metrics.over_set import DatasetMetric, LabelMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.ledger import Cell
 from plr_dspy.scoring.scorer import CellScorer
@@ -179,13 +179,15 @@ def check_answers(
 ) -> list[str]:
     """Warn of examples that hold what the outputs can never be, unless that was `told` before; return the warnings.
 
-    It is a ValueError if all examples do, and the metric gives every label the same score.
+    It is a ValueError if all examples do, and the metric can go by nothing else and gives every label the same score.
     """
     found = [said for said in strange_answers(program, examples) if said not in told]
     for said in found:
         logger.warning(f"{name}: {said}: no answer is right there, unless the metric reads others")
     output = label_output(program)
-    if not isinstance(output, LabelOutput):
+    # A function of a whole set may mean nothing of one example, and other outputs may be what a metric reads.
+    of_set = isinstance(metric, SetMetric) and not isinstance(metric, LabelMetric)
+    if not isinstance(output, LabelOutput) or of_set or _answered_outputs(program, examples) != {output.name}:
         return found
     strange = output.strange(examples)
     if strange.startswith(f"{len(examples)} of") and label_scores(metric, examples, output) == ALL_ALIKE:
@@ -194,6 +196,12 @@ def check_answers(
             "their type"
         )
     return found
+
+
+def _answered_outputs(program: dspy.Module, examples: Sequence[dspy.Example]) -> set[str]:
+    """Return the names of the outputs that some examples have."""
+    names = {name for predictor in program.predictors() for name in predictor.signature.output_fields}
+    return {name for name in names if any(name in example for example in examples)}
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]

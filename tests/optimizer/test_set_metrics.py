@@ -275,13 +275,21 @@ def test_groups_of_one_example_tell_nothing_of_new_examples():
     assert report.comparison.expected_original[1:] == (0.0, 1.0)
 
 
-def test_answers_that_are_never_right_end_the_search(caplog):
+def test_labels_that_the_program_never_answers_are_refused_before_any_call():
     """As where examples write labels otherwise than the program."""
     trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
-    _, report = compiled(PLReorder, F1("Positive"), trainset=trainset, signal="score")
-    assert "every score was 0" in report.stopped
-    assert report.program_calls["total"] < 100
-    assert "check that the metric compares the right fields" in caplog.text
+    engine = Engine(probabilities=shy)
+    with pytest.raises(ValueError, match=r"(?s)(one has 'Positive').*no answer can be right"):
+        compiled(PLReorder, F1("Positive"), engine=engine, trainset=trainset, signal="score")
+    assert not engine.prompts
+
+
+def test_labels_that_a_function_may_read_otherwise_are_told(caplog):
+    trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
+    never = DatasetMetric(lambda examples, predictions: 0.0)
+    _, report = compiled(PLReorder, never, trainset=trainset, signal="score")
+    assert report.program_calls["total"] > 0
+    assert "no answer is right there, unless the metric reads others" in caplog.text
 
 
 class TestBadInput:
