@@ -354,7 +354,8 @@ def _calibration(report: Report) -> list[str]:
         before = "" if effect.applied else f"{effect.chosen:.2f} as it is, "
         said += f"; the chosen {noun(report)} {before}{effect.chosen_calibrated:.2f} calibrated"
     if report.constant is not None:
-        said += f"; {report.constant.name} {report.constant.score:.2f}"
+        constant = report.constant
+        said += f"; {constant.name} {constant.score:.2f} (on {constant.num_examples} examples)"
     if effect.shares:
         return [said, f"calibration is to these shares of labels: {_shares(report, effect)}"]
     return [said, "calibration takes the likeliest label as it is, which scores more than with any shares"]
