@@ -91,7 +91,7 @@ def test_shares_of_a_report_say_of_which_examples():
     assert told in report.details()
     assert "these shares of labels: 'negative' 0.40, 'positive' 0.60\n" in other.details()
     always = r"always answering 'positive' 0\.\d\d \(on {} examples\)"
-    assert re.search(always.format(report.calibration.num_examples), report.details())
+    assert re.search(always.format(report.constant.num_examples), report.details())
 
 
 @pytest.mark.parametrize("kind", ["Literal", "str"])
