@@ -101,8 +101,8 @@ def _constant_answer(job: Job) -> Alternative | None:
 
 
 def _same_answer(answer: dspy.Prediction, example: dspy.Example) -> dspy.Prediction:
-    """Return the answer whatever the example is."""
-    return answer
+    """Return a copy of the answer, whatever the example is: a metric may write to it."""
+    return dspy.Prediction({name: own_value(value) for name, value in answer.items()})
 
 
 def _frequent_answers(job: Job) -> list[dspy.Prediction]:

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 from pydantic_core import TzInfo
 
+PLAIN_KINDS = "biufcSUmM"  # kinds of numpy's types whose values are no objects
 TAG = "$type"  # The key of a dict that stands for a value which JSON lacks.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  # whole numbers that a file of JSON holds
 AS_TEXT: dict[str, Any] = {kind.__name__: kind for kind in (Decimal, Fraction, UUID)}
@@ -110,9 +111,11 @@ class ValueCodec:
         kind = type(value)
         if self._classes.get(_name(kind)) is not kind:
             raise Unwritable(f"a {_name(kind)}")
-        state = _state_of(value)
         try:
+            state = _state_of(value)
             is_equal = _are_equal(_rebuilt(kind, state), value)
+        except Unwritable:
+            raise
         except Exception:  # Whatever the class's own code raises.
             is_equal = False
         if not is_equal:
@@ -150,7 +153,11 @@ class ValueCodec:
                 read = datetime.fromisoformat(text) if tag == "datetime" else time.fromisoformat(text)
                 return read.replace(fold=fold, tzinfo=_decoded_zone(zone))
             case "ndarray" | "generic":
-                content, dtype, shape = told
+                content, dtype_name, shape = told
+                dtype = np.dtype(dtype_name)
+                # An array of objects would take the bytes of the file for addresses in memory.
+                if dtype.kind not in PLAIN_KINDS or dtype.hasobject:
+                    raise ValueError(f"arrays must hold plain numbers, texts or times; got the type {dtype_name!r}")
                 array = np.ndarray(shape, dtype, base64.b64decode(content)).copy()
                 return array if tag == "ndarray" else array[()]
             case "object":
