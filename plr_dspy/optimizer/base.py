@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import re
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -37,6 +36,7 @@ from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.made_with import record_settings
+from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
@@ -58,8 +58,6 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 logger = logging.getLogger(__name__)
 
 LONGEST = 500  # characters of a field's text in a report
-# What DSPy makes of pictures, sounds and files.
-_DATA = re.compile(r"<<CUSTOM-TYPE-START-IDENTIFIER>>.*?<<CUSTOM-TYPE-END-IDENTIFIER>>", re.S)
 # Arguments that say when a search ends: where only these changed, it goes on from where it was.
 ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 
@@ -155,11 +153,15 @@ class Reorderer(Checked, Teleprompter, ABC):
             compilation: Compilation | None = None
             outcome: Outcome | None = None
             try:
+                if scorer.ledger.fixed_only and job.findable:
+                    job, work, scorer = self._without_finding(job, scorer, CalledBlindly())
                 try:
                     job, compilation = self._search_of(job, work, scorer, bar)
                     outcome = compilation.run()
                 except CalledBlindly as error:
+                    compilation = None  # It is of demos that the job has no more.
                     job, work, scorer = self._without_finding(job, scorer, error)
+                    scorer.ledger.note_fixed_only()
                     job, compilation = self._search_of(job, work, scorer, bar)
                     outcome = compilation.run()
                 return self._conclude(job, work, compilation, outcome, started=started)
@@ -466,7 +468,8 @@ def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotRepor
     redact = Redactor([dspy.settings.lm, *language_models(job.program)])
 
     def start(text: str) -> str:
-        return shorten(redact(_DATA.sub("[data]", text)).encode(errors="replace").decode(), LONGEST)
+        without_data = replaced_in(text, lambda data: "[data]")
+        return shorten(redact(without_data).encode(errors="replace").decode(), LONGEST)
 
     return [
         SlotReport(

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,6 +73,7 @@ class Ledger:
         self.by_content: dict[tuple[str, str], Cell] = {}  # the same by prompt and content, whatever numbers there are
         self.identity: Facts | None = None  # what decides scores, as the file has it; None where it is new
         self.version = SCHEMA_VERSION  # that the file was written with
+        self.fixed_only = False  # whether demos found for each input could not be shown
         self.unstable: list[str] = []  # facts of it that changed while a compile ran, and so say nothing
         self.out_of_time: list[Any] = []  # where a limit ended the making of demos: what was noted of it
         self.failed_outside: dict[tuple[str, str], tuple[Cell, Tokens]] = {}  # calls to be made again, as `by_content`
@@ -143,14 +144,32 @@ class Ledger:
         fingerprint, example = key
         return self._keys is not None and (fingerprint, self._keys[example]) in self.failed_outside
 
-    def keep_failed(self) -> None:
-        """Take the calls that failed for a reason outside the program as they are, and as calls that were made."""
-        for key, (cell, tokens) in self.failed_outside.items():
-            self.by_content[key] = cell
-            if not tokens:
-                self.paid.append(tokens)
-        self.failed_outside.clear()
+    def keep_failed(self, keys: Iterable[CellKey]) -> None:
+        """Take those of these calls as they were that failed outside the program and were not made again."""
+        for fingerprint, example in keys:
+            if self.is_asked_again((fingerprint, example)):
+                assert self._keys is not None
+                name = fingerprint, self._keys[example]
+                self.cells[fingerprint, example] = self.failed_outside[name][0]
+                self._keep_failed(name)
+
+    def keep_all_failed(self) -> None:
+        """Take all calls that failed for a reason outside the program as they were."""
+        for name in list(self.failed_outside):
+            self._keep_failed(name)
         self.num_resumed = len(self.paid)
+
+    def _keep_failed(self, name: tuple[str, str]) -> None:
+        """Take a call that failed for a reason outside the program as it was, and as a call that was made."""
+        cell, tokens = self.failed_outside.pop(name)
+        self.by_content[name] = cell
+        if not tokens:  # With tokens it counts already.
+            self.paid.append(tokens)
+
+    def note_fixed_only(self) -> None:
+        """Note that the program cannot be shown demos found for each input: no later part tries it again."""
+        self.fixed_only = True
+        self.note({"fixed_only": True})
 
     def note(self, record: dict[str, Any], *, must: bool = False) -> None:
         """Append a record as a line. What is paid for must not be lost to a disk that cannot take one; that is an
@@ -256,9 +275,13 @@ class Ledger:
                 raise ValueError(f"schema version {version!r}, and not {SCHEMA_VERSION}")
             case {"identity": identity, "unstable": unstable}:
                 self.version = record.get("schema_version", SCHEMA_VERSION)
+                if self.identity is not None and self.identity != dict(identity):
+                    self.fixed_only = False  # Another version of the program may show them.
                 self.identity, self.unstable = dict(identity), list(map(str, unstable))
             case {"out_of_time": ended}:
                 self.out_of_time.append(ended)
+            case {"fixed_only": bool(fixed_only)}:
+                self.fixed_only = fixed_only
             case {"arguments": arguments}:
                 self.course = self._courses[orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)]
             case {"round": scored}:
@@ -326,6 +349,7 @@ def open_ledger(
                 )
             else:
                 logger.warning("%s: goes on with what was paid for there, although %s", folder, said)
+                ledger.fixed_only = False
         record = {"schema_version": SCHEMA_VERSION, "identity": identity, "unstable": ledger.unstable}
         if ledger.identity is None:
             ledger.note(record, must=True)
@@ -334,7 +358,7 @@ def open_ledger(
         if ledger.num_resumed:
             logger.info("%s: %d program calls were made before", folder, ledger.num_resumed)
         if len(ledger.paid) + len(ledger.failed_outside) > max_calls:
-            ledger.keep_failed()
+            ledger.keep_all_failed()
         if ledger.failed_outside:
             failed = [cell.error for cell, _ in ledger.failed_outside.values()]
             logger.warning("%s: %s", folder, made_again(failed))

@@ -68,13 +68,17 @@ class CellScorer:
         return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
 
     def ask_again(self, wanted: Iterable[tuple[Ordering, Iterable[int]]]) -> None:
-        """Make the calls of these that an earlier part made, and which failed for a reason outside the program."""
+        """Make the calls of these that an earlier part made, and which failed for a reason outside the program.
+
+        Those that time or money no longer pay for stay as they were, since rounds were decided on them.
+        """
         if not self.ledger.failed_outside:
             return
         asked = {self.key(ordering, example): ordering for ordering, examples in wanted for example in examples}
         again = {key: ordering for key, ordering in asked.items() if self.ledger.is_asked_again(key)}
         if again:
             self.payer.pay(again)
+            self.ledger.keep_failed(again)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
         """The first of these orderings that the budget pays for on these examples, with so many calls kept for what

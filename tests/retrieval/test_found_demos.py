@@ -151,7 +151,7 @@ class TestLeaks:
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("kind", ["pool", "thread"])
     @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_in_plain_threads_which_do_not_know_the_example(self, demos, kind, caplog):
+    def test_in_plain_threads_which_do_not_know_the_example(self, demos, kind, caplog, tmp_path):
         """Then fixed demos are chosen, if these compete; nothing else is paid for."""
 
         def in_a_thread(self, question):
@@ -183,6 +183,13 @@ class TestLeaks:
             assert "goes on with fixed demos alone" in caplog.text
             assert optimizer.report.comparison is not None
             assert program.answer.demos
+            totals = []
+            for _ in range(2):  # A second run knows that, and makes no call.
+                again = chooser(demos, log_dir=tmp_path, max_metric_calls=120)
+                with using(engine):
+                    again.compile(student, trainset=examples())
+                totals.append((engine.num_calls, again.report.comparison))
+            assert totals[0] == totals[1]
 
     def test_in_threads_that_the_program_starts(self):
         def in_threads(self, question):
