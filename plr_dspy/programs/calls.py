@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 # Exceptions of a program that leave no answer which a metric could call right, by the fault of the order.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 CACHED = ("cached_tokens", "cache_creation_tokens")  # kinds of prompt tokens that have prices of their own
+OF_PROVIDERS = ("dspy", "lm15", "litellm", "openai")  # packages whose exceptions tell of the model and its server
 GRACE = 2.0  # seconds that an interrupt leaves to the calls under way
 FAILED_SHARE = 0.05  # of the calls made, that may fail unless `max_errors` is given, or as many as DSPy allows for
 # What can be done with a log_dir after an error of the program or the metric.
@@ -106,6 +107,15 @@ def own_prediction(prediction: Any) -> Any:
     copied = copy.copy(prediction)
     copied._store = {name: own_value(value) for name, value in prediction.items()}
     return copied
+
+
+def error_name(error: BaseException) -> str:
+    """Return the name of an exception's class, with its package if it only has the name of a provider's."""
+    name = type(error).__name__
+    package = type(error).__module__.partition(".")[0]
+    if cause_of(name) is None or package in OF_PROVIDERS:
+        return name
+    return f"{package}.{name}"
 
 
 def first_line(error: BaseException, redact: Redactor) -> str:
@@ -226,7 +236,7 @@ class ProgramEvaluator:
                     scores = MetricWork._scored.__code__
                     scoring = any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
                     message = f"{'in the metric: ' * scoring}{first_line(error, self._redact)}"
-                    cell, failure = Cell(None, FAILED, type(error).__name__, message), error
+                    cell, failure = Cell(None, FAILED, error_name(error), message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
             tokens = usage.counts()
@@ -266,7 +276,7 @@ class ProgramEvaluator:
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
         most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * len(self.ledger.paid)))
-        cause = cause_of(type(failure).__name__)
+        cause = cause_of(error_name(failure))
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
         elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):

@@ -97,6 +97,22 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
     assert engine.num_calls == uninterrupted.program_calls["total"] + num_failed
 
 
+class NotFoundError(Exception):
+    """An error of a user's own tool, of the name that a provider's has."""
+
+
+def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, caplog):
+    def metric(example, prediction):
+        raise NotFoundError("no such row")
+
+    with using(engine_for(EXAMPLES)) as engine:
+        with pytest.raises(NotFoundError) as told:
+            chosen(tmp_path, metric=metric, max_errors=3)
+        assert "name of the model" not in advice_of(told.value)
+        assert engine.num_calls == 3
+    assert "outside the program" not in caplog.text
+
+
 def is_long(texts):
     """Tell of a tenth of all prompts, whatever shows them."""
     return fakes.digest(repr(texts)) < 0.1
@@ -133,6 +149,14 @@ class TestCompleted:
                 assert engine.num_calls == num_calls + run * num_failed
                 assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
         assert found(reports[0]) == found(reports[1]) == found(reports[2])
+
+    def test_without_time_to_make_them_again_they_stay_as_they_were(self, tmp_path, error, kind):
+        with using(Limited(error)) as engine:
+            first = chosen(tmp_path, kind, max_errors=1_000)
+            num_calls = engine.num_calls
+            second = chosen(tmp_path, kind, max_errors=1_000, max_seconds=1e-6)
+        assert engine.num_calls == num_calls
+        assert [round_.best_ordering for round_ in second.history] == [round_.best_ordering for round_ in first.history]
 
     def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
         """Also if that run is killed, and another one ends it; no run makes more calls than it may."""
