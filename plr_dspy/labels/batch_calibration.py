@@ -40,7 +40,7 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
-from plr_dspy.programs.calls import calls_on
+from plr_dspy.programs.calls import calls_on, own_prediction
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key, warn_of_repeats
 from plr_dspy.report.text import shares_by_label
@@ -188,7 +188,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         comparison: dict[str, Any] = {"scores": {}}
         if deciding:
             calibration, comparison = self._best(replies, examples, output, counts=counts, weights=weights)
-            shares_from = f"the best of {len(comparison['scores'])} ways, by the labels of {len(replies.ran)} inputs"
+            best_of = f"best of {len(comparison['scores'])} ways, by the labels of {len(replies.ran)} inputs"
+            shares_from = f"the {best_of}"
+            if calibration is None or not calibration.shares:
+                shares_from = f"none, for answers without them are the {best_of}"
             if is_uneven(counts):
                 shares_from += f"; uneven shares come from the labels of {counts.sum():.0f} examples"
         elif self.method != "linear":
@@ -261,11 +264,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             """What answers to all inputs that ran, by number, are worth."""
             if self.metric is None:
                 return float((numbers == right).mean())
-            told = [
-                None if number < 0 else self.metric.outputs(own_copy(example), predictions[number])
-                for example, number in zip(asked, numbers.tolist(), strict=True)
-            ]
-            return self.metric.value(self.metric.facts(asked), told, weights[ran].tolist())
+            outputs: list[Any] = []
+            for example, number in zip(asked, numbers.tolist(), strict=True):
+                if number < 0:
+                    outputs.append(None)
+                else:
+                    outputs.append(self.metric.outputs(own_copy(example), own_prediction(predictions[number])))
+            return self.metric.value(self.metric.facts(asked), outputs, weights[ran].tolist())
 
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
@@ -376,8 +381,9 @@ def read_replies(
         def check(cells: list[Cell]) -> None:
             """Raise `NoProbabilities` if none of several replies says anything of labels."""
             ended = [cell for cell in cells if cell.outcome != FAILED]
-            if len(ended) >= FIRST_REPLIES and not any(cell.label_logprobs for cell in ended):
-                raise _no_probabilities(output, 0, len(cells))
+            are_enough = len(cells) >= FIRST_REPLIES and len(ended) > 1
+            if are_enough and not any(cell.label_logprobs for cell in ended):
+                raise _no_probabilities(output, 0, len(ended))
 
         # The first one alone: where log-probabilities are refused, no other call is made.
         options: dict[str, Any] = {"called": "calibration input", "on_cell": bar.update, **limits}

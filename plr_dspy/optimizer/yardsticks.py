@@ -62,7 +62,7 @@ def _random_demos(job: Job, compilation: Compilation, outcome: Outcome) -> Alter
         return None
     orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([job.seed, 1]))
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
-    name = f"{num_demos} random demos"
+    name = count(num_demos, "random demo")
     tokens = 0
     if isinstance(slots, PoolSlots):
         tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))

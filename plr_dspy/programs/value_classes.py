@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import dspy
 from pydantic import BaseModel
@@ -28,7 +28,8 @@ def _in_annotations(annotations: Iterable[Any]) -> set[type]:
         pending += get_args(annotation)
         if isinstance(annotation, Enum):  # A Literal may name a member.
             pending.append(type(annotation))
-        if not isinstance(annotation, type) or annotation in classes:
+        # To Python 3.10, list[int] is an instance of type, and no class.
+        if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
             continue
         if _has_fields(annotation) or issubclass(annotation, Enum):
             classes.add(annotation)

@@ -238,7 +238,7 @@ def _yardsticks(report: Report) -> list[str]:
     stays = original_stays(report)
     own_score = scores[0 if stays else 1][0]
     phrases = [f"{alternative.name} {score(alternative.score, c)}" for alternative in simpler]
-    lines = [f"for comparison, at no call: {', '.join(phrases)}"]
+    lines = [f"for comparison, without any call: {', '.join(phrases)}"]
     rivals = []
     for alternative in simpler:
         hair = 0.01 * max(abs(own_score), abs(alternative.score))

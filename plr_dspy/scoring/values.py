@@ -219,8 +219,10 @@ def _decoded_zone(data: Any) -> tzinfo | None:
 
 def _encoded_array(value: Any) -> dict[str, Any]:
     """Return JSON data of an array or a number of numpy's."""
-    if value.dtype.kind not in "biufcSUmM":
+    if value.dtype.kind not in PLAIN_KINDS:
         raise Unwritable(f"an array of dtype {value.dtype}")
+    if isinstance(value, (np.bytes_, np.str_)) and np.asarray(value)[()] != value:
+        raise Unwritable("a text that ends in null characters, which numpy's arrays lose")
     content = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
     kind = np.ndarray if type(value) is np.ndarray else np.generic
     return _tagged(kind, [content, value.dtype.str, list(value.shape)])
@@ -235,7 +237,7 @@ def _state_of(value: Any) -> dict[str, Any]:
         state: dict[str, Any] = dict(value.__getstate__())
         held = {f"field {name}": part for name, part in state.pop("__dict__").items()}
         return {**state, **held}
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and not issubclass(kind, (dict, list, set, str, bytes, int, float)):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return dict(zip(kind._fields, value, strict=True))

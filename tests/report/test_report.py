@@ -195,7 +195,7 @@ class TestText:
         assert f"your program: score {before:.3f} [{low:.3f}, {high:.3f}] expected on new" in lines[1]
         assert f"returned program: score {after:.3f} [" in lines[2]
         assert f"gain {c.expected_gain:+.3f} [" in lines[3]
-        assert f"for comparison, at no call: a random order of 6 demos {report.random.score:.3f}" in lines[4]
+        assert f"for comparison, without any call: a random order of 6 demos {report.random.score:.3f}" in lines[4]
         assert "plr_dspy.load_program" in lines[5]
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
@@ -237,7 +237,7 @@ class TestText:
         random = Alternative(name="8 random demos", score=0.57, num_examples=32, tokens=300)
         constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40, tokens=0)
         text = str(by_hand(ordering, random=random, constant=constant))
-        assert "for comparison, at no call: 8 random demos 0.570, always answering 'b' 0.730\n" in text
+        assert "for comparison, without any call: 8 random demos 0.570, always answering 'b' 0.730\n" in text
         if ordering == (1, 0):
             assert "the returned program is no better than always answering 'b'\n" in text
         else:
