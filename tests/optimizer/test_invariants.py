@@ -60,7 +60,9 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
     before = multisets(student)
 
     def metric(example, prediction):
-        calls.append(example.question)
+        # The metric is also asked what one constant answer scores, which no program gave.
+        if prediction.completions is not None:
+            calls.append(example.question)
         if digest(f"metric {example.question}") < metric_fails:
             raise ZeroDivisionError(example.question)
         return example.answer == prediction.answer
