@@ -156,9 +156,9 @@ def claims(report: Report) -> list[str]:
     ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
     name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
     stopped = "as many calls as so few examples are worth" if _has_all_useful(report) else report.stopped
+    header = f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}"
     lines = [
-        *_unread(report),
-        f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}",
+        "\n".join([*_unread(report), header]),
         _program("your program", report, returned=False),
         *([] if stays else [_program(name, report, returned=True)]),
         *_verdict(report),

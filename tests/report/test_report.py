@@ -260,6 +260,7 @@ class TestText:
             first = str(report).splitlines()[0]
             sentence = f"{num_unread} of 20 replies of {name} cannot be read ({5 * num_unread} %)"
             assert first.startswith(sentence) == told
+            assert str(report).splitlines()[told].startswith("PLReorder: ")
             told_of_stay = f"stays, although {num_unread} of its 20 replies cannot be read"
             assert (told_of_stay in str(report)) == (told_of_stay in repr(report)) == (stays and told)
 
