@@ -14,6 +14,7 @@ import pytest
 import record
 from fakes import PlainLabels, lm_of
 from landscapes import RecordedLandscape
+from offline import World, measured
 
 from paper.model import ServedModel
 
@@ -116,3 +117,12 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
     assert json.loads(str(found["about"]))["digest"].startswith("sha256 ")
     assert not {"texts", "demo_texts"} & set(found)
     assert RecordedLandscape(path, 0).log_probabilities((2, 0, 1)).shape == (8, 2)
+
+
+@pytest.mark.parametrize("method", ["batch", "F1 batch", "F1 light@60"])
+def test_methods_by_a_rare_label_on_recorded_answers(method):
+    """Each has what `make evidence` needs: a held-out score, and calls within its limit."""
+    world = World(evidence.FILES["AG News"], num_pool=70, share=0.15)
+    result = measured(20_000, world=world, method=method)
+    assert 0.0 <= result["held-out"] <= 1.0
+    assert 0 < result["calls"] <= 64
