@@ -8,12 +8,13 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import dspy
 import numpy as np
+from scipy import stats
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
@@ -69,16 +70,47 @@ def _random_demos(job: Job, compilation: Compilation, outcome: Outcome) -> Alter
     else:
         name = f"a random order of {count(num_demos, 'demo')}"
     num_examples = job.plan.num_train_examples
+    scores = outcome.fitted.counted(compilation.scores())
+    rows = [scores[ordering] for ordering in drawn]
+    error = _error_of_mean(rows)
     if job.plan.racing:
         scaled = outcome.scale_of_metric(job.original)
-        score = scaled(outcome.fitted.expected_at_random(drawn, orderings))
+        score = outcome.fitted.expected_at_random(drawn, orderings)
         if outcome.fitted.calibrating:
             name += ", calibrated"
     else:
         num_examples = job.plan.num_first_examples
-        scores = compilation.scores()
-        score = float(np.mean([mean_score(scores[ordering]) for ordering in drawn]))
-    return Alternative(name=name, score=round(score, 6), num_examples=num_examples, tokens=tokens)
+        scaled = float
+        score = float(np.mean([mean_score(row) for row in rows]))
+    lowest, highest = outcome.fitted.clip([score - error, score + error])
+    return Alternative(
+        name=name,
+        score=round(scaled(score), 6),
+        interval=(round(scaled(lowest), 6), round(scaled(highest), 6)),
+        num_examples=num_examples,
+        tokens=tokens,
+    )
+
+
+def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
+    """Return half the width of the 95 % interval of the mean of random orderings, by their own scores.
+
+    It adds the variance between orderings to that between examples, which the orderings may share. So it is rather too
+    wide than too narrow. One ordering says nothing of others.
+
+    Args:
+        rows: The scores of each ordering, by example.
+    """
+    if len(rows) < 2:
+        return math.inf
+    means = [mean_score(row) for row in rows]
+    scores = [score for row in rows for score in row.values()]
+    examples = {example for row in rows for example in row}
+    variance = float(np.var(means, ddof=1)) / len(rows) + float(np.var(scores)) / len(examples)
+    if not variance and 0.0 <= scores[0] <= 1.0:
+        # All calls scored the same (Hanley and Lippman-Hand, JAMA 1983).
+        return 3.0 / len(scores)
+    return float(stats.t.ppf(0.975, len(rows) - 1)) * math.sqrt(variance)
 
 
 def _constant_answer(job: Job) -> Alternative | None:

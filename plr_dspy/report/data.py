@@ -273,7 +273,7 @@ class Report(Part):
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
         retrieval: Where demos may be found for each input, what was chosen.
         random: What random demos are expected to score on new examples, or the same demos in a random order: the mean
-            that the search's model of scores expects. None if nothing was compared.
+            that the search's model of scores expects, with its 95 % interval. None if nothing was compared.
         constant: What one answer to all examples scores: the most frequent one, or by a metric over a set the best of
             the most frequent ones. None if outputs are no labels, or a model scores them.
         vote: Where demos were chosen, the most frequent label of as many neighbours as demos may be shown, without a

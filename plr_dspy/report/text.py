@@ -237,16 +237,27 @@ def _yardsticks(report: Report) -> list[str]:
     scores, _ = scores_of_both(c)
     stays = original_stays(report)
     own_score = scores[0 if stays else 1][0]
-    phrases = [f"{alternative.name} {score(alternative.score, c)}" for alternative in simpler]
-    lines = [f"for comparison, without any call: {', '.join(phrases)}"]
+    phrases = []
     rivals = []
+    possible_rivals = []
     for alternative in simpler:
+        phrase = f"{alternative.name} {score(alternative.score, c)}"
+        lowest = alternative.score
+        if alternative.interval is not None:
+            lowest, highest = alternative.interval
+            phrase += f" [{score(lowest, c)}, {score(highest, c)}]"
+        phrases.append(phrase)
         hair = 0.01 * max(abs(own_score), abs(alternative.score))
-        if own_score <= alternative.score + hair:
+        if own_score <= lowest + hair:
             rivals.append(alternative.name)
+        elif own_score <= alternative.score + hair:
+            possible_rivals.append(alternative.name)
+    name = "your program" if stays else "the returned program"
+    lines = [f"for comparison, without any call: {', '.join(phrases)}"]
     if rivals:
-        name = "your program" if stays else "the returned program"
         lines.append(f"{name} is no better than {' or '.join(rivals)}")
+    if possible_rivals:
+        lines.append(f"{name} may be no better than {' or '.join(possible_rivals)}")
     return lines
 
 

@@ -244,6 +244,13 @@ class TestText:
             assert "your program is no better than 8 random demos or always answering 'b'\n" in text
         better = by_hand((1, 0), random=random)
         assert "no better than" not in str(better)
+        as_good = random.model_copy(update={"score": 0.63, "interval": (0.55, 0.71)})
+        text = str(by_hand((1, 0), random=as_good, constant=constant))
+        assert "any call: 8 random demos 0.630 [0.550, 0.710], always answering 'b' 0.730\n" in text
+        assert "the returned program is no better than always answering 'b'\n" in text
+        assert "the returned program may be no better than 8 random demos\n" in text
+        surely_better = random.model_copy(update={"score": 0.71, "interval": (0.65, 0.77)})
+        assert "the returned program is no better than 8 random demos\n" in str(by_hand((1, 0), random=surely_better))
         assert "for comparison" not in str(by_hand(comparison=None, random=random))
 
     @pytest.mark.parametrize(("num_unread", "told"), [(1, False), (2, True), (10, True)])

@@ -269,6 +269,10 @@ class FittedModel:
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
 
+    def clip(self, scores: Sequence[float]) -> list[float]:
+        """Return scores that lie no further out than the highest and the lowest score."""
+        return [float(np.clip(score, *self._ends)) for score in scores]
+
     def expected_at_random(self, drawn: Sequence[Ordering], longest: Sequence[Ordering]) -> float:
         """Return what random orderings of the largest number of items are expected to score on average.
 
