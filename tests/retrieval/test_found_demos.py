@@ -331,7 +331,7 @@ class TestChoice:
             options = {"log_dir": tmp_path, "max_metric_calls": limit, "embedder": embedder}
             with using(engine):
                 (other := chooser(**options)).compile(predict(), trainset=examples()[::-1])
-            assert (other.report.program_calls.get("unused", 0) > 60) == (embedder is not None)
+            assert (other.report.program_calls["resumed"] > 60) == (embedder is None)
 
     def test_reports(self, tmp_path):
         for limit in (0, 120):
@@ -508,7 +508,7 @@ class TestBadInput:
         assert optimizer.report.comparison is not None
         (error,) = optimizer.report.errors
         assert error.message == "refused: [hidden]" and error.count <= len(failed)
-        assert "topsecret" not in (tmp_path / "cells.jsonl").read_text() + (tmp_path / "report.json").read_text()
+        assert "topsecret" not in (tmp_path / "calls.jsonl").read_text() + (tmp_path / "report.json").read_text()
         assert {count for text, count in asked.items() if text not in failed} == {1}
 
     def test_the_time_that_an_embedder_takes_counts(self):
