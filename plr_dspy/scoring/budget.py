@@ -133,7 +133,7 @@ class Budget:
         return None
 
     def _keeps(self, left: float) -> bool:
-        """Return whether all of the calls left are to be kept."""
+        """Return whether one call more would leave fewer calls than are to be kept."""
         if not self._kept or math.isinf(left):
             return False
         affordable = left + self.log.num_calls
@@ -141,7 +141,7 @@ class Budget:
         if self._planned:
             kept = min(kept, kept * affordable / self._planned)
         kept = max(kept, self._least_kept)
-        return left <= min(kept, MAX_KEPT * affordable)
+        return left < 1.0 + min(kept, MAX_KEPT * affordable)
 
     def _calls_for_money(self, spent: float) -> float:
         mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost

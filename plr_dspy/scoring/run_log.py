@@ -158,6 +158,8 @@ class RunLog:
         self._course[name] = call
         self.records[key] = call.record
         self.num_recalled += 1
+        if self._unwritten_header is not None:
+            self._write_lines(b"")
         return call
 
     def add(self, key: CallKey, record: CallRecord, tokens: Tokens) -> bool:
@@ -174,7 +176,7 @@ class RunLog:
     def repeat_failed(self) -> None:
         """Have the next run make the failed calls of this run again."""
         for name, call in self._course.items():
-            if call.record.outcome == FAILED:
+            if call.record.outcome == FAILED and cause_of(call.record.error) is None:
                 self._write({"call": name, "again": True})
 
     def leave_out_failed(self) -> None:
@@ -185,7 +187,7 @@ class RunLog:
         self.records = {key: record for key, record in self.records.items() if record.outcome != FAILED}
 
     def write_header(self, header: Header, *, now: bool = True) -> None:
-        """Write what the run scores, or if not `now`, before the next call."""
+        """Write what the run scores, or if not `now`, with the next call that is made or recalled."""
         is_first = self.header is None
         self.header = header
         self._unwritten_header = header

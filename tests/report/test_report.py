@@ -128,7 +128,7 @@ class TestData:
             chosen.model_dump_json().replace('"schema_version":19', '"schema_version":18'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 18") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 19") as caught:
                 Report.load(path)
         assert "schema_version: Input should be 19): pass a file" in str(caught.value)
 
