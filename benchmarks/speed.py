@@ -64,7 +64,7 @@ class Answering(dspy.Module):
 
 
 def cells(_: int) -> Iterator[dict[str, Any]]:
-    """Of 100 orders on 1,000 examples, with a ledger on disk."""
+    """Of 100 orders on 1,000 examples, with a log on disk."""
     examples, orders = questions("question", 1_000), OrderingSpace.of_sizes(8).draw(101, np.random.default_rng(0))
     scored = {"metric": metric, "examples": examples, "num_threads": 8}
     HeldOut(Answering(sleeps=False), **scored).rows(orders[:1])

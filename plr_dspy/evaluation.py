@@ -29,7 +29,7 @@ from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import Redactor, progress_bar
 from plr_dspy.scoring.causes import cause_of, cure_of
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, Ledger
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord, RunLog
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ def evaluate_programs(
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         for answered in answers.values():
             answered.ask(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
-    calls = {name: list(answered.ledger.cells.values()) for name, answered in answers.items()}
+    calls = {name: list(answered.log.records.values()) for name, answered in answers.items()}
     warnings = dict[str, None]()  # Several metrics may have the same one.
     evaluations = {}
     for name in metrics:
@@ -299,7 +299,7 @@ def _by_name(metric: Metric | Mapping[str, Metric]) -> dict[str, Metric]:
 
 def leave_out_failed(scores: Mapping[str, Scores], num_examples: int) -> str:
     """Leave out the examples on which a call of any program failed, and say how many; empty if there are none."""
-    failed: dict[int, Cell] = {}
+    failed: dict[int, CallRecord] = {}
     in_metric = ""
     for each in scores.values():
         failed |= {example: cell for example, cell in enumerate(each.cells) if cell.outcome == FAILED}
@@ -331,7 +331,7 @@ def compare(scores: Mapping[str, Scores], num_examples: int) -> Evaluation:
     return Evaluation(programs, num_left, num_examples - num_left)
 
 
-def _warn_of_unanswered(name: str, cells: Sequence[Cell]) -> None:
+def _warn_of_unanswered(name: str, cells: Sequence[CallRecord]) -> None:
     """Warn of calls that count as wrong for a reason outside the program."""
     errors = [cell.error for cell in cells if cell.outcome == WRONG and cause_of(cell.error) is not None]
     if errors:
@@ -345,21 +345,21 @@ class Answers(MetricWork):
     def __init__(self, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples) -> None:
         super().__init__(lambda example, prediction: 0.0, examples)
         self.predictions: list[Any] = [None] * len(examples)
-        self.ledger = Ledger()
+        self.log = RunLog()
         self.scores = {name: Scores(name, program, metric, examples) for name, metric in metrics.items()}
         self.models = [model for each in self.scores.values() for model in each.models]
         self._program = program
 
     def ask(self, **limits: Any) -> Answers:
-        """Call the program on each example; whatever ends that early, the ledger and the predictions have the rest."""
+        """Call the program on each example; whatever ends that early, the log and the predictions have the rest."""
         Checked(**{name: limits[name] for name in ("num_threads", "max_errors")})
-        options: dict[str, Any] = {"called": "example", "ledger": self.ledger, **limits}
+        options: dict[str, Any] = {"called": "example", "log": self.log, **limits}
         cells, _ = calls_on(self._program, self, len(self.examples), **options)
         for each in self.scores.values():
             each.take(cells, self.predictions)
         return self
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call the program, and have each metric score its answer; raise the first exception of a metric after all."""
         prediction = self._answered(program, example)
         self.predictions[example] = prediction
@@ -369,7 +369,7 @@ class Answers(MetricWork):
             first = first or error
         if first is not None:
             raise first
-        return Cell(0.0)
+        return CallRecord(0.0)
 
 
 class Scores(MetricWork):
@@ -378,11 +378,11 @@ class Scores(MetricWork):
     def __init__(self, name: str, program: dspy.Module, metric: Metric, examples: Examples) -> None:
         super().__init__(metric, examples)
         self.name = name  # of the metric; `ALONE` if it has none
-        self.cells, self.predictions = list[Cell](), list[Any]()
+        self.cells, self.predictions = list[CallRecord](), list[Any]()
         self.failed: set[int] = set()  # examples on which the metric itself raised an exception
         self.least = 0.0  # what a reply that could not be read scores
         self._program = program
-        self._noted: dict[int, Cell] = {}
+        self._noted: dict[int, CallRecord] = {}
         self._redact = Redactor([dspy.settings.lm, *language_models(program), *self.models])
 
     def note(self, example: int, prediction: Any) -> BaseException | None:
@@ -394,13 +394,13 @@ class Scores(MetricWork):
         except BaseException as error:  # The other metrics go on; it ends the calls as any other failure.
             self.failed.add(example)
             message = f"in the metric: {first_line(error, self._redact)}"
-            self._noted[example] = Cell(None, FAILED, type(error).__name__, message)
+            self._noted[example] = CallRecord(None, FAILED, type(error).__name__, message)
             if self.name:
                 error.__notes__ = [*getattr(error, "__notes__", ()), f"(metric {self.name!r})"]
             return error
         return None
 
-    def take(self, calls: Sequence[Cell], predictions: Sequence[Any]) -> None:
+    def take(self, calls: Sequence[CallRecord], predictions: Sequence[Any]) -> None:
         """Take the answers of all calls; those that the metric did not see count as their calls ended."""
         self.cells = [self._noted.get(example, cell) for example, cell in enumerate(calls)]
         self.predictions = list(predictions)

@@ -7,7 +7,7 @@ import numpy as np
 
 from plr_dspy import OrderingSpace
 from plr_dspy.scoring.budget import Budget
-from plr_dspy.scoring.ledger import FAILED, Cell, Ledger
+from plr_dspy.scoring.run_log import FAILED, CallRecord, RunLog
 
 ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
@@ -15,9 +15,9 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 class TablePayer:
     """Pays cells from a table of scores, NaN for calls that fail; after `most` calls the time is up."""
 
-    def __init__(self, table):
-        self.ledger, self.table, self.paid = Ledger(), table, []
-        self.budget, self.most = Budget(self.ledger), math.inf
+    def __init__(self, table, log=None):
+        self.log, self.table, self.paid = log or RunLog(), table, []
+        self.budget, self.most = Budget(self.log), math.inf
 
     def fingerprint(self, ordering, example):
         return str(ORDERINGS.index(ordering))
@@ -28,8 +28,8 @@ class TablePayer:
                 return
             self.paid.append((int(fingerprint), example))
             score = float(self.table[int(fingerprint), example])
-            failed = Cell(None, FAILED, "TimeoutError", "late")
-            self.ledger.add((fingerprint, example), failed if np.isnan(score) else Cell(score), {})
+            failed = CallRecord(None, FAILED, "TimeoutError", "late")
+            self.log.add((fingerprint, example), failed if np.isnan(score) else CallRecord(score), {})
 
 
 def table(*, seed=0, num_examples=40, broken=()):

@@ -12,7 +12,7 @@ import dspy
 
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.scoring.ledger import FAILED, Ledger
+from plr_dspy.scoring.run_log import FAILED, RunLog
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
@@ -46,18 +46,18 @@ class HeldOut:
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
         """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
-        ledger, names = Ledger(self._path), [str(number) for number in self._examples]
-        ledger.number_examples(names)
-        evaluator = ProgramEvaluator(self.slots, self._work, names=names, ledger=ledger, num_threads=self._num_threads)
+        log, names = RunLog(self._path), [str(number) for number in self._examples]
+        log.number_examples(names)
+        evaluator = ProgramEvaluator(self.slots, self._work, names=names, log=log, num_threads=self._num_threads)
         try:
             cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
             failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]
             if failed:
-                ledger.retry()
+                log.repeat_failed()
                 raise RuntimeError(
                     f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
                     "run the same again to repeat them"
                 )
             return [[cell.score or 0.0 for cell in row.values()] for row in cells.values()]
         finally:
-            ledger.close()
+            log.close()

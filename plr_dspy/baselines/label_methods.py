@@ -7,6 +7,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
@@ -17,8 +18,8 @@ from scipy.special import ndtr
 from scipy.stats import entropy
 
 from plr_dspy.compilation.choice import Outcome, Result, comparison
-from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
+from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
 from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
@@ -34,7 +35,8 @@ from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, argum
 from plr_dspy.programs.objects import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
-from plr_dspy.scoring.ledger import FAILED, Cell
+from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.search.space import Ordering
@@ -129,7 +131,7 @@ class LabelReorderer(Reorderer):
         return LabelCompilation(self, job, work, scorer)
 
 
-class LabelCompilation(Compilation):
+class LabelCompilation(CompileRun):
     """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
@@ -142,33 +144,34 @@ class LabelCompilation(Compilation):
         """Ask all orders, and compare the best; the original order wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self._begin("search", calls_to_come=self.plan.final_calls)
+        self._begin("search", to_come=self.plan.final_calls)
         orderings, scorer, work = self.search.ask(), self.scorer, self._work
         # The first one alone: if the LM gives no log-probabilities, no other call is made.
         scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        rows: Mapping[Ordering, Mapping[int, Cell]] = {}
+        rows: Mapping[Ordering, Mapping[int, CallRecord]] = {}
         if work.first and len(written := scorer.cells(dict.fromkeys(orderings, range(1)))) == len(orderings):
             cells = [row[0] for row in written.values()]
             if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran(cells)
             work.take([cell.value for cell in cells])
-            scorer.ledger.number_examples(self._optimizer._examples(self._job, work)[1])
+            scorer.log.number_examples(self._optimizer._examples(self._job, work)[1])
         if work.asked:  # Else time or money is up.
-            scorer.ledger.settle()  # An input that is written later would move the others.
             rows = scorer.cells(dict.fromkeys(orderings, work.probing))
         scores = self._scores(rows) if rows else {}
-        scorer.ledger.settle()
-        self.stopped = "all orders asked" if len(rows) == len(orderings) else scorer.budget.refused
-        table, reason = list[list[float]](), ""
+        reason = StopReason.ALL_ASKED if len(rows) == len(orderings) else scorer.budget.refused
+        self.stop = Stop(reason or StopReason.TIME)
+        table: list[list[float]] = []
+        error_text = ""
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                table, *_ = self._compare([self.original, self._winner])
+                table, _ = self._compare([self.original, self._winner])
             except NothingRan as error:
                 logger.warning("what was chosen could not be compared with the original: %s", error)
-                reason = f": {error}"
+                error_text = f": {error}"
         if len(table) < 2:
-            return self._outcome(ordering=self._winner, stopped=f"{self.stopped}, nothing compared{reason}")
+            stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
+            return self._outcome(ordering=self._winner, stop=stop)
         before, after = table
         low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
         mean, deviation = (low + high) / 2, (high - low) / 2
@@ -186,7 +189,7 @@ class LabelCompilation(Compilation):
     def _best(self, count: int | None = None) -> list[Ordering]:
         return [self._winner]
 
-    def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
+    def _scores(self, rows: Mapping[Ordering, Mapping[int, CallRecord]]) -> dict[Ordering, float]:
         """The criterion of each order, from its cells; sets `means`."""
         cells, probing = [cell for row in rows.values() for cell in row.values()], self._work.probing
         # Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
@@ -248,16 +251,16 @@ class ProbingWork(MetricWork):
             )
         logger.info("%d distinct probing inputs were written", len(kept))
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
         if example >= self.num_probing:
             return super().__call__(program, example - self.num_probing)
         if example < self.first:
-            return Cell(None, value=self._written_input(program))
+            return CallRecord(None, value=self._written_input(program))
         found = self._labels(program, example - self.first)
         if found.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
-        return Cell(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())
+        return CallRecord(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())
 
     def _written_input(self, program: dspy.Module) -> dict[str, str]:
         """A new input like the program's demos: plain completions go on after the last, other models are asked for one

@@ -98,7 +98,7 @@ def run_predict(args: argparse.Namespace, program: dspy.Module) -> None:
             check_given(program, name="program", to_order=False, devset=rows)
             work.ask(num_threads=args.threads, max_errors=len(rows), on_cell=bar.update)
     finally:
-        if cells := {example: cell for (_, example), cell in work.ledger.cells.items()}:  # what was paid for
+        if cells := {example: cell for (_, example), cell in work.log.records.items()}:  # what was paid for
             num_told = 0
             for number, (row, answer) in enumerate(zip(rows, work.predictions, strict=True)):
                 told = answer.toDict() if isinstance(answer, dspy.Prediction) else answer

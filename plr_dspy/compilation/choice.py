@@ -11,6 +11,7 @@ from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
+from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.space import Ordering, Scores
@@ -42,7 +43,7 @@ class Outcome:
     distributions: Sequence[PlackettLuce]  # the final ones, of each block
     history: list[Iteration]
     program_calls: dict[str, int]
-    stopped: str  # why the search ended
+    stop: Stop  # why the search ended
     comparison: Comparison | None = None
     candidates: Sequence[Result] = ()
     chosen: int | None = None  # the number of the candidate that is the chosen one

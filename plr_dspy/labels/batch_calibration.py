@@ -46,7 +46,7 @@ from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key, warn_
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares
 
 logger = logging.getLogger(__name__)
@@ -378,7 +378,7 @@ def read_replies(
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
 
-        def check(cells: list[Cell]) -> None:
+        def check(cells: list[CallRecord]) -> None:
             """Raise `NoProbabilities` if none of several replies says anything of labels."""
             ended = [cell for cell in cells if cell.outcome != FAILED]
             are_enough = len(cells) >= FIRST_REPLIES and len(ended) > 1

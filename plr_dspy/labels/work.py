@@ -18,7 +18,7 @@ from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.metrics.over_set import DatasetMetric, LabelMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
-from plr_dspy.scoring.ledger import Cell
+from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering
@@ -26,7 +26,7 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # of log-probabilities: as many as the ledger keeps, so that a resumed compile sees the same numbers
+DECIMALS = 4  # of log-probabilities: as many as the log keeps, so that a resumed compile sees the same numbers
 LONGEST_CALL = 0.05  # seconds: a metric that takes longer asks a model or a service in a way that nobody else sees
 LONGEST_PROBE, PROBE_SHARE = 10.0, 0.1  # seconds that asking for all labels takes, and share of `max_seconds`, at most
 
@@ -57,7 +57,7 @@ class LabelWork(MetricWork):
         self.scores = np.empty((0, 0)) if scores is None else scores
         self.shares: Array | None = None  # of examples that labels are right for, as far as is guessed, [S, L]
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a cell with the metric's score, and with log-probabilities if they belong to what was scored."""
         if not (self.requests.wanted or self.requests.purpose):
             return super().__call__(program, example)
@@ -115,7 +115,7 @@ class LabelWork(MetricWork):
             self.influence.table, self.influence.of_labels = scores, outputs
 
         def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
-            cell = scorer.ledger.cells.get(scorer.key(ordering, example))
+            cell = scorer.log.records.get(scorer.key(ordering, example))
             return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
         return LabelResponses(scores, told, shares, self._likeliest is not None, self.influence)

@@ -64,7 +64,7 @@ class SetMetric(ABC):
         return [self.fact(own_copy(example)) for example in examples]
 
     def alone(self, example: dspy.Example, prediction: Any) -> float:
-        """The score that the ledger keeps beside outputs: 0 of a function, which may mean nothing of one example."""
+        """The score that the log keeps beside outputs: 0 of a function, which may mean nothing of one example."""
         return self(example, prediction) if self.weighted else 0.0
 
     def answers(self, facts: Sequence[Any]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -24,14 +24,14 @@ from tqdm import tqdm
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan
+from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.over_set import LabelMetric
 from plr_dspy.optimizer.demos import attempt_errors
-from plr_dspy.optimizer.job import Estimate, Job, call_limits, estimate, make_budget, prepare
+from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
@@ -48,7 +48,7 @@ from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.causes import cause_of
-from plr_dspy.scoring.ledger import WRONG, error_counts, open_ledger
+from plr_dspy.scoring.run_log import WRONG, RunLog, error_counts, open_log
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
@@ -58,13 +58,11 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
 logger = logging.getLogger(__name__)
 
 LONGEST = 500  # characters of a field's text in a report
-# Arguments that say when a search ends: where only these changed, it goes on from where it was.
-ENDING = {"auto", "max_metric_calls", "stop_at_score", "patience", "num_iterations"}
 
 
 @arguments
 class Reorderer(Checked, Teleprompter, ABC):
-    """What all optimizers of an order share: checks, budget, ledger, progress, errors and report.
+    """What all optimizers of an order share: checks, budget, log, progress, errors and report.
 
     Subclasses have their own `plan`, mostly their own `search`, and override what else is not as here.
     Arguments and attributes are those of `PLReorder`, and what users call things. Where one `chooses_by_score` of the
@@ -150,10 +148,10 @@ class Reorderer(Checked, Teleprompter, ABC):
         self.report = self.best_program = None
         prepared = prepare(self, student, trainset, valset, seed=self._seed(seed), teacher=teacher)
         with self._open(prepared, started) as (job, work, scorer, bar):
-            compilation: Compilation | None = None
+            compilation: CompileRun | None = None
             outcome: Outcome | None = None
             try:
-                if scorer.ledger.fixed_only and job.findable:
+                if job.findable and scorer.log.header is not None and scorer.log.header.fixed_only:
                     job, work, scorer = self._without_finding(job, scorer, CalledBlindly())
                 try:
                     job, compilation = self._search_of(job, work, scorer, bar)
@@ -161,12 +159,12 @@ class Reorderer(Checked, Teleprompter, ABC):
                 except CalledBlindly as error:
                     compilation = None  # It is of demos that the job has no more.
                     job, work, scorer = self._without_finding(job, scorer, error)
-                    scorer.ledger.note_fixed_only()
+                    _note_fixed_only(scorer.log)
                     job, compilation = self._search_of(job, work, scorer, bar)
                     outcome = compilation.run()
                 return self._conclude(job, work, compilation, outcome, started=started)
             except BaseException as error:  # It may be an interrupt while the report was made.
-                scorer.ledger.stop()  # calls that are still under way come too late
+                scorer.log.stop()  # calls that are still under way come too late
                 compilation = compilation or self._compilation(job, work, scorer, None, bar)
                 self._conclude(job, work, compilation, outcome or compilation.unfinished(error), started=started)
                 raise
@@ -211,7 +209,7 @@ class Reorderer(Checked, Teleprompter, ABC):
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return {"slots": slots, "original": original}
 
-    def _search_of(self, job: Job, work: MetricWork, scorer: CellScorer, bar: tqdm) -> tuple[Job, Compilation]:
+    def _search_of(self, job: Job, work: MetricWork, scorer: CellScorer, bar: tqdm) -> tuple[Job, CompileRun]:
         """Return a job once it is known what its search learns from, and its compile."""
         responses = self._probe(job, work, scorer)
         if responses is not None:
@@ -238,13 +236,12 @@ class Reorderer(Checked, Teleprompter, ABC):
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
             torch.device("cpu"),  # wherever the caller's own tensors go
-            open_ledger(
+            open_log(
                 folder,
                 partial(self._identity, job),
                 accept_changes=self.accept_changes,
                 codec=lambda: ValueCodec(value_classes([job.program], job.examples)),
-                max_calls=call_limits(job).get("max_calls", sys.maxsize),
-            ) as ledger,
+            ) as log,
             progress_bar(
                 job.plan.program_calls,
                 display=self.display_progress,
@@ -253,20 +250,19 @@ class Reorderer(Checked, Teleprompter, ABC):
             ) as bar,
             interrupts() as interrupted,
         ):
-            bar.update(ledger.num_resumed)
             evaluator = partial(
                 ProgramEvaluator,
-                ledger=ledger,
+                log=log,
                 max_errors=self.max_errors,
-                on_cell=bar.update,
-                budget=make_budget(job, ledger, started),
+                on_cell=lambda: bar.update(log.num_calls - bar.n),
+                budget=make_budget(job, log, started),
                 interrupted=interrupted,
             )
             if job.attempts:
                 job = self._make_demos(job, evaluator)
             work = self.work(job)
             names, keys = self._examples(job, work)
-            ledger.number_examples(keys)
+            log.number_examples(keys)
             payer = evaluator(job.slots, work, names=names, num_threads=self.num_threads)
             bootstrapped = [each.key for each in job.attempts]
             yield job, work, CellScorer(payer, bootstrapped=bootstrapped, influence=work.influence), bar
@@ -291,45 +287,35 @@ class Reorderer(Checked, Teleprompter, ABC):
         }
 
     def _examples(self, job: Job, work: MetricWork) -> tuple[list[str], list[str]]:
-        """What messages call the examples that cells name by number, and what the ledger calls them."""
+        """What messages call the examples that cells name by number, and what the log calls them."""
         return job.splits.names, [digest(each) for each in job.scored_examples]
 
     def _compilation(
         self, job: Job, work: MetricWork, scorer: CellScorer, responses: LabelResponses | None, bar: tqdm
-    ) -> Compilation:
+    ) -> CompileRun:
         """Make the compile of a job, once it is known what its search learns from."""
-        plan, num_train = job.plan, len(job.splits.train)
-        given = job.arguments()
-        ending = {name: given.pop(name) for name in ENDING & given.keys()}
-        pool = [[digest(demo) for demo in slot.demos] for slot in job.slots.slots]
-        pool += [[job.slots.fingerprint(ordering) for ordering in job.slots.space.beside]]
-        deciding = given | {
-            "learns from": "score" if responses is None else "logprobs",
-            "pool": digest(pool),
-            "splits": digest([num_train, self._examples(job, work)[1]]),
-        }
         further: dict[str, Any] = {}
         if isinstance(job.slots, RetrievalSlots):
             inputs = [dict(each.inputs().items()) for each in job.scored_examples]
             further = {"further": partial(job.slots.further, inputs=inputs)}
-        scorer.ledger.begin(deciding if plan.racing else {**deciding, **asdict(plan)})  # laid out for one budget
-        return Compilation(
+        return CompileRun(
             self.search(job, responses),
             scorer,
-            plan=plan,
-            num_train=num_train,
+            plan=job.plan,
+            num_train=len(job.splits.train),
             original=job.original,
             sample=lambda: work.sample,
             advice=adapter_advice(),
             min_probability=self.min_probability,
-            ending=ending,
+            stop_at_score=getattr(self, "stop_at_score", None),
+            patience=getattr(self, "patience", None),
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
             **further,
         )
 
     def _conclude(
-        self, job: Job, work: MetricWork, compilation: Compilation, outcome: Outcome, *, started: float
+        self, job: Job, work: MetricWork, compilation: CompileRun, outcome: Outcome, *, started: float
     ) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         shares = () if outcome.calibration is None else outcome.calibration.shares
@@ -369,10 +355,20 @@ class Reorderer(Checked, Teleprompter, ABC):
         return program
 
     def _made(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, job: Job, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> tuple[dspy.Module, dict[str, Any]]:
         """Return what the compile returns, and further fields of its report; `program_in` makes a program as scored."""
         return program_in(outcome.ordering, outcome.offsets), {}
+
+
+def _note_fixed_only(log: RunLog) -> None:
+    """Note in the log's header that the program cannot be shown demos found for each input.
+
+    The calls that told it are none of this run, as they are none of a run that knows it from the beginning.
+    """
+    log.leave_out_failed()
+    if log.header is not None:
+        log.write_header(replace(log.header, fixed_only=True))
 
 
 def _program_as_scored(
@@ -398,10 +394,11 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
     """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
     metric = job.optimizer.metric
     models, tokens = [*job.models, *language_models(metric)], defaultdict[str, Any](Counter)
-    for model, counts in (each for paid in list(scorer.ledger.paid) for each in paid.items()):
-        tokens[model].update(counts)
-    found = ("comparison", "evidence", "calibration", "history", "program_calls", "stopped")
-    errors = error_counts(scorer.ledger.cells.items(), names)
+    for tokens_of_call in scorer.log.tokens:
+        for model, counts in tokens_of_call.items():
+            tokens[model].update(counts)
+    found = ("comparison", "evidence", "calibration", "history", "program_calls")
+    errors = error_counts(scorer.log.records.items(), names)
     if job.attempts:
         errors = [*attempt_errors(job.attempts), *errors]
     # Without calls a rule stands where the original does.
@@ -429,6 +426,8 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         settings=job.settings(),
+        stopped=str(outcome.stop),
+        stop_reason=outcome.stop.reason,
         **{name: getattr(outcome, name) for name in found},
         **others,
     )

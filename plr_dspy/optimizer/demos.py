@@ -14,7 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.phases import Compilation
+from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
@@ -25,11 +25,12 @@ from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
+from plr_dspy.report.stop import StopReason
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.ledger import Cell, error_counts
+from plr_dspy.scoring.run_log import CallRecord, error_counts
 from plr_dspy.search.space import Ordering
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ def stand_ins(
             for name, fields in needed.items()
             if not fields.keys() <= known.keys()
         }
-        attempts.append(Attempt(index, ("", str(index)), demos, Cell(None)))
+        attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
 
 
@@ -157,7 +158,7 @@ class TeacherWork(MetricWork):
         predictors = zip(needed, self.teacher.named_predictors(), strict=True)
         self._shown = {name: (each, list(each.demos)) for (name, _), (_, each) in predictors}
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run the teacher on an example, without its demos that show this example."""
         for predictor, shown in self._shown.values():
             predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
@@ -165,7 +166,7 @@ class TeacherWork(MetricWork):
         trace = list(dspy.settings.trace)
         score = self._scored(example, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:
-            return Cell(None, message=f"scored {score:g}", value={})
+            return CallRecord(None, message=f"scored {score:g}", value={})
         made: dict[str, list[dspy.Example]] = defaultdict(list)
         stages = Counter(predictor.stage for predictor, _ in self._shown.values())
         for name, (predictor, _) in self._shown.items():
@@ -182,42 +183,45 @@ class TeacherWork(MetricWork):
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
             # The program may write to what it has answered.
             kept[name] = {field: own_value(value) for field, value in demo.items()}
-        return Cell(None, value=kept)
+        return CallRecord(None, value=kept)
 
 
-def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], Any]:
+def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], bool]:
     """Run the teacher of a job on one example after the other, until enough of its answers were right.
 
-    When calls, or the share of money or time, are up, the attempts made are all there will be; what the ledger is to
-    note of that is returned, too.
+    Returns:
+        The attempts, and whether calls, or the share of money or time, ended them early.
     """
     optimizer: Any = job.optimizer
-    ledger, budget, of_student = teaching.ledger, teaching.budget, teaching.budget.expected
+    log = teaching.log
+    budget = teaching.budget
+    of_student = budget.expected_cost
     prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
     contents = list(map(digest, job.demo_examples.values()))
-    ledger.number_examples(contents)
+    log.number_examples(contents)
     if job.teacher is not None:
         budget.expect(None if optimizer.max_cost is None else size_of_call(job, job.teacher)[1])
-    budget.allow(BOOTSTRAP_SHARE)
-    limits = [budget.max_seconds, budget.max_cost, budget.max_calls]
-    attempts, ended = list[Attempt](), None
-    for i, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        end = [prompt, optimizer.candidates, *limits, i]
-        # A part that goes on has the demos that it had.
-        if end in ledger.out_of_time or sum(bool(each.demos) for each in attempts) >= optimizer.max_bootstrapped:
+    budget.share = BOOTSTRAP_SHARE
+    attempts: list[Attempt] = []
+    ended_early = False
+    for index, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
+        if sum(bool(attempt.demos) for attempt in attempts) >= optimizer.max_bootstrapped:
             break
-        if (prompt, i) not in ledger.cells:
-            teaching.pay({(prompt, i): None})
-        if (prompt, i) not in ledger.cells:
-            told = "bootstrapping, which has a quarter of time and money, ended after %s: %s"
-            logger.warning(told, count(i, "example"), budget.refused)
-            ended = end
+        key = (prompt, index)
+        if not budget.recall(key):
+            teaching.pay({key: None})
+        if key not in log.records:
+            logger.warning(
+                "bootstrapping, which has a quarter of time and money, ended after %s: %s",
+                count(index, "example"),
+                budget.refused and budget.refused.value,
+            )
+            ended_early = True
             break
-        cell = ledger.cells[prompt, i]
-        demos = {predictor: dspy.Example(fields) for predictor, fields in (cell.value or {}).items()}
-        attempts.append(Attempt(number, (prompt, contents[i]), demos, cell))
-    ledger.settle()
-    budget.allow(1.0)
+        record = log.records[key]
+        demos = {predictor: dspy.Example(fields) for predictor, fields in (record.value or {}).items()}
+        attempts.append(Attempt(number, (prompt, contents[index]), demos, record))
+    budget.share = 1.0
     if job.teacher is not None:
         budget.expect(of_student)
     if num_right := sum(bool(each.demos) for each in attempts):
@@ -231,7 +235,7 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
             ", ".join(reason.told for reason in reasons),
             max(reasons, key=lambda reason: reason.number).cure,
         )
-    return attempts, ended
+    return attempts, ended_early
 
 
 class Reason(NamedTuple):
@@ -280,7 +284,7 @@ class Scored(NamedTuple):
     expected: dict[str, Any]
 
 
-def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome) -> list[Scored]:
+def expected_scores(slots: PoolSlots, compilation: CompileRun, outcome: Outcome) -> list[Scored]:
     """All that was scored, best first.
 
     A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
@@ -313,12 +317,12 @@ def expected_scores(slots: PoolSlots, compilation: Compilation, outcome: Outcome
     return found
 
 
-def choice_of_demos(job: Job, compilation: Compilation, outcome: Outcome) -> tuple[dict[int, Scored], dict[str, Any]]:
+def choice_of_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> tuple[dict[int, Scored], dict[str, Any]]:
     """Return the best arrangement of each number of demos, and what a report says of these and of other ways."""
     slots, best = job.slots, dict[int, Scored]()
     assert isinstance(slots, PoolSlots)
     scored = expected_scores(slots, compilation, outcome)
-    failed = outcome.stopped.startswith("ended by")  # then scores may be those of failures
+    failed = outcome.stop.reason is StopReason.ERROR  # then scores may be those of failures
     # The chosen one stands before all others with as many demos.
     for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
         if each.ordering == job.original or slots.space.holds(each.ordering):

@@ -13,8 +13,8 @@ import dspy
 from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import NOTHING_TO_DO
+from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.job import Attempt, Job
@@ -28,7 +28,7 @@ from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.ledger import FAILED
+from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import Array
 
@@ -212,10 +212,10 @@ class PLFewShot(PLReorder):
             self.work(job)  # which raises where that cannot be, before any call
         names = [f"trainset[{number}]" for number in job.demo_examples]
         teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
-        attempts, ended = make_attempts(job, teaching)
+        attempts, ended_early = make_attempts(job, teaching)
         labelled = self.candidates != "bootstrapped"
         slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
-        if ended and slots.space.num_distinct < 2:
+        if ended_early and slots.space.num_distinct < 2:
             limits = {"max_seconds": self.max_seconds, "max_cost": self.max_cost}
             shares = [f"a quarter of {name}={limit:g}" for name, limit in limits.items() if limit is not None]
             raise RuntimeError(
@@ -231,13 +231,11 @@ class PLFewShot(PLReorder):
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
                 f"by {failed.error} ({failed.message}): {cure}"
             )
-        if ended:
-            teaching.ledger.note({"out_of_time": ended})
         job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
             job = replace(job, plan=job.planned())
         if job.plan.max_metric_calls is not None:
-            teaching.budget.planned = job.plan.max_metric_calls + len(attempts)
+            teaching.budget.max_calls = job.plan.max_metric_calls + len(attempts)
         return job
 
     def _slots(
@@ -315,7 +313,7 @@ class PLFewShot(PLReorder):
         return job, work, again
 
     def _made(
-        self, job: Job, compilation: Compilation, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, job: Job, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> tuple[dspy.Module, dict[str, Any]]:
         """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
         best, fields = choice_of_demos(job, compilation, outcome)

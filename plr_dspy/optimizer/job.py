@@ -10,13 +10,14 @@ import sys
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
-from plr_dspy.compilation.phases import MIN_COMPARED
-from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
+from plr_dspy.compilation.plan import MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
+from plr_dspy.compilation.run import MIN_COMPARED
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
@@ -29,7 +30,7 @@ from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
 from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, price_of
-from plr_dspy.scoring.ledger import Cell, Ledger
+from plr_dspy.scoring.run_log import CallRecord, RunLog
 from plr_dspy.search.space import Ordering
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Attempt(NamedTuple):
     """What a teacher makes of an example."""
 
     example: int  # its number in the trainset
-    key: tuple[str, str]  # of its cell in the ledger
+    key: tuple[str, str]  # of its cell in the log
     demos: dict[str, Any]  # by predictor; empty where the answer was not right
-    cell: Cell  # that cell; before the attempt is made, one without an error
+    cell: CallRecord  # that cell; before the attempt is made, one without an error
 
 
 @dataclass(frozen=True)
@@ -356,31 +357,30 @@ def token_counter() -> Callable[[Messages], int]:
     return count
 
 
-def call_limits(job: Job) -> dict[str, int]:
-    """Return the calls that a budget plans and allows; nothing where the plan has no limit."""
+def max_calls_of(job: Job) -> int:
+    """Return the program calls that a compile makes at most, those that make demos included."""
     if job.plan.max_metric_calls is None:
-        return {}
-    planned = job.plan.max_metric_calls + len(job.attempts)
-    # Those of others in the same folder count, too: the plan may be of fewer than the user allows.
-    allowed = job.optimizer.max_metric_calls or BUDGETS.get(getattr(job.optimizer, "auto", ""), 0)
-    return {"planned": planned, "max_calls": max(planned, allowed)}
+        return sys.maxsize
+    return job.plan.max_metric_calls + len(job.attempts)
 
 
-def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile that started then; the ledger has what was paid for before.
+def make_budget(job: Job, log: RunLog | None = None, started: float | None = None) -> Budget:
+    """Return the budget of a compile that started then; the log has what earlier runs paid for.
 
     A model without a price, and money that pays for no comparison of a few orders, are a ValueError.
     """
-    plan, max_cost, ledger = job.plan, job.optimizer.max_cost, ledger or Ledger()
-    limits: dict[str, Any] = {"max_seconds": job.optimizer.max_seconds, "started": started, **call_limits(job)}
+    plan = job.plan
+    max_cost = job.optimizer.max_cost
+    log = log or RunLog()
+    budget = partial(Budget, log, max_calls=max_calls_of(job), max_seconds=job.optimizer.max_seconds, started=started)
     if max_cost is None:
-        return Budget(ledger, **limits)
+        return budget()
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
     models = [*job.models, *language_models(job.optimizer.metric), *teaching]
     if unknown := {name for lm in models if price_of(name := str(lm.model)) is None}:
         raise ValueError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
     _, expected = size_of_call(job)
-    if expected is not None and plan.program_calls and not ledger.num_resumed:
+    if expected is not None and plan.program_calls and not log.tokens_before:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
         num_compared = min(MIN_COMPARED, plan.num_selection_examples)
         calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
@@ -390,4 +390,4 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
                 f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
                 f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )
-    return Budget(ledger, max_cost=max_cost, expected=expected, **limits)
+    return budget(max_cost=max_cost, expected_cost=expected)

@@ -22,7 +22,7 @@ from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
 from plr_dspy.report.data import Signal
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
@@ -82,7 +82,7 @@ class PLReorder(Reorderer):
             counts once. Answers that cannot be parsed are wrong answers, not failures. A metric whose first value is no
             number ends it at once.
         seed: Of everything random.
-        log_dir: Folder that keeps every finished call and every round (``cells.jsonl``), and the report
+        log_dir: Folder that keeps every finished call and every round (``calls.jsonl``), and the report
             (``report.json``). A compile with the same program, metric, models and examples goes on from there: no
             finished call is made again, and the search begins anew only if arguments changed that decide its course. As
             long as it holds no score, and no demo of a teacher, any other compile may start there, with its whole
@@ -199,7 +199,7 @@ class PLReorder(Reorderer):
         if not isinstance(work, LabelWork):
             return None
         # The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid.
-        cell: Cell | None = None
+        cell: CallRecord | None = None
         required, num_first = bool(self._needing_logprobs), min(job.plan.num_first_examples, FIRST_CALLS)
         # A student without demos may never say a label; with demos it does.
         tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from plr_dspy.compilation.phases import ENOUGH_ANSWERS, FirstSigns
+from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
 from plr_dspy.compilation.plan import Plan, random_plan
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
@@ -24,7 +24,7 @@ from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.retrieval.slots import FoundSlots
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, WRONG
+from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
@@ -217,7 +217,7 @@ class RandomSample(Reorderer):
                 asked.pop()
             few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
             scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
-            FirstSigns(scorer, num_usable, lambda: work.sample, by_scores=False, advice=adapter_advice()).check()
+            FutilityCheck(scorer, num_usable, lambda: work.sample, compares=False, advice=adapter_advice()).check()
             asked.sort()
             examples, rows = scorer.table(orders, asked)
             cells = scorer.known_cells(dict.fromkeys(orders, examples))

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.phases import Compilation
+from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.work import LONGEST_CALL, NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
@@ -42,7 +42,7 @@ NUM_RANDOM = 200  # random orderings whose scores are averaged
 Answer = Callable[[dspy.Example], dspy.Prediction]
 
 
-def yardsticks(job: Job, compilation: Compilation, outcome: Outcome) -> dict[str, Alternative | None]:
+def yardsticks(job: Job, compilation: CompileRun, outcome: Outcome) -> dict[str, Alternative | None]:
     """Return what simpler ways would score, as fields of a report; None for those that are not known."""
     compared = outcome.comparison is not None
     return {
@@ -52,7 +52,7 @@ def yardsticks(job: Job, compilation: Compilation, outcome: Outcome) -> dict[str
     }
 
 
-def _random_demos(job: Job, compilation: Compilation, outcome: Outcome) -> Alternative | None:
+def _random_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> Alternative | None:
     """Return what random demos are expected to score: as many as may be shown, in a random order."""
     slots = job.slots
     space = slots.space

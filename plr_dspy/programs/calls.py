@@ -25,7 +25,7 @@ from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
 from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell, CellKey, Ledger
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallKey, CallRecord, RunLog
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
@@ -55,7 +55,7 @@ class WrongAnswer(Exception):
             text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
         super().__init__(text)
         self.error = error
-        self.told: dict[str, Any] = {}  # what the reply says all the same, as fields of a `Cell`
+        self.told: dict[str, Any] = {}  # what the reply says all the same, as fields of a `CallRecord`
 
 
 class MetricWork:
@@ -74,7 +74,7 @@ class MetricWork:
         if self._over_set is not None:
             self.influence = Influence(self._over_set, self._over_set.facts(examples))
 
-    def __call__(self, program: dspy.Module, example: int) -> Cell:
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
         return self._scored(example, self._answered(program, example))
 
@@ -88,7 +88,7 @@ class MetricWork:
         except WRONG_ANSWERS as error:
             raise WrongAnswer(error) from error
 
-    def _scored(self, example: int, prediction: Any) -> Cell:
+    def _scored(self, example: int, prediction: Any) -> CallRecord:
         """Return the cell of an answer."""
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
             # DSPy does this only where nobody else tracks usage, and metrics may ask for it.
@@ -96,8 +96,8 @@ class MetricWork:
         score = as_score(self._metric(own_copy(self.examples[example]), prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         if self._over_set is None:
-            return Cell(score)
-        return Cell(score, value=self._over_set.outputs(own_copy(self.examples[example]), prediction))
+            return CallRecord(score)
+        return CallRecord(score, value=self._over_set.outputs(own_copy(self.examples[example]), prediction))
 
 
 def own_prediction(prediction: Any) -> Any:
@@ -140,15 +140,15 @@ class ProgramEvaluator:
         work: MetricWork,
         *,
         names: Sequence[str],  # what messages call the examples, which cells name by index
-        ledger: Ledger | None = None,
+        log: RunLog | None = None,
         num_threads: int | None = None,  # this and the next: None takes DSPy's setting
         max_errors: int | None = None,  # so many failures end the run with the exception of the last
         on_cell: Callable[[], object] = lambda: None,  # called after each cell, from its worker, one at a time
         budget: Budget | None = None,
         interrupted: threading.Event | None = None,  # by a signal: ends the run even if a program swallowed that
     ) -> None:
-        self.ledger = ledger or Ledger()
-        self.budget = budget or Budget(self.ledger)
+        self.log = log or RunLog()
+        self.budget = budget or Budget(self.log)
         self._slots, self._work, self._names, self._on_cell = slots, work, names, on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors, self._least_errors = max_errors, dspy.settings.max_errors
@@ -158,7 +158,7 @@ class ProgramEvaluator:
         self._lock = threading.Lock()
         self._has_found = False  # whether a call was made that finds its demos
         self._ended_by: BaseException | None = None
-        self._ran = {example for (_, example), cell in self.ledger.cells.items() if cell.outcome != FAILED}
+        self._ran: set[int] = set()  # examples with a call that ended with an answer
         self._failures: Counter[int] = Counter()  # by example
         self._warnings: Counter[str] = Counter()
 
@@ -167,12 +167,13 @@ class ProgramEvaluator:
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self._slots.fingerprint(ordering, inputs)
 
-    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+    def pay(self, cells: Mapping[CallKey, Ordering | None]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
         Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
         with their own type, at `max_errors` failures, or when every further call would fail.
         """
+        self._ran |= {example for (_, example), record in self.log.records.items() if record.outcome != FAILED}
         programs = {each: self._slots.build(each, guarded=True) for each in {*cells.values()} if each is not None}
         pending = deque(cells.items())
         if not self._has_found and (first := self._first_that_finds(cells)) is not None:
@@ -200,19 +201,19 @@ class ProgramEvaluator:
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self._ended_by is not None:
-            self.ledger.retry()
+            self.log.repeat_failed()
             raise self._ended_by
         if self.budget.unpriced:
             raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
-    def _first_that_finds(self, cells: Mapping[CellKey, Ordering | None]) -> tuple[CellKey, Ordering] | None:
+    def _first_that_finds(self, cells: Mapping[CallKey, Ordering | None]) -> tuple[CallKey, Ordering] | None:
         """Return the first cell whose demos are found for its input: it tells whether they can be, in this program."""
         finding = (
             (key, ordering) for key, ordering in cells.items() if ordering is not None and self._slots.finds(ordering)
         )
         return next(finding, None)
 
-    def _call_all(self, pending: deque[tuple[CellKey, Ordering | None]], programs: Mapping[Any, dspy.Module]) -> None:
+    def _call_all(self, pending: deque[tuple[CallKey, Ordering | None]], programs: Mapping[Any, dspy.Module]) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
@@ -231,17 +232,19 @@ class ProgramEvaluator:
                 except KeyboardInterrupt:
                     raise
                 except WrongAnswer as wrong:
-                    cell = Cell(None, WRONG, type(wrong.error).__name__, first_line(wrong, self._redact), **wrong.told)
+                    cell = CallRecord(
+                        None, WRONG, type(wrong.error).__name__, first_line(wrong, self._redact), **wrong.told
+                    )
                 except BaseException as error:  # of the user's program or metric: never a silent 0
                     scores = MetricWork._scored.__code__
                     scoring = any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
                     message = f"{'in the metric: ' * scoring}{first_line(error, self._redact)}"
-                    cell, failure = Cell(None, FAILED, error_name(error), message), error
+                    cell, failure = CallRecord(None, FAILED, error_name(error), message), error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
                 raise KeyboardInterrupt  # swallowed by the program, whose answer is then worth nothing
             tokens = usage.counts()
             self.budget.end(tokens)
-            if not self.ledger.add(key, cell, tokens):
+            if not self.log.add(key, cell, tokens):
                 return  # the compile has ended without this call
             with self._lock:
                 if failure is None:
@@ -251,12 +254,12 @@ class ProgramEvaluator:
                 self._on_cell()
 
     def with_slots(self, slots: PromptSlots, work: MetricWork) -> "ProgramEvaluator":
-        """Make one of other demos, which goes on with the ledger and the budget of this one."""
+        """Make one of other demos, which goes on with the log and the budget of this one."""
         return ProgramEvaluator(
             slots,
             work,
             names=self._names,
-            ledger=self.ledger,
+            log=self.log,
             num_threads=self._num_threads,
             max_errors=self._max_errors,
             on_cell=self._on_cell,
@@ -275,11 +278,11 @@ class ProgramEvaluator:
             logger.warning("%d calls failed, the last of them on %s: %s", alike, name, what)
         each_time = self._ran or self._failures  # where nothing has run, all are of one cause
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
-        most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * len(self.ledger.paid)))
+        most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * self.log.num_calls))
         cause = cause_of(error_name(failure))
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
-        elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.ledger.cells.values())):
+        elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.log.records.values())):
             reason = "the metric cannot score the first answer"
         elif count >= most:
             reason = f"the last of {count} failures (max_errors={most})"
@@ -293,7 +296,7 @@ class ProgramEvaluator:
             self._ended_by = RuntimeError(f"the program or the metric raised {what}")
             self._ended_by.__cause__ = failure
         where = f"on {name}{', in the metric' * (': in the metric: ' in what)}"
-        going_on = GOING_ON if self.ledger.path is not None else ""
+        going_on = GOING_ON if self.log.path is not None else ""
         if cause is not None:
             reason = f"{reason}: {cause.cure}"
         elif going_on:
@@ -344,9 +347,9 @@ def calls_on(
     *,
     called: str,
     first: Sequence[int] = (),
-    check: Callable[[list[Cell]], object] = list,
+    check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
-) -> tuple[list[Cell], CellScorer]:
+) -> tuple[list[CallRecord], CellScorer]:
     """Call a program as it is on each of so many examples, `called` so in messages; options are the evaluator's.
 
     Before all are called, so many `first` ones are, and their cells go to a `check`, which may raise.

@@ -6,17 +6,18 @@ import os
 from base64 import b64encode
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
 from plr_dspy.report import text
+from plr_dspy.report.stop import StopReason
 from plr_dspy.runtime import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[18] = 18  # the version of the JSON format
+SCHEMA_VERSION: Literal[19] = 19  # the version of the JSON format
 
 
 class Part(BaseModel):
@@ -263,12 +264,12 @@ class Report(Part):
         calibration: What calibration does to the original order and to the chosen one; None where the calls brought no
             log-probabilities. With ``calibrate`` in the settings, all scores but those of the history are calibrated.
         program_calls: Program calls by what they were made for: "bootstrap" (of demos), "search", "race" of the best
-            orders, "final" comparison, "unused" (of a `log_dir`: failed, lost, or made for another course), in "total",
-            and "resumed": before, from `log_dir`.
+            orders, "final" comparison, in "total", and those of them that `log_dir` held ("resumed").
         tokens, cost: Billed tokens by model, as the provider reports them, and US dollars for them by litellm's list
             prices; None where no price is known for a model, or replies did not say how many tokens they took.
-        seconds: Wall-clock time of the compile; of the last part of it, where it was resumed.
-        stopped: Why the search ended; "interrupted", or "ended by" an exception, where the compile did.
+        seconds: Wall-clock time of the compile; if it was resumed, of the last run.
+        stopped: Why the search ended, or an exception that ended the compile, in words.
+        stop_reason: The kind of reason; exceptions are `ERROR`, but for those of Ctrl-C and SIGTERM (`INTERRUPTED`).
         settings: Everything that decides the run, the seed included.
         best_by_number: Where demos were chosen, the best arrangement found of each number of them.
         retrieval: Where demos may be found for each input, what was chosen.
@@ -297,10 +298,11 @@ class Report(Part):
     seconds: float
     errors: list[ErrorCount] = []
     stopped: str
+    stop_reason: Annotated[StopReason, PlainSerializer(lambda reason: reason.value)]
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[18] = SCHEMA_VERSION
+    schema_version: Literal[19] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None

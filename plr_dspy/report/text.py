@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from plr_dspy.report.stop import StopReason
+
 if TYPE_CHECKING:
     from plr_dspy.report.data import CalibrationEffect, Comparison, ProgramState, Report
 
@@ -14,9 +16,10 @@ ENOUGH_TO_GIVE_UP = 20  # if no score differed between orders on so many example
 ENOUGH_COMPARED = 0.8  # if both orders were scored on this share of all examples, more calls would tell little
 MANY_UNREAD = 0.1  # share of a program's replies that cannot be read, from which on a report begins with them
 FEW_EXAMPLES = 30  # with fewer, chance decides which order looks best
-BUDGET = "budget used up"  # the reason for its end that a search gives when it used all of its calls
 WRONG, FAILED = "counted as wrong", "not scored"  # outcomes of calls without a score
 EXPECTED = "expected on new examples"
+# Ends of a compile after which the same compile has no more to do.
+AS_PLANNED = (StopReason.BUDGET, StopReason.ALL_ROUNDS, StopReason.ALL_ASKED, StopReason.ONE_PROMPT)
 KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
 
 
@@ -147,13 +150,13 @@ def _cost(report: Report) -> str:
 def claims(report: Report) -> list[str]:
     """Say what was spent, what both programs come to, how sure the gain is, and how to load the result."""
     stays, effect = original_stays(report), report.calibration
-    notes = {"of them before this part": report.program_calls.get("resumed", 0)}
+    notes = {"of them from log_dir": report.program_calls.get("resumed", 0)}
     for what, outcome in (("failed", FAILED), ("with a reply that could not be read", WRONG)):
         notes[what] = sum(error.count for error in report.errors if error.outcome == outcome)
     noted = ", ".join(f"{number:,} {what}" for what, number in notes.items() if number)
     calls = f"{report.program_calls['total']:,} program calls{f' ({noted})' if noted else ''}{_cost(report)}"
     calibrated = effect is not None and effect.applied
-    ended = report.comparison is None and report.stopped.startswith(("interrupted", "ended by"))
+    ended = report.comparison is None and report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR)
     name = "best so far" if ended else "returned program, calibrated" if calibrated else "returned program"
     stopped = "as many calls as so few examples are worth" if _has_all_useful(report) else report.stopped
     header = f"{report.settings.get('method', 'PLReorder')}: {calls}, {report.seconds:.0f} s; {stopped}"
@@ -264,7 +267,9 @@ def _yardsticks(report: Report) -> list[str]:
 def _has_all_useful(report: Report) -> bool:
     """Whether so few examples have no use for a larger budget: it would be cut to the same number of calls."""
     most = report.settings.get("most_useful_calls", math.inf)
-    return report.stopped == BUDGET and bool((report.settings.get("max_metric_calls") or 0) >= most)
+    if report.comparison is None or report.stop_reason is not StopReason.BUDGET:
+        return False
+    return bool((report.settings.get("max_metric_calls") or 0) >= most)
 
 
 def _program(name: str, report: Report, *, returned: bool) -> str:
@@ -298,7 +303,7 @@ def _verdict(report: Report) -> list[str]:
     if c is None and report.evidence is not None:
         return [_stays(report), *_advice(report)]
     if c is None:
-        ended = report.stopped.startswith((BUDGET, "all "))
+        ended = report.stop_reason in AS_PLANNED
         said = f"nothing was compared with the {name}, which stays{_although_unread(report)}"
         if report.history:
             best = f"the best {what} is estimated to score {report.history[-1].best_score_so_far:.3f}"
@@ -346,7 +351,7 @@ def _advice(report: Report) -> list[str]:
             return [f"{seen}: see whether answers can be read and score, and whether the demos reach the model"]
     if not racing or evidence.num_compared >= enough or _has_all_useful(report):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
-    if report.stopped != BUDGET:
+    if report.stop_reason is not StopReason.BUDGET:
         return [f"{seen}: the search was ended early ({report.stopped})"]
     examples = " and more examples" * (usable < FEW_EXAMPLES)
     first = "see whether answers can be read, and score at all (dspy.inspect_history()); if so, "

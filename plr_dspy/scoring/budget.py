@@ -1,30 +1,26 @@
-"""The budget of a compile: what it has spent of calls, dollars and seconds, and whether another call may begin.
+"""The budget of a run: what it has spent of calls, dollars and seconds, and whether another call may begin.
 
 Dollars are by the price table that comes with litellm; nothing is downloaded.
 """
 
 import importlib.util
+import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import orjson
 
-from plr_dspy.report.text import BUDGET
-from plr_dspy.scoring.ledger import Ledger, Tokens
+from plr_dspy.report.stop import StopReason
+from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
-CALL_LIMIT, TIME_LIMIT, COST_LIMIT = BUDGET, "time limit", "cost limit"  # why a phase ended: used up, or kept
-MARGIN = 1.15  # calls to come are taken for so much dearer and slower than those made: they are of other examples
-MAX_KEPT = 0.6  # share of money and time, at most, that a phase leaves to those after it
-RECENT = 16  # calls to come may take as long as most of so many last ones did, where all took less: servers become slow
+MARGIN = 1.15  # calls to come may be so much dearer and slower than those made: they are on other examples
+MAX_KEPT = 0.6  # share of the affordable calls that a search leaves to what follows, at most
 
 # Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models".
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
@@ -33,103 +29,150 @@ UNCOUNTED = "replies_without_usage"  # kind, beside those of tokens, of replies 
 
 @dataclass(kw_only=True)
 class Budget:
-    """What a compile may spend. Threads may share it.
+    """What a run may spend. Threads may share it.
 
-    No call begins past a limit, of which the money counts with what the calls under way and this one may cost: what the
-    dearest one so far did, or before one was made, what is expected; as long as that is not known, calls begin. Each
-    phase may use money and time up to a share, and leaves time to some calls after it, however slow they get (`allow`).
+    No call begins past a limit. Calls under way count as much as the dearest call so far. A run counts the calls and
+    dollars of its own course, whether it makes the calls or recalls them from the log. No new call begins that takes
+    the dollars of all runs of the log past `max_cost`, though.
+
+    A search leaves calls for what follows it (`keep`). What these will take is the mean of the calls so far.
     """
 
-    ledger: Ledger = field(default_factory=Ledger, kw_only=False)  # counts the calls, those of an earlier part included
+    log: RunLog = field(default_factory=RunLog, kw_only=False)
     max_calls: int = sys.maxsize
     max_cost: float | None = None  # in dollars
     max_seconds: float | None = None
-    planned: int = sys.maxsize  # program calls that the compile itself may ask for, whatever others paid for before
     started: float | None = None  # when the time began, by `time.monotonic`; None for now
-    expected: float | None = None  # dollars for a call, as long as none was made; None where nobody knows
+    expected_cost: float | None = None  # dollars for a call, until one was made; None if nobody knows
 
     def __post_init__(self) -> None:
-        self.cost = 0.0  # dollars spent, those of the earlier parts included
-        self.refused = ""  # the limit that the phase under way has met
-        self._started = time.monotonic() if self.started is None else self.started
-        self._share, self._kept = 1.0, 0
+        self.refused: StopReason | None = None  # the limit that the last call met which could not begin
+        self.share = 1.0  # of money and time that may be used for now
         self.unpriced = ""  # the first model whose price, or whose tokens in a call, nobody knows
+        self.cost = 0.0  # of the calls of this run
+        self._cost_of_log = 0.0  # of all calls, those of earlier runs included
+        self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
-        self.expect(self.expected)
-        self._under_way, self._most_under_way = len(self.ledger.paid), 0
-        for tokens in self.ledger.paid:
-            self.end(tokens)
+        self._num_under_way = 0
+        self._num_made = 0
+        self.keep(0)
+        self.expect(self.expected_cost)
+        for tokens in self.log.tokens_before:
+            self._cost_of_log += self._price(tokens)
 
-    def expect(self, dollars: float | None) -> None:
-        """Take the calls to come for others than those made, such as a teacher's were, of which so much is expected."""
-        self.expected, self._before = dollars, (len(self.ledger.paid), now := time.monotonic())
-        self._ended = deque([now], RECENT + 1)  # when the last calls did
-        self._num_paid = 0  # without free calls, from a cache or failed, which tell nothing of those to come
-        self._paid = 0.0
-        self.dearest = dollars or 0.0  # that a call may cost; 0 where nobody knows
-        self.needs_one = self.max_cost is not None  # a call is made alone, to tell what those beside it may cost
+    def expect(self, cost: float | None) -> None:
+        """Forget what calls took so far, since other calls follow, such as a student's after a teacher's."""
+        self.expected_cost = cost
+        self.dearest = cost or 0.0  # that a call may cost; 0 if nobody knows
+        self.needs_one = self.max_cost is not None  # whether a call must run alone, to tell what the others may cost
+        self._cost_of_paid = 0.0
+        self._num_paid = 0  # without free calls, such as cached and failed ones, which tell nothing of those to come
+        self._num_timed = 0
+        self._timed_from = time.monotonic()
 
-    def allow(self, share: float, *, kept: int = 0) -> None:
-        """Begin a phase, which may use money and time up to this share of all, and leaves time to so many calls."""
-        self._share, self._kept, self.refused = share, kept, ""
+    def keep(self, calls: int, *, planned: int = 0, least: int = 0) -> None:
+        """Leave money and time to these calls from now on.
+
+        If money or time pay for fewer than the `planned` calls of the run, fewer are kept in proportion, but at least
+        as many as `least`.
+        """
+        self._kept = calls
+        self._planned = planned
+        self._least_kept = least
+        self.refused = None
+
+    def recall(self, key: CallKey) -> bool:
+        """Take a call from the log if it holds it, which costs nothing again."""
+        call = self.log.recall(key)
+        if call is not None:
+            self._count(self._price(call.tokens))
+            self.needs_one = self.needs_one and not call.tokens
+        return call is not None
 
     def begin(self) -> bool:
-        """Set a call, and its time and money, aside, or say that there is none; `end` ends the call."""
+        """Reserve the money of a call that begins; return False if no limit leaves room for it."""
         with self._lock:
-            if self.max_cost is not None and (
-                self.unpriced or self.cost + (self._under_way + 1) * self.dearest > self._share * self.max_cost
-            ):
-                self.refused = COST_LIMIT
-            elif (seconds := self.max_seconds) is not None and time.monotonic() - self._started >= min(
-                self._share * seconds, seconds - min(self._kept * MARGIN * self._recent, MAX_KEPT * seconds)
-            ):
-                self.refused = TIME_LIMIT
-            elif len(self.ledger.paid) + self._under_way >= self.max_calls:
-                self.refused = CALL_LIMIT
-            else:
-                self._under_way += 1
-                self._most_under_way = max(self._most_under_way, self._under_way)
-                return True
-            return False
+            self.refused = self._limit_met()
+            if self.refused is not None:
+                return False
+            self._num_under_way += 1
+            return True
 
     def end(self, tokens: Tokens) -> None:
         """Pay for a call that has ended; one that was not made after all has no tokens."""
         with self._lock:
-            self._ended.append(time.monotonic())
-            self._under_way -= 1
+            self._num_under_way -= 1
+            self._num_made += 1
+            self._num_timed += 1
             self.needs_one = self.needs_one and not tokens
-            cost = 0.0 if self.max_cost is None else cost_of(tokens)
-            if cost is None:
-                model = next(each for each in tokens if cost_of({each: tokens[each]}) is None)
-                lacking = "the number of tokens in each reply of" if price_of(model) else "a price for"
-                self.unpriced = self.unpriced or f"{lacking} {model}"
-            elif cost > 0:
-                self.dearest = max(cost, self.dearest) if self._num_paid else cost
-                self.cost += cost
-                self._paid += cost
-                self._num_paid += 1
+            cost = self._price(tokens)
+            self._cost_of_log += cost
+            self._count(cost)
 
     @property
     def calls_left(self) -> int:
-        """Further calls that the scarcest of the limits pays for, at the price and the pace of those made."""
-        num_made, now = len(self.ledger.paid), time.monotonic()
-        left: list[float] = [max(0, self.max_calls - num_made)]
-        mean = self._paid / self._num_paid if self._num_paid else self.expected
-        if self.max_cost is not None and mean:
-            left.append((self.max_cost - self.cost - self.dearest) / (MARGIN * mean))
-        made, taken = num_made - self._before[0], now - self._before[1]
-        if self.max_seconds is not None and made:
-            pace = MARGIN * max(taken / made, self._recent, 1e-9)
-            # Of calls under way together all but one may end later.
-            left.append((self._started + self.max_seconds - now) / pace + max(0, self._most_under_way - 1))
-        return max(0, int(min(left)))
+        """Further calls that the scarcest limit pays for, at the mean cost and pace of those made."""
+        # A run that has only recalled calls plans as the run that made them.
+        spent = self._cost_of_log if self._num_made else self.cost
+        calls = self.max_calls - self.log.num_calls
+        return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
 
-    @property
-    def _recent(self) -> float:
-        """Seconds between two ends of the last calls, the median: one that stalls is none of those to come. 0 where
-        there were few, or several at once."""
-        gaps = [after - before for before, after in pairwise(self._ended)]
-        return median(gaps) if len(gaps) == RECENT else 0.0
+    def _limit_met(self) -> StopReason | None:
+        """Return the limit that the next call would pass, or that leaves no more than the calls to keep."""
+        if self.log.num_calls + self._num_under_way >= self.max_calls:
+            return StopReason.BUDGET
+        if self.max_cost is not None:
+            reserved = self._cost_of_log + (self._num_under_way + 1) * self.dearest
+            left = self._calls_for_money(reserved)
+            if self.unpriced or reserved > self.share * self.max_cost or self._keeps(left):
+                return StopReason.COST
+        if self.max_seconds is not None:
+            has_ended = time.monotonic() - self._started >= self.share * self.max_seconds
+            if has_ended or self._keeps(self._calls_for_time()):
+                return StopReason.TIME
+        return None
+
+    def _keeps(self, left: float) -> bool:
+        """Return whether one call more would leave fewer calls than are to be kept."""
+        if not self._kept or math.isinf(left):
+            return False
+        affordable = left + self.log.num_calls
+        kept: float = self._kept
+        if self._planned:
+            kept = min(kept, kept * affordable / self._planned)
+        kept = max(kept, self._least_kept)
+        return left < 1.0 + min(kept, MAX_KEPT * affordable)
+
+    def _calls_for_money(self, spent: float) -> float:
+        mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost
+        if self.max_cost is None or not mean:
+            return math.inf
+        return (self.max_cost - spent) / (MARGIN * mean)
+
+    def _calls_for_time(self) -> float:
+        if self.max_seconds is None or not self._num_timed:
+            return math.inf
+        now = time.monotonic()
+        mean = max(now - self._timed_from, 1e-9) / self._num_timed
+        return (self._started + self.max_seconds - now) / (MARGIN * mean)
+
+    def _count(self, cost: float) -> None:
+        self.cost += cost
+        if cost > 0:
+            self.dearest = max(cost, self.dearest) if self._num_paid else cost
+            self._cost_of_paid += cost
+            self._num_paid += 1
+
+    def _price(self, tokens: Tokens) -> float:
+        """Return the dollars for a call; if a price is not known, note which."""
+        if self.max_cost is None:
+            return 0.0
+        cost = cost_of(tokens)
+        if cost is None:
+            model = next(model for model in tokens if cost_of({model: tokens[model]}) is None)
+            lacking = "the number of tokens in each reply of" if price_of(model) else "a price for"
+            self.unpriced = self.unpriced or f"{lacking} {model}"
+        return cost or 0.0
 
 
 def price_of(model: str) -> dict[str, float] | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.influence import Influence
-from plr_dspy.scoring.ledger import FAILED, Cell, CellKey, Ledger
+from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
 from plr_dspy.search.space import Ordering, is_rule
 
 logger = logging.getLogger(__name__)
@@ -22,15 +22,15 @@ Wanted = dict[Ordering, list[int]]  # orderings with the examples that each is t
 
 
 class Payer(Protocol):
-    """Makes program calls: the budget lets them begin, and the ledger gets the cell of each when it has ended."""
+    """Makes program calls: the budget lets them begin, and the log gets the cell of each when it has ended."""
 
-    ledger: Ledger
+    log: RunLog
     budget: Budget
 
     def fingerprint(self, ordering: Ordering, example: int | None) -> str:
         """What identifies the prompt that the ordering renders to; of a rule, on an example."""
 
-    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+    def pay(self, cells: Mapping[CallKey, Ordering | None]) -> None:
         """Make the calls of these cells, none of which has been paid, as long as the budget lets them begin."""
 
 
@@ -42,8 +42,8 @@ class NothingRan(RuntimeError):
 class CellScorer:
     """Scores orderings; no call that has ended with an answer is made twice for a cell (prompt and example).
 
-    A cell counts for the phase that asks for it first, whether it is paid for then or was by an earlier part of the
-    compile: so a compile that goes on from a ledger takes the course that it would have taken without a stop.
+    A call counts for the phase that asks for it first. Calls that the log holds are taken from there, and count alike:
+    so a run that goes on from a log takes the course that it would have taken without a stop.
     """
 
     payer: Payer
@@ -51,12 +51,12 @@ class CellScorer:
     influence: Influence | None = field(default=None, kw_only=True)  # scores outputs, where the metric is over a set
 
     def __post_init__(self) -> None:
-        self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
+        self.log, self.budget, self.phase = self.payer.log, self.payer.budget, "search"
         self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
-        self._asked: dict[CellKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
+        self._asked: dict[CallKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
         self._asked_of: dict[Ordering, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
 
-    def key(self, ordering: Ordering, example: int) -> CellKey:
+    def key(self, ordering: Ordering, example: int) -> CallKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
         asked = ordering, example if is_rule(ordering) else None
         if asked not in self._fingerprints:
@@ -67,70 +67,57 @@ class CellScorer:
         """Cells that this phase was the first to ask for; without a name, all that were asked for."""
         return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
 
-    def ask_again(self, wanted: Iterable[tuple[Ordering, Iterable[int]]]) -> None:
-        """Make the calls of these that an earlier part made, and which failed for a reason outside the program.
-
-        Those that time or money no longer pay for stay as they were, since rounds were decided on them.
-        """
-        if not self.ledger.failed_outside:
-            return
-        asked = {self.key(ordering, example): ordering for ordering, examples in wanted for example in examples}
-        again = {key: ordering for key, ordering in asked.items() if self.ledger.is_asked_again(key)}
-        if again:
-            self.payer.pay(again)
-            self.ledger.keep_failed(again)
-
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """The first of these orderings that the budget pays for on these examples, with so many calls kept for what
-        follows."""
-        most, new, unpaid, found = self.budget.max_calls, set[CellKey](), set[CellKey](), Wanted()
-        for ordering, examples in wanted.items():
-            keys = {self.key(ordering, example) for example in examples}
-            new |= keys - self._asked.keys()
-            unpaid |= keys - self.ledger.cells.keys()
-            within_plan = not new or self.num_cells() + len(new) + kept <= min(most, self.budget.planned)
-            if not within_plan or (unpaid and len(self.ledger.paid) + len(unpaid) + kept > most):
-                break
-            found[ordering] = examples
-        return found
+        """Return the first of these orderings that the budget has calls for on these examples, apart from those kept.
 
-    def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+        Calls that the log holds count, as those of this run.
+        """
+        new: set[CallKey] = set()
+        affordable: Wanted = {}
+        for ordering, examples in wanted.items():
+            new |= {self.key(ordering, example) for example in examples} - self.log.records.keys()
+            if new and self.log.num_calls + len(new) + kept > self.budget.max_calls:
+                break
+            affordable[ordering] = examples
+        return affordable
+
+    def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, CallRecord]]:
         """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
 
-        Cells that are known cost nothing. A RuntimeError where others would exceed the budget's calls; exceptions of
+        Cells that are known cost nothing. A RuntimeError where new ones would exceed the budget's calls; exceptions of
         the program or the metric come as the payer lets them out.
         """
-        asked: dict[CellKey, Ordering] = {}
+        asked: dict[CallKey, Ordering] = {}
         for ordering, examples in wanted.items():
             self._asked_of.setdefault(ordering, {}).update(dict.fromkeys(examples))
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
-        unpaid = {key: ordering for key, ordering in asked.items() if key not in self.ledger.cells}
-        if unpaid and len(self.ledger.paid) + len(unpaid) > (limit := self.budget.max_calls):
-            cure = ": raise it, or pass another log_dir" if self.ledger.num_resumed else ""
+        new = {key: ordering for key, ordering in asked.items() if key not in self.log.records}
+        if new and self.log.num_calls + len(new) > self.budget.max_calls:
             raise RuntimeError(
-                f"{len(unpaid)} program calls more would exceed max_metric_calls={limit} "
-                f"({len(self.ledger.paid)} made){cure}"
+                f"{len(new)} program calls more would exceed max_metric_calls={self.budget.max_calls} "
+                f"({self.log.num_calls} made)"
             )
+        unpaid = {key: ordering for key, ordering in new.items() if not self.budget.recall(key)}
         try:
             if unpaid:
                 self.payer.pay(unpaid)
         finally:  # calls that were not made, for want of time or money, count for no phase
-            paid = [key for key in asked if key in self.ledger.cells]
+            paid = [key for key in asked if key in self.log.records]
             self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
         known = self.known_cells(wanted)
         whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
         return {ordering: known[ordering] for ordering in whole}
 
-    def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+    def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, CallRecord]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
-        cells = self.ledger.cells
+        cells = self.log.records
         return {
             ordering: {e: self._read(e, cells[key]) for e in examples if (key := self.key(ordering, e)) in cells}
             for ordering, examples in wanted.items()
         }
 
-    def _read(self, example: int, cell: Cell) -> Cell:
+    def _read(self, example: int, cell: CallRecord) -> CallRecord:
         """A cell with its score, which of a metric over a set depends on the reference."""
         if self.influence is None or cell.outcome == FAILED:
             return cell
@@ -158,14 +145,14 @@ class CellScorer:
             answered += self.outputs(ordering, labels).items()
         self.influence.refer(answered)
 
-    def cells_of(self, ordering: Ordering) -> dict[int, Cell]:
-        """The paid cells of an ordering that were asked for, by example, as the ledger has them."""
+    def cells_of(self, ordering: Ordering) -> dict[int, CallRecord]:
+        """The paid cells of an ordering that were asked for, by example, as the log has them."""
         keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
-        return {e: self.ledger.cells[key] for e, key in keys.items() if key in self.ledger.cells}
+        return {e: self.log.records[key] for e, key in keys.items() if key in self.log.records}
 
-    def cells_asked(self) -> dict[CellKey, Cell]:
+    def cells_asked(self) -> dict[CallKey, CallRecord]:
         """The paid cells that were asked for, by prompt and example."""
-        return {key: self.ledger.cells[key] for key in self._asked if key in self.ledger.cells}
+        return {key: self.log.records[key] for key in self._asked if key in self.log.records}
 
     def table(
         self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
@@ -189,9 +176,9 @@ class CellScorer:
                     rows[favoured][column] = max(row[column] for row in rows)
         return ran, rows
 
-    def nothing_ran(self, cells: Sequence[Cell]) -> NothingRan:
-        """The error that ends a compile whose calls all failed; they may be made again by a later part."""
-        self.ledger.retry()
+    def nothing_ran(self, cells: Sequence[CallRecord]) -> NothingRan:
+        """Return the error that ends a compile whose calls all failed; the next run makes them again."""
+        self.log.repeat_failed()
         failed = [cell for cell in cells if cell.outcome == FAILED]
         cure = cure_of((cell.error for cell in failed), otherwise="see that the program runs and its model answers")
         told = f"{failed[0].error}: {failed[0].message}"
@@ -268,7 +255,7 @@ class StagedScores:
         tried = {example for cells in rows.values() for example in cells}
         num_lost = len(tried - _ran(rows.values()))
         if not self.asked and 2 * num_lost > len(tried):
-            self.scorer.ledger.retry()
+            self.scorer.log.repeat_failed()
             told = f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order"
             errors = [cell.error for cell in new if cell.outcome == FAILED]
             if (cause := main_cause(errors)) is not None:
@@ -306,6 +293,6 @@ class StagedScores:
         return found
 
 
-def _ran(rows: Iterable[Mapping[int, Cell]]) -> set[int]:
+def _ran(rows: Iterable[Mapping[int, CallRecord]]) -> set[int]:
     """The examples with a call that ended with an answer."""
     return {example for cells in rows for example, cell in cells.items() if cell.outcome != FAILED}

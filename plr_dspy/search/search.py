@@ -11,6 +11,7 @@ import torch
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
 from plr_dspy.report.data import Iteration
+from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
@@ -328,14 +329,16 @@ class ThompsonSearch(Search):
         return [ordering for ordering in found if ordering not in self._counts]
 
 
-def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> str:
-    """Why the user's arguments end a search after these rounds; empty where they do not."""
+def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> Stop | None:
+    """Return why the user's arguments end a search after these rounds; None if they do not."""
     if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
-        return f"stop_at_score={stop_at_score:g} reached"
+        return Stop(StopReason.STOP_AT_SCORE, f"stop_at_score={stop_at_score:g} reached")
     if patience is None or len(history) <= patience:
-        return ""
+        return None
     best = {iteration.best_ordering for iteration in history[-1 - patience :]}
-    return f"patience={patience}: no better order" if len(best) == 1 else ""
+    if len(best) > 1:
+        return None
+    return Stop(StopReason.PATIENCE, f"patience={patience}: no better order")
 
 
 def check_whole(name: str, value: object, least: int) -> None:

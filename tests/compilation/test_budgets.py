@@ -5,7 +5,7 @@ import pytest
 from fakes import engine_for, exact_match, lm_of, questions, student
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.phases import MIN_COMPARED
+from plr_dspy.compilation.run import MIN_COMPARED
 
 EXAMPLES = questions(60)
 
@@ -50,7 +50,7 @@ class TestTime:
         (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
         assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
 
-    @pytest.mark.parametrize(("limit", "slow", "times", "left"), [(800, 700, 2, 3), (700, 660, 3, 2), (450, 420, 4, 2)])
+    @pytest.mark.parametrize(("limit", "slow", "times", "left"), [(800, 700, 2, 2), (700, 660, 3, 2), (450, 420, 4, 2)])
     def test_calls_that_become_slow_leave_less_to_compare(self, clock, monkeypatch, caplog, limit, slow, times, left):
         now = lambda: float(clock.num_calls + (times - 1) * max(0, clock.num_calls - slow))  # noqa: E731
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", now)

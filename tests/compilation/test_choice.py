@@ -10,8 +10,8 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence, judge
-from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import make_plan
+from plr_dspy.compilation.run import CompileRun
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
@@ -31,7 +31,7 @@ def compiled_by_the_paper(scores, **options):
     plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
-    return search, Compilation(search, CellScorer(payer), **options).run()
+    return search, CompileRun(search, CellScorer(payer), **options).run()
 
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan, make_plan
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.compilation.race import run_race
+from plr_dspy.compilation.run import CompileRun
+from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.search import ThompsonSearch
 
 
@@ -30,9 +31,12 @@ class Raced:
         sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
         self.plan = Plan(racing=True, original_share=original_share, **sizes)
         model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
-        search = SimpleNamespace(model=model)
-        self.compilation = Compilation(search, self.scorer, plan=self.plan, num_train=num_train, original=original)
-        self.staged = self.compilation.staged
+        self.search = SimpleNamespace(model=model)
+        self.original = original
+        num_more = self.plan.num_more_examples
+        self.staged = StagedScores(
+            self.scorer, num_train=num_train, num_first=num_first, num_more=num_more, favoured=original
+        )
         self.score([*searched, original])
         self.heats = []
 
@@ -47,8 +51,15 @@ class Raced:
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, **options):
-        self.compilation.plan = replace(self.plan, num_best_seen=num_winners)
-        return self.compilation.race(entrants, num_calls, **options)
+        return run_race(
+            entrants,
+            original=self.original,
+            staged=self.staged,
+            estimate=lambda: dict(self.search.model.fit(self.staged.scores()).estimates()),
+            plan=replace(self.plan, num_best_seen=num_winners),
+            num_calls=num_calls,
+            **options,
+        )
 
 
 class TestRace:
@@ -152,7 +163,7 @@ class TestCompilation:
         payer.budget.max_calls = num_calls
         plan = make_plan("light", max_metric_calls=num_calls, num_train=30, num_selection=10, num_distinct=24)
         search = ThompsonSearch(OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0)
-        found = Compilation(search, scorer, plan=plan, num_train=30, original=original).run()
+        found = CompileRun(search, scorer, plan=plan, num_train=30, original=original).run()
         scored = {}
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)

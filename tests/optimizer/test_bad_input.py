@@ -209,7 +209,7 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
 
 def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "cells.jsonl").mkdir()
+    (tmp_path / "calls.jsonl").mkdir()
     for folder in (tmp_path / "file", "a\0b", tmp_path):
         with pytest.raises(ValueError, match="log_dir must be a folder"):
             optimizer(log_dir=folder).compile(student(), trainset=EXAMPLES)

@@ -150,16 +150,8 @@ class TestCompleted:
                 assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
         assert found(reports[0]) == found(reports[1]) == found(reports[2])
 
-    def test_without_time_to_make_them_again_they_stay_as_they_were(self, tmp_path, error, kind):
-        with using(Limited(error)) as engine:
-            first = chosen(tmp_path, kind, max_errors=1_000)
-            num_calls = engine.num_calls
-            second = chosen(tmp_path, kind, max_errors=1_000, max_seconds=1e-6)
-        assert engine.num_calls == num_calls
-        assert [round_.best_ordering for round_ in second.history] == [round_.best_ordering for round_ in first.history]
-
     def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
-        """Also if that run is killed, and another one ends it; no run makes more calls than it may."""
+        """Also if that run is interrupted, and another one ends it; no run makes more calls than it may."""
         with using(Limited(error)) as engine:
             chosen(tmp_path, kind, max_errors=1_000)
             num_failed = len(engine.failed)
@@ -171,22 +163,10 @@ class TestCompleted:
             assert not report.errors
             assert report.comparison is not None
             assert report.program_calls["total"] <= 150
-            answered = engine.num_calls - num_failed - 1
-            assert report.program_calls["total"] == answered
+            num_calls = engine.num_calls
             again = chosen(tmp_path, kind)
-            assert engine.num_calls == answered + num_failed + 1
+            assert engine.num_calls == num_calls
         assert found(report) == found(again)
-
-
-def test_where_other_seeds_have_left_no_calls_the_result_stays_as_it_was(tmp_path):
-    with using(Limited(lm15.ContextLengthError)) as engine:
-        whole = chosen(tmp_path)
-        chosen(tmp_path, seed=1)
-        num_calls = engine.num_calls
-        again = chosen(tmp_path)
-    assert engine.num_calls - num_calls < len(engine.failed)
-    assert again.slots == whole.slots
-    assert again.comparison == whole.comparison
 
 
 def test_a_failure_of_the_metric_stays(tmp_path, caplog):

@@ -14,7 +14,7 @@ from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored,
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.scoring.ledger import Ledger, error_counts
+from plr_dspy.scoring.run_log import RunLog, error_counts
 from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(40)
@@ -26,13 +26,13 @@ def scorer(program=None, *, metric=exact_match, **options):
     """The scorer of a program with three demos, on "question 10" and those that follow."""
     program = program or student(3)
     work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
-    if "ledger" in options:
-        options["ledger"].number_examples(NAMES)
+    if "log" in options:
+        options["log"].number_examples(NAMES)
     return CellScorer(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
 
 
 def errors_of(cells):
-    return error_counts(cells.ledger.cells.items(), NAMES)
+    return error_counts(cells.log.records.items(), NAMES)
 
 
 class TestCells:
@@ -47,9 +47,9 @@ class TestCells:
         first, second, again = scored(cells, [IDENTITY, REVERSED, IDENTITY], range(5))
         assert first == again != second
         scored(cells, [REVERSED], range(8))
-        assert len(cells.ledger.paid) == engine.num_calls == 13
+        assert len(cells.log.tokens) == engine.num_calls == 13
         assert set(engine.requests.values()) == {1}
-        paid = [tokens["fake/order-sensitive"]["completion_tokens"] for tokens in cells.ledger.paid]
+        paid = [tokens["fake/order-sensitive"]["completion_tokens"] for tokens in cells.log.tokens]
         assert paid == [5] * 13
         with pytest.raises(RuntimeError, match="max_metric_calls=13"):
             scored(cells, [IDENTITY], range(8))
@@ -114,7 +114,7 @@ class TestErrors:
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
-        assert len(cells.ledger.paid) == 12
+        assert len(cells.log.tokens) == 12
         assert cells.table([IDENTITY, REVERSED], range(6), favoured=0) == (list(range(6)), [[1.0] * 6] * 2)
 
     def test_an_unparsable_answer_is_as_bad_as_the_worst_and_no_worse_for_other_examples(self):
@@ -177,12 +177,12 @@ class TestErrors:
                 raise RuntimeError("no")
 
         metric = failing({12: ValueError("unknown label \ud83d"), 13: Mute()})
-        cells = scorer(metric=metric, ledger=Ledger(tmp_path / "cells.jsonl"))
+        cells = scorer(metric=metric, log=RunLog(tmp_path / "calls.jsonl"))
         scored(cells, [IDENTITY], range(6))
         messages = {error.type: error.message for error in errors_of(cells)}
         assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
         assert "cannot be read" in messages["Mute"]
-        cells.ledger.close()
+        cells.log.close()
 
     def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):
         class Judging:

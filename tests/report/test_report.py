@@ -14,6 +14,7 @@ from fakes import digest, engine_for, exact_match, fake_lm, interrupt, lm_of, qu
 from plr_dspy import PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
 from plr_dspy.report.data import Alternative, CalibrationEffect, Evidence, Signal
+from plr_dspy.report.stop import StopReason
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EXAMPLES = questions(120)
@@ -123,13 +124,13 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 18}',
-            chosen.model_dump_json().replace('"schema_version":18', '"schema_version":17'),
+            '{"schema_version": 19}',
+            chosen.model_dump_json().replace('"schema_version":19', '"schema_version":18'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 18") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 19") as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 18): pass a file" in str(caught.value)
+        assert "schema_version: Input should be 19): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -178,6 +179,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
         "program_calls": {"total": 100},
         "seconds": 1.0,
         "stopped": "budget used up",
+        "stop_reason": "budget used up",
         "plr_dspy_version": "0",
         "dspy_version": "0",
         "settings": {"num_train": num_usable - 8, "num_selection": 8, "racing": True},
@@ -338,7 +340,12 @@ class TestText:
             (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
             (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
-            (40, (40, 9, 4), {"stopped": "patience=1"}, "the search was ended early (patience=1)"),
+            (
+                40,
+                (40, 9, 4),
+                {"stopped": "patience=1", "stop_reason": StopReason.PATIENCE},
+                "the search was ended early (patience=1)",
+            ),
             (40, (40, 9, 4), {"settings": {"racing": False}}, "on 4 of 8 examples: only further examples"),
             (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "on 4 of 40 examples: only further"),
             (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "on 4 of 40 examples: a larger budget"),
@@ -410,10 +417,10 @@ class TestOdd:
             report.plot()
 
 
-@pytest.mark.parametrize("stopped", ["interrupted", "ended by ValueError", "budget used up, nothing compared"])
-def test_what_was_not_compared_is_not_called_more_than_it_is(stopped):
-    interrupted = stopped != "budget used up, nothing compared"
-    text = str(by_hand(comparison=None, candidates=[], stopped=stopped))
+@pytest.mark.parametrize("reason", [StopReason.INTERRUPTED, StopReason.ERROR, StopReason.BUDGET])
+def test_what_was_not_compared_is_not_called_more_than_it_is(reason):
+    interrupted = reason is not StopReason.BUDGET
+    text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
     assert ("best so far: 2 demos" in text) == interrupted
     assert "nothing was compared with the original order" in text
     assert ("with log_dir, the same compile goes on from here" in text) == interrupted

@@ -96,7 +96,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
     assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
-    (first,) = [line for line in lines if " INFO plr_dspy.compilation.phases: round 1:" in line]
+    (first,) = [line for line in lines if " INFO plr_dspy.compilation.run: round 1:" in line]
     assert first.startswith("20")
 
 
@@ -105,7 +105,7 @@ def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
     assert terminal() == ""
     compiled(display_progress=False, num_demos=1)
     (line,) = terminal().splitlines()
-    assert " WARNING plr_dspy.compilation.phases: all choices of demos and order give the same prompt" in line
+    assert " WARNING plr_dspy.compilation.run: all choices of demos and order give the same prompt" in line
     dspy.disable_logging()
     try:
         compiled(display_progress=False, num_demos=1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
-from plr_dspy.scoring.ledger import Cell
+from plr_dspy.scoring.run_log import CallRecord, RunLog
 from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 
 
@@ -56,11 +56,11 @@ class TestExamples:
             def pay(self, cells):
                 asked.update(cells)
                 for key in cells:
-                    self.ledger.add(key, Cell(1.0), {})
+                    self.log.add(key, CallRecord(1.0), {})
 
         asked, payer = {}, Payer(table())
         cells = CellScorer(payer).cells({first: [0, 1, 2], second: [0, 1, 2]})
-        assert [len(row) for row in cells.values()] == [3, 3] and len(payer.ledger.cells) == 5
+        assert [len(row) for row in cells.values()] == [3, 3] and len(payer.log.records) == 5
         assert asked[("a", 0)] == first and asked[("a", 1)] == second
 
     @settings(deadline=None, max_examples=30)
@@ -167,12 +167,11 @@ def test_what_was_scored_whole_of_a_round_that_an_interrupt_ended(num_first):
 
 
 class TestBudgets:
-    """Which orderings a budget pays for; what is known costs nothing, and what an earlier part paid for counts."""
+    """Which orderings a budget pays for; what is known costs nothing, and what the log holds counts as if it did."""
 
-    def scorer(self, *, max_calls, paid=0):
-        payer = TablePayer(table())
+    def scorer(self, *, max_calls, log=None):
+        payer = TablePayer(table(), log)
         payer.budget.max_calls = max_calls
-        payer.pay([("0", example) for example in range(paid)])
         return CellScorer(payer)
 
     @pytest.mark.parametrize(
@@ -184,17 +183,22 @@ class TestBudgets:
         assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
         assert len(scorer.cells(scorer.affordable(wanted, kept=kept))) == count
 
-    def test_cells_that_were_paid_before_count_for_the_phase_that_asks_for_them(self):
-        """So a compile that goes on ends a phase where it would have ended it in one go."""
-        scorer = self.scorer(max_calls=12, paid=8)
-        assert (scorer.num_cells(), len(scorer.ledger.paid)) == (0, 8)
+    def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
+        """So a run that goes on ends a phase where it would have ended it in one go."""
+        log = RunLog(tmp_path / "calls.jsonl")
+        TablePayer(table(), log).pay([("0", example) for example in range(8)])
+        log.close()
+        scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
+        assert (scorer.num_cells(), scorer.log.num_calls) == (0, 0)
         assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
         assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
         assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
         scorer.cells({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
         scorer.cells({ORDERINGS[0]: range(10)})
-        assert (scorer.num_cells("search"), scorer.num_cells("race"), len(scorer.ledger.paid)) == (8, 2, 10)
+        assert (scorer.num_cells("search"), scorer.num_cells("race"), scorer.log.num_recalled) == (8, 2, 8)
+        assert scorer.payer.paid == [(0, 8), (0, 9)]
         assert scorer.affordable({ORDERINGS[0]: range(12)})
         assert not scorer.affordable({ORDERINGS[0]: range(13)})
         assert ORDERINGS[1] not in scorer.affordable({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})
+        scorer.log.close()

@@ -9,8 +9,8 @@ from fakes import FIELD, OrderSensitiveEngine, Program, digest, engine_for, exac
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.phases import FirstSigns
-from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
+from plr_dspy.compilation.futility import FutilityCheck
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(120)
@@ -37,21 +37,21 @@ def test_answers_that_cannot_be_parsed_are_warned_of_where_they_are_most(caplog)
 class TestEnough:
     """How much it takes to say so, by cells made by hand."""
 
-    def said(self, cells, *, num_train=1_000):
+    def said(self, cells, *, num_train=1_000, **options):
         payer = TablePayer(None)
         for key, score in cells.items():
-            payer.ledger.add(key, score if isinstance(score, Cell) else Cell(score), {})
-        return FirstSigns(CellScorer(payer, bootstrapped=cells), num_train).check()
+            payer.log.add(key, score if isinstance(score, CallRecord) else CallRecord(score), {})
+        return FutilityCheck(CellScorer(payer, bootstrapped=cells), num_train, **options).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_scores(self, number, said):
-        failed = {("order", number): Cell(None, FAILED)}  # which says nothing of scores
+        failed = {("order", number): CallRecord(None, FAILED)}  # which says nothing of scores
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
     def test_answers_without_scores(self):
         """Of a function over a set, where the model answers the frequent label to 200 examples."""
-        alike = {("order", example): Cell(0.0, value={"label": "no"}) for example in range(200)}
-        assert self.said({**alike, ("other", 0): Cell(0.0, value={"label": "no"})}) == ""
+        alike = {("order", example): CallRecord(0.0, value={"label": "no"}) for example in range(200)}
+        assert self.said({**alike, ("other", 0): CallRecord(0.0, value={"label": "no"})}, has_scores=False) == ""
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
@@ -64,7 +64,7 @@ class TestEnough:
 
     def test_answers_that_cannot_be_read(self):
         """That one of an order could be read may be chance; those whose labels were read are none of them."""
-        unread = {(f"order {i}", example): Cell(None, WRONG) for i in range(4) for example in range(10)}
+        unread = {(f"order {i}", example): CallRecord(None, WRONG) for i in range(4) for example in range(10)}
         with pytest.raises(RuntimeError, match="40 of 41 answers could not be parsed"):
             self.said({**unread, ("good", 0): 1.0})
         assert self.said({**unread, ("good", 0): 1.0, ("good", 1): 0.0}) == ""

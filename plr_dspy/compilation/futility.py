@@ -1,0 +1,90 @@
+"""Ends a search that can find nothing, before its budget does."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from plr_dspy.scoring.causes import cause_of, main_cause
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
+from plr_dspy.scoring.scorer import CellScorer
+
+logger = logging.getLogger(__name__)
+
+ENOUGH_ANSWERS = 20  # answers from which on most of them say something
+FIRST_ANSWERS = 10  # answers that are enough if hardly any can be read, which are made before all others
+UNPARSED = 0.9  # share of answers that could not be parsed to stop at
+MOSTLY_UNPARSED = 0.5  # the same to warn of
+ENOUGH_SCORES = 60  # scores, all of them the same, that say there is nothing to find
+ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair alike, that say so too
+
+
+@dataclass
+class FutilityCheck:
+    """Tells whether the calls so far show that no search can find anything."""
+
+    scorer: CellScorer  # makes the calls
+    num_train: int  # only calls on this many first examples count
+    sample: Callable[[], str] = str  # returns one of the program's answers, for messages
+    compares: bool = True  # whether scores or answers that are all the same show that there is nothing to find
+    has_scores: bool = True  # whether the score of a single answer means something
+    advice: str = "try another adapter"  # what to do if replies cannot be read
+    warned: bool = False  # that many answers could not be parsed
+
+    def check(self) -> str:
+        """Return why more calls would find nothing, or an empty string.
+
+        Raises:
+            RuntimeError: If hardly any answer can be parsed.
+        """
+        by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
+        by_example: dict[int, list[CallRecord]] = defaultdict(list)
+        for (prompt, example), record in self.scorer.cells_asked().items():
+            if example < self.num_train and record.outcome != FAILED:
+                by_prompt[prompt].append(record)
+                by_example[example].append(record)
+        self._check_parsed(list(by_prompt.values()))
+        reason = self._find_no_difference(list(by_example.values())) if self.compares else ""
+        if reason:
+            logger.warning(
+                "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
+                "fields, and that the demos reach the model. One answer: %s",
+                reason,
+                self.sample() or "not known",
+            )
+        return reason
+
+    def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
+        """Warn if many answers cannot be parsed, and raise if hardly any can; records come by prompt."""
+        records = [record for of_prompt in prompts for record in of_prompt]
+        unparsed = [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
+        if len(records) < FIRST_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(records):
+            return
+        message = self._describe_unparsed(unparsed, len(records))
+        is_readable = any(len(row) > 1 and not any(record.outcome for record in row) for row in prompts)
+        if len(unparsed) >= UNPARSED * len(records) and not is_readable:
+            raise RuntimeError(message)
+        if len(records) >= ENOUGH_ANSWERS and not self.warned:
+            logger.warning("%s", message)
+            self.warned = True
+
+    def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
+        """Return that no score differs, if that is so; records come by example."""
+        scores = [record.score or 0.0 for of_example in examples for record in of_example]
+        if self.has_scores and len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+            return f"every score was {scores[0]:g} in {len(scores)} calls"
+        # What a metric over a set reads beside scores tells answers apart, too.
+        distinct = [{(record.score or 0.0, repr(record.value)) for record in of_example} for of_example in examples]
+        num_pairs = len(scores) - len(examples)
+        if num_pairs >= ENOUGH_PAIRS and all(len(answers) == 1 for answers in distinct):
+            return f"no score differed between two prompts in {num_pairs} comparisons"
+        return ""
+
+    def _describe_unparsed(self, unparsed: Sequence[CallRecord], num_calls: int) -> str:
+        """Say how many of the calls gave no answer that could be read, and what to do."""
+        cause = main_cause(record.error for record in unparsed)
+        first = next(record for record in unparsed if cause_of(record.error) is cause)
+        share = f"{len(unparsed)} of {num_calls}"
+        if cause is None:
+            return f"{share} answers could not be parsed; one says: {first.message}. To change that, {self.advice}"
+        return f"{share} calls got no answer ({first.error}: {first.message}): {cause.cure}"

@@ -1,0 +1,400 @@
+"""One compile, from its first round to its outcome: search, race, compare, choose."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from plr_dspy.compilation.choice import Outcome, calibration_effect, count_evidence, judge, likely, measure
+from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
+from plr_dspy.compilation.race import first_of_each_kind, run_race
+from plr_dspy.report.data import Iteration
+from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
+from plr_dspy.search.search import Search, mean_score, reason_to_stop
+from plr_dspy.search.space import Ordering, Scores
+
+logger = logging.getLogger(__name__)
+
+MIN_SHARE = 0.5  # of a round, but the first, must be scored for a refit: fewer orderings would have too few elites
+MIN_COMPARED = 8  # examples of the final comparison, at least, where there are so many
+
+NOT_COMPARED = ", nothing compared"  # said after the reason for a stop
+PHASES = {"race": " in the race of the best", "final": " in the final comparison"}  # said likewise, after errors
+
+# Reasons for the end of a search that leave race and comparison what is planned for them.
+AS_PLANNED = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
+
+
+@dataclass(frozen=True)
+class RestOfRun:
+    """What race and final comparison may use."""
+
+    share: float  # of what is planned for them
+    race_calls: int
+    final_calls: int
+
+
+@dataclass(kw_only=True)
+class CompileRun:
+    """A compile under way; what it has found can be had at any moment (`unfinished`).
+
+    Where the plan is no racing one, what meets on the selection split is chosen by its scores there, as by PLR
+    Algorithm 1, which compares draws of the final distribution. Deviation: the original order, the best orders seen and
+    the mode join the draws; from the draws alone PLR Algorithm 1 can end with an order worse than the original or than
+    one it has seen.
+    """
+
+    search: Search = field(kw_only=False)
+    scorer: CellScorer = field(kw_only=False)  # of the train split, then the selection split
+    plan: Plan
+    num_train: int
+    original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
+    min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
+    sample: Callable[[], str] = str  # says one of the program's answers, for messages
+    advice: str = FutilityCheck.advice
+    stop_at_score: float | None = None  # score of the best ordering that ends the search
+    patience: int | None = None  # rounds without a better ordering that end it
+    shifted: bool = False  # as in `StagedScores`
+    on_round: Callable[[Iteration], object] = lambda last: None
+    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()  # more entrants
+
+    def __post_init__(self) -> None:
+        scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
+        self.staged = StagedScores(
+            scorer,
+            num_train=self.num_train if plan.racing else plan.num_first_examples,
+            num_first=plan.num_first_examples,
+            num_more=plan.num_more_examples,
+            favoured=self.original if plan.racing else None,
+            shifted=self.shifted,
+            strata=influence.strata(self.num_train) if influence and plan.racing else (),
+        )
+        if influence is not None:
+            self.search.model.worth = influence.worth
+        self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
+        self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
+        self.stop = Stop(StopReason.INTERRUPTED)
+        if self.min_probability is None and not plan.racing:
+            self.min_probability = 0.0
+        self._futility = FutilityCheck(
+            scorer,
+            self.num_train,
+            self.sample,
+            compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
+            has_scores=influence is None or influence.kind is not dict,
+            advice=self.advice,
+        )
+        self._history: list[Iteration] = []
+        self._told: set[Ordering] = set()
+        self._first_round: list[Ordering] = []  # which every search fills with random orderings
+
+    def run(self) -> Outcome:
+        """Search, race the best, compare the winners with the original on held-out examples, and choose."""
+        if self.search.space.num_distinct < 2:
+            logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
+            return self._outcome(stop=Stop(StopReason.ONE_PROMPT))
+        if not self.plan.program_calls:
+            return self._outcome(stop=Stop(StopReason.NO_CALLS, addition=NOT_COMPARED))
+        self.stop = self._search()
+        if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.holds(self.original):
+            evidence = count_evidence(self.staged.scores())  # failed calls may differ
+            return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
+        rest = self._calls_for_rest()
+        entries = self._finalists()
+        if self.plan.racing:
+            entrants = [ordering for _, ordering in entries[1:]]
+            winners = self._race(entrants, rest)
+            entries = [entries[0], *(("best seen", winner) for winner in winners)]
+        rows, examples = self._compare([ordering for _, ordering in entries], rest.share)
+        return self._choose(entries, rows, examples)
+
+    def _search(self) -> Stop:
+        """Ask, score and tell until the search has made its calls or something ends it; return what that is."""
+        plan = self.plan
+        to_come = plan.race_calls + plan.final_calls
+        self._begin("search", to_come=to_come)
+        while True:
+            stop = self._reason_to_stop()
+            if stop is not None:
+                return stop
+            orderings = self.search.ask()
+            if not orderings:
+                return Stop(StopReason.NOTHING_NEW)
+            wanted = self.staged.wanted(orderings)
+            affordable = self.scorer.affordable(wanted, kept=max(self._least_compared, to_come))
+            if len(affordable) < MIN_SHARE * len(wanted):
+                return Stop(StopReason.BUDGET)
+            if not self._history:
+                self._check_first(affordable)
+            scored = self.staged.score(affordable)
+            if scored and (len(scored) >= MIN_SHARE * len(wanted) or not self._history):
+                self._tell([ordering for ordering in orderings if ordering in scored])
+            if len(scored) < len(affordable):
+                return Stop(self.scorer.budget.refused or StopReason.TIME)
+            if len(scored) < len(wanted):
+                return Stop(StopReason.BUDGET)
+            self.on_round(self._history[-1])
+            logger.info("%s", self._history[-1])
+
+    def _reason_to_stop(self) -> Stop | None:
+        """Return why the search makes no further round, if it does not."""
+        if self._history:
+            futility = self._futility.check()
+            if futility:
+                return Stop(StopReason.NO_DIFFERENCE, futility)
+        stop = reason_to_stop(self._history, stop_at_score=self.stop_at_score, patience=self.patience)
+        if stop is None and len(self._history) >= self.plan.num_iterations:
+            return Stop(StopReason.ALL_ROUNDS)
+        return stop
+
+    def _calls_for_rest(self) -> RestOfRun:
+        """Return what race and final comparison may use, by how the search ended and by what the budget has left."""
+        plan = self.plan
+        budget = self.scorer.budget
+        to_come = max(1, plan.race_calls + plan.final_calls)
+        wanted = 1.0
+        if self.stop.reason not in AS_PLANNED and (plan.racing or self.stop.reason is not StopReason.ALL_ROUNDS):
+            # Whoever ended the search early wants to spend less.
+            wanted = self.scorer.num_cells("search") / max(1, plan.search_calls)
+        share = min(1.0, wanted, budget.calls_left / to_come)
+        most = min(budget.max_calls, plan.program_calls + self.scorer.num_cells("bootstrap"))
+        race_calls = most - plan.final_calls - self.scorer.num_cells()
+        final_calls = plan.final_calls
+        if share < 1.0:
+            final_calls = max(self._least_compared, round(share * plan.final_calls))
+            race_calls = min(race_calls, round(share * plan.race_calls), budget.calls_left - final_calls)
+        return RestOfRun(share=share, race_calls=max(0, race_calls), final_calls=final_calls)
+
+    def _race(self, entrants: Sequence[Ordering], rest: RestOfRun) -> list[Ordering]:
+        """Return the winners of the race of the best orderings."""
+        self._begin("race", to_come=rest.final_calls)
+        winners = run_race(
+            entrants,
+            original=self.original,
+            staged=self.staged,
+            estimate=lambda: dict(self.search.model.fit(self.scores()).estimates()),
+            plan=self.plan,
+            num_calls=rest.race_calls,
+            kept=rest.final_calls,
+        )
+        self._note_limit()
+        return winners
+
+    def _begin(self, phase: str, *, to_come: int = 0) -> None:
+        """Begin a phase, which leaves money and time to the calls of the plan that follow it."""
+        self.scorer.phase = phase
+        planned = self.plan.program_calls if phase == "search" else 0
+        self.scorer.budget.keep(to_come, planned=planned, least=self._least_compared)
+
+    def _note_limit(self) -> None:
+        """Note the limit that the phase under way has met, if any."""
+        if self.scorer.budget.refused is not None:
+            self.stop = Stop(self.scorer.budget.refused)
+
+    def _check_first(self, wanted: Wanted) -> None:
+        """Make the first calls of these; RuntimeError: hardly any reply can be read.
+
+        Those of a student without demos do not suffice, as demos may show the format.
+        """
+        first: Wanted = {}
+        num_replies = 0
+        for ordering, examples in wanted.items():
+            first[ordering] = examples[: FIRST_ANSWERS - num_replies]
+            num_replies += len(first[ordering]) if any(ordering) else 0
+            if num_replies == FIRST_ANSWERS:
+                self.scorer.cells(first)
+                self._futility.check()
+                return
+
+    def _tell(self, orderings: Sequence[Ordering]) -> None:
+        """Tell the search of a round, in which an ordering may come several times, and note how it went."""
+        if self.scorer.influence is not None:
+            self._refer(self._best() if self._history else orderings)
+        search, table = self.search, self.scores()
+        if not self._history:
+            self._first_round = list(orderings)
+        search.tell(orderings, table)
+        num_new = len(set(orderings) - self._told)
+        self._told.update(orderings)
+        limited = self.scorer.influence.limited if self.scorer.influence else float
+        scores = [limited(mean_score(table[ordering])) for ordering in orderings]
+        best = search.ranked(table)[0]
+        self._history.append(
+            Iteration(
+                index=len(self._history),
+                num_samples=len(orderings),
+                num_new=num_new,
+                mean_score=sum(scores) / len(scores),
+                best_score=max(scores),
+                best_score_so_far=limited(best.score),
+                best_ordering=best.ordering,
+                program_calls=self.scorer.num_cells(),
+            )
+        )
+
+    def _refer(self, orderings: Sequence[Ordering]) -> None:
+        """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
+        fitted = self.search.fitted
+        self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
+
+    def _best(self, count: int | None = None) -> list[Ordering]:
+        """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
+        return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
+
+    def _finalists(self) -> list[tuple[str, Ordering]]:
+        """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
+        plan, search = self.plan, self.search
+        best = self._best()[: plan.num_best_seen]
+        if plan.racing:
+            best = first_of_each_kind([each for each in self._best() if each != self.original], plan.num_entrants)
+        found = [("original", self.original), *(("best seen", each) for each in best)]
+        if best or not plan.racing:
+            found += [("mode", search.mode())] if plan.with_mode else []
+            found += [("draw", each) for each in search.draw(plan.num_final_draws)]
+            found += [("further", each) for each in self.further(best, self.scores())]
+        origins: dict[Ordering, str] = {}
+        for origin, ordering in found:
+            origins.setdefault(ordering, origin)
+        return [(origin, ordering) for ordering, origin in origins.items()]
+
+    def scores(self, known: Scores | None = None) -> Scores:
+        """The scores of the train split, or those that are given, as they count: of a metric over a set, facts have the
+        shares that they have among all examples."""
+        scores, influence = self.staged.scores() if known is None else known, self.scorer.influence
+        if influence is None:
+            return scores
+        found = {}
+        for ordering, row in scores.items():
+            (counted,) = influence.stratified(np.array([[*row.values()]]), np.array([*row])).tolist()
+            found[ordering] = dict(zip(row, counted, strict=True))
+        return found
+
+    def random_orderings(self) -> list[Ordering]:
+        """Return the orderings of the first round that show items drawn at random."""
+        holds = self.search.space.holds
+        return [order for order in self._first_round if order != self.original and holds(order) and any(order)]
+
+    def _choose(
+        self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
+    ) -> Outcome:
+        """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
+        if len(rows) < 2:
+            return self._outcome(stop=replace(self.stop, addition=NOT_COMPARED))
+        entries = entries[: len(rows)]
+        racing = self.plan.racing
+
+        def judged(rows: Sequence[Sequence[float]], least: float | None) -> Outcome:
+            known = self.staged.scores() if racing else {}
+            for (_, ordering), row in zip(entries, rows, strict=True):
+                known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+            options: dict[str, Any] = {"as_they_came": known, "min_probability": least, "by_score": not racing}
+            return self._outcome(**judge(entries, examples, self.scores(known), self.search.model, **options))
+
+        least = self.min_probability
+        outcome = judged(rows, least)
+        fitted = outcome.fitted
+        if self.scorer.influence is None or fitted is None:
+            return outcome
+        # A metric over a set is linear near the two that are compared only.
+        calibrated = fitted.answers(outcome.ordering) if outcome.offsets else {}
+        others = ((each, fitted.answers(each)) for each, _ in fitted.estimates())
+        compared = [(self.original, {}), (outcome.ordering, calibrated)]
+        self.scorer.refer(itertools.chain(compared, others), least=2)
+        _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
+        compared_on = None if racing else examples  # other plans go by the selection split alone
+        outcome = measure(judged(rows, least), self.scorer, self.original, examples=compared_on)
+        if not outcome.chosen or likely(outcome.candidates[outcome.chosen].gain, least):
+            return outcome
+        # By the metric itself the chosen one is less sure than by its influence: the original stays.
+        most = outcome.candidates[outcome.chosen].gain
+        outcome = measure(judged(rows, math.inf), self.scorer, self.original, examples=compared_on)
+        candidates = []
+        for each in outcome.candidates:  # None of them gains more, or is surer.
+            expected = min(each.gain.expected, most.expected)
+            gain = replace(
+                each.gain,
+                expected=expected,
+                probability=min(each.gain.probability, most.probability),
+                worse=max(each.gain.worse, most.worse),
+                probability_calibrated=min(each.gain.probability_calibrated, most.probability_calibrated),
+                worse_calibrated=max(each.gain.worse_calibrated, most.worse_calibrated),
+            )
+            candidates.append(replace(each, gain=gain))
+        return replace(outcome, candidates=candidates)
+
+    def _compare(self, orderings: Sequence[Ordering], share: float = 1.0) -> tuple[list[list[float]], list[int]]:
+        """Score finalists on a share of the selection split.
+
+        Returns:
+            Rows of scores of the first finalists that calls, time and money pay for, and the examples they are on.
+        """
+        scorer = self.scorer
+        examples = self._affordable_examples(orderings, share)
+        if len(orderings) < 2 or not examples:
+            return [], []
+        self._begin("final")
+        asked = examples
+        examples, rows = scorer.table(orderings, asked, favoured=0)
+        if len(rows) < 2:  # The time is up: what the first two have been scored on.
+            first = scorer.known_cells(dict.fromkeys(orderings[:2], asked)).values()
+            both = [example for example in asked if all(example in row for row in first)]
+            if len(both) >= MIN_EXAMPLES:
+                examples, rows = scorer.table(orderings[:2], both, favoured=0)
+        if scorer.influence is not None and examples:
+            self._refer([*orderings[: len(rows)], *self._best()])
+            examples, rows = scorer.table(orderings[: len(rows)], examples, favoured=0)
+        if len(rows) < len(orderings):
+            logger.warning("%d of %d finalists could be compared before the end", len(rows), len(orderings))
+            self._note_limit()
+        return rows, examples
+
+    def _affordable_examples(self, orderings: Sequence[Ordering], share: float) -> list[int]:
+        """Return the examples of a share of the selection split that the budget pays for with these orderings."""
+        scorer = self.scorer
+        count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))
+        examples = self.selection[:count]
+        known = scorer.known_cells(dict.fromkeys(orderings, examples))
+        unpaid = {example: sum(example not in row for row in known.values()) for example in examples}
+        cheapest_first = sorted(unpaid, key=unpaid.__getitem__)
+        wanted = dict.fromkeys(orderings, cheapest_first)
+        least = min(MIN_EXAMPLES, len(self.selection))
+        left = max(scorer.budget.calls_left, least * len(orderings))
+        while sum(unpaid[example] for example in cheapest_first) > left or scorer.affordable(wanted) != wanted:
+            cheapest_first.pop()
+        return sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
+
+    def unfinished(self, error: BaseException) -> Outcome:
+        """What is known where the compile ended in an exception: the best order of the search, not compared."""
+        if not self._history and (scored := self.staged.salvage()):
+            self.search.tell(scored, self.scores())
+        stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}", PHASES.get(self.scorer.phase, ""))
+        if isinstance(error, KeyboardInterrupt):
+            stop = replace(stop, reason=StopReason.INTERRUPTED, detail="")
+        (ordering,) = self._best(1) or [self.original]
+        return self._outcome(ordering=ordering, stop=stop)
+
+    def _outcome(self, **found: Any) -> Outcome:
+        """The outcome with what was found; unless that is a comparison, the original order stays or the one given, and
+        a compile that calibrates says what that does. Calls by phase are as in `Report`."""
+        scorer = self.scorer
+        model = self.search.model
+        counts = {phase: scorer.num_cells(phase) for phase in ("bootstrap", "search", "race", "final")}
+        counts |= {"total": scorer.num_cells(), "resumed": scorer.log.num_recalled}
+        known: dict[str, Any] = {"ordering": self.original, "stop": self.stop, **found}
+        outcome = Outcome(distributions=self.search.distributions, history=self._history, program_calls=counts, **known)
+        if outcome.comparison is not None or not model.calibrating:
+            return outcome
+        scores = self.scores()
+        both = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
+        if not both:
+            return outcome
+        applied = outcome.ordering != self.original
+        effect = calibration_effect(model.fit(scores, kept=both), both[0], both[-1], applied=applied)
+        offsets = tuple(effect.offsets) if effect is not None and applied else ()
+        return replace(outcome, calibration=effect, offsets=offsets)

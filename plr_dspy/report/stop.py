@@ -1,0 +1,40 @@
+"""Why a compile ended."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StopReason(str, Enum):
+    """Why the search of a compile ended, or the compile itself; values are the messages."""
+
+    BUDGET = "budget used up"
+    TIME = "time limit"
+    COST = "cost limit"
+    NOTHING_NEW = "no new ordering left"
+    ALL_ROUNDS = "all iterations done"
+    ALL_ASKED = "all orders asked"
+    STOP_AT_SCORE = "stop_at_score reached"
+    PATIENCE = "no better order for several rounds"
+    NO_DIFFERENCE = "no score differed"
+    ONE_PROMPT = "all choices give the same prompt"
+    NO_CALLS = "no call to make"
+    INTERRUPTED = "interrupted"
+    ERROR = "ended by an error"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A reason to stop with its details.
+
+    Attributes:
+        reason: The reason.
+        detail: What to say in place of the reason's own message.
+        addition: What to say after that.
+    """
+
+    reason: StopReason
+    detail: str = ""
+    addition: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.detail or self.reason.value}{self.addition}"
