@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import math
 import uuid
-from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +18,7 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict, is_typeddict
 
-from plr_dspy import DatasetMetric, PLFewShot, PLReorder
+from plr_dspy import PLFewShot, PLReorder
 
 
 class Mood(enum.Enum):
@@ -198,32 +197,6 @@ def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(an
     assert made + 3 <= engine.num_calls == report.program_calls["total"] <= 80
 
 
-@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_a_metric_over_a_set_reads_the_values_themselves(kind, value, tmp_path):
-    """Before and after a resume."""
-    seen = Counter()
-
-    def read(rows, predictions):
-        for row, prediction in zip(rows, predictions, strict=True):
-            assert isinstance(prediction, dspy.Prediction)
-            for given in (row.of, row.gold, prediction.answer):
-                seen[type(given) is type(value) and repr(given) == repr(value)] += 1
-        return float(len(predictions) > 1)
-
-    program = asking(kind)
-    program.demos = [dspy.Example(given=f"demo {i}", of=value, answer=value) for i in range(3)]
-    engine = fakes.engine_for([])
-    options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False, "log_dir": tmp_path}
-    options["signal"] = "score"  # Else the metric is asked for the labels that no program has answered, too.
-    with fakes.using(engine), dspy.context(adapter=Said(value)):
-        for _ in range(2):
-            PLReorder(DatasetMetric(read), **options).compile(program, trainset=examples(value, 20))
-            assert seen[True]
-            assert not seen[False]
-            seen.clear()
-            assert engine.num_calls <= 40
-
-
 UNTYPED = {
     "tuple": lambda i: (i, i + 1),
     "tuple of tuples": lambda i: ((i, 1), (2, 3)),
@@ -303,15 +276,16 @@ def reordered(log_dir, metric, answer="a", **options):
 
 
 def test_a_log_of_the_last_version_goes_on_unless_it_may_have_altered_values(tmp_path):
-    of_all = DatasetMetric(lambda rows, predictions: 1.0)
-    for name, metric in {"plain": right, "values": of_all}.items():
-        reordered(tmp_path / name, metric)
+    reordered(tmp_path / "plain", right)
+    with fakes.using(fakes.engine_for([])), dspy.context(adapter=Said((1, 2))):
+        bootstrapped(Any, (1, 2), "x", log_dir=tmp_path / "values")
+    for name in ("plain", "values"):
         log = tmp_path / name / "cells.jsonl"
         log.write_text(log.read_text().replace('"schema_version":10', '"schema_version":9'))
     assert reordered(tmp_path / "plain", right, max_metric_calls=60) <= 30
     assert '"schema_version":10' in (tmp_path / "plain" / "cells.jsonl").read_text()
     with pytest.raises(ValueError, match=r"an earlier version wrote its value.*: remove the line, .* another log_dir"):
-        reordered(tmp_path / "values", of_all)
+        bootstrapped(Any, (1, 2), "x", log_dir=tmp_path / "values")
 
 
 def city(**fields):
