@@ -228,8 +228,8 @@ def evaluate_programs(
 
     The intervals are those of new examples, of which other shares may have each label, if examples are independent of
     each other. That of a metric over a set is the infinitesimal jackknife's, with four more examples, spread over its
-    labels or groups, that are answered best and worst. A failed call is no wrong answer: its example is left out for
-    all programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
+    labels, that are answered best and worst. A failed call is no wrong answer: its example is left out for all
+    programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
 
     Several metrics score the same predictions, each with a copy of its own of the example and the prediction. A failed
     call of a program is left out for all metrics. An exception of a metric is a failed call for that metric alone: its

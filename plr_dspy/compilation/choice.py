@@ -252,7 +252,8 @@ def rescore_with_set_metric(
         replace(candidate.gain, expected=value - as_it_is)
         for candidate, value in zip(outcome.candidates, expected, strict=True)
     ]
-    gains[outcome.chosen] = gain = _gain_by_metric(outcome, compared, gains[outcome.chosen])
+    gain = _gain_by_metric(outcome, compared, gains[outcome.chosen])
+    gains[outcome.chosen] = gain
     candidates = []
     for number, candidate in enumerate(outcome.candidates):
         score = _score_by_metric(candidate, answers[number], compared, examples)
@@ -284,9 +285,9 @@ def _gain_by_metric(outcome: Outcome, compared: _ComparedAnswers, gain: Gain) ->
     before, after = compared.values()
     low, high = compared.metric.bounds
     sure = 1.0
-    if before == after:
+    if before == after:  # Such answers say nothing of a gain.
         sure = 0.0
-    elif outcome.calibration is None or fitted.calibrating:  # Log-probabilities alone would tell more.
+    elif outcome.calibration is None or fitted.calibrating:  # Else log-probabilities say more than the answers.
         sure = _surely_better(compared.gains(), num_orderings=len(fitted.orderings))
     gain = _no_surer(gain, sure, largest=high - low)
     deviation = compared.metric.centring_factor * gain.deviation

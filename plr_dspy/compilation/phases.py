@@ -392,8 +392,10 @@ class Compilation:
         return _first(alive, num_winners)
 
     def scores(self, known: Scores | None = None) -> Scores:
-        """The scores of the train split, or those that are given, as they count: of a metric over a set, facts have the
-        shares that they have among all examples."""
+        """Return the scores of the train split, or the given ones, as they count.
+
+        By a metric over a set, labels have the shares that they have among all examples.
+        """
         scores, influence = self.staged.scores() if known is None else known, self.scorer.influence
         if influence is None:
             return scores

@@ -167,9 +167,22 @@ class SetMetric(ABC):
         """
         check_copies("devset", devset)
         self.check(devset)
+        pairs = self._answered(program, devset, **options)
+        if num_failed := len(devset) - len(pairs):
+            logger.warning("calls on %d of %d examples failed: they are left out", num_failed, len(devset))
+        right_labels = [right_label for right_label, _ in pairs]
+        answers = [answer for _, answer in pairs]
+        value = self.score(right_labels, answers, labels=self.output_labels(program, devset))
+        logger.info("%r: %.4g on %d examples", self, value, len(pairs))
+        return value
+
+    def _answered(
+        self, program: dspy.Module, devset: Sequence[dspy.Example], **options: Any
+    ) -> list[tuple[str, str | None]]:
+        """Return the right label and the answer of each call that did not fail, by `dspy.Evaluate`."""
         unread = dspy.Prediction()
-        pairs: list[tuple[str, str | None]] = []  # right labels and answers
-        wrong_types: list[MetricTypeError] = []
+        pairs: list[tuple[str, str | None]] = []
+        errors: list[Exception] = []
 
         def answered(**inputs: Any) -> Any:
             try:
@@ -178,34 +191,25 @@ class SetMetric(ABC):
                 return unread
 
         def record(example: dspy.Example, prediction: Any) -> float:
+            right_label = self.right_label(example)
             answer = None
             if prediction is not unread:
                 try:
                     answer = self.answer(example, prediction)
                 except MetricTypeError as error:
-                    wrong_types.append(error)
+                    errors.append(error)
                     raise
-            right_label = self.right_label(example)
             pairs.append((right_label, answer))
             return float(right_label == answer)
 
         try:
             dspy.Evaluate(devset=list(devset), metric=record, **options)(answered)
-        except Exception as error:  # It does not name the error of a call.
-            if wrong_types:
-                raise wrong_types[0] from None
-            raise error from None
-        if wrong_types and not pairs:
-            raise wrong_types[0]
+        except Exception as error:  # DSPy's own, which does not say why calls failed.
+            errors.append(error)
+            raise errors[0] from None
         if not pairs:
-            raise RuntimeError("all calls failed: dspy.Evaluate has logged why")
-        if num_failed := len(devset) - len(pairs):
-            logger.warning("calls on %d of %d examples failed: they are left out", num_failed, len(devset))
-        right_labels = [right_label for right_label, _ in pairs]
-        answers = [answer for _, answer in pairs]
-        value = self.score(right_labels, answers, labels=self.output_labels(program, devset))
-        logger.info("%r: %.4g on %d examples", self, value, len(pairs))
-        return value
+            raise (errors or [RuntimeError("all calls failed: dspy.Evaluate has logged why")])[0]
+        return pairs
 
     def _label_field(self, example: dspy.Example) -> str:
         """Return the name of the field that has the label: the given one, or the only one beside inputs."""
@@ -363,20 +367,44 @@ class MatthewsCorrelation(SetMetric):
     bounds = (-1.0, 1.0)
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        has_examples = _has_examples(counts)
-        num_labels = has_examples.sum()
-        if num_labels < 2:
-            return 0.0
         of_label = counts.sum(axis=1)
-        unread = counts[:, -1]
-        answers = counts[:, :-1].sum(axis=0)
-        answers += has_examples * (unread.sum() - unread) / (num_labels - 1)
+        answers = self._answers(counts)
         total = counts.sum()
         covariance = np.trace(counts) * total - of_label @ answers
         variances = (total**2 - of_label @ of_label) * (total**2 - answers @ answers)
         if variances <= 1e-12 * total**4:
             return 0.0
         return float(covariance / math.sqrt(variances))
+
+    def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
+        of_label = counts.sum(axis=1)
+        answers = self._answers(counts)
+        total = counts.sum()
+        label_variance = total**2 - of_label @ of_label
+        answer_variance = total**2 - answers @ answers
+        if label_variance * answer_variance <= 1e-12 * total**4:
+            return np.zeros_like(counts)
+        # One more count in a column changes `answers`; these are the products of that change with both vectors.
+        with_labels = self._of_columns(of_label, counts)
+        with_answers = self._of_columns(answers, counts)
+        change_of_covariance = np.eye(*counts.shape) * total + np.trace(counts) - answers[:, None] - with_labels
+        relative_changes = (total - of_label)[:, None] / label_variance + (total - with_answers) / answer_variance
+        change = change_of_covariance / math.sqrt(label_variance * answer_variance)
+        return np.asarray(change - self.value(counts, labels) * relative_changes)
+
+    def _answers(self, counts: Array) -> Array:
+        """Return how often each label is answered, ``[k]``, with unread replies spread over the wrong labels."""
+        has_examples = _has_examples(counts)
+        unread = counts[:, -1]
+        answers = counts[:, :-1].sum(axis=0)
+        spread = has_examples * (unread.sum() - unread) / max(1, has_examples.sum() - 1)
+        return np.asarray(answers + spread)
+
+    def _of_columns(self, values: Array, counts: Array) -> Array:
+        """Return the value of the label that each cell answers, ``[k, k + 1]``; unread, the mean of wrong labels."""
+        has_examples = _has_examples(counts)
+        others = (values @ has_examples - values) / max(1, has_examples.sum() - 1)
+        return np.column_stack([np.tile(values, (len(values), 1)), others])
 
 
 class BalancedAccuracy(SetMetric):

@@ -42,9 +42,9 @@ def confusion_matrix(
 
     The last column counts unread replies, and answers that are none of the labels.
     """
-    numbers = {label: number for number, label in enumerate(labels)}
+    numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
     rows = [numbers[label] for label in right_labels]
-    columns = [len(labels) if answer is None else numbers.get(answer, len(labels)) for answer in answers]
+    columns = [numbers.get(answer, len(labels)) for answer in answers]
     counts = np.zeros((len(labels), len(labels) + 1))
     np.add.at(counts, (rows, columns), weights)
     return counts
@@ -82,7 +82,7 @@ class ConfusionScores:
         self._metric = metric
         self.num_examples = len(right_labels)
         self._right_labels = list(right_labels)
-        self._columns = {label: number for number, label in enumerate(self.labels)}
+        self._columns: dict[str | None, int] = {label: number for number, label in enumerate(self.labels)}
         self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
         self._is_of_label = np.eye(len(self.labels))[self._rows]  # [n, k]
         self._num_of_label = self._is_of_label.sum(axis=0)
@@ -122,7 +122,7 @@ class ConfusionScores:
 
     def score(self, example: int, answer: str | None) -> float:
         """Return the score of an answer to an example; 0 before there is a reference."""
-        return float(self._scores[self._rows[example], self._column(answer)])
+        return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
         """Return the metric itself, with labels in the shares that they have among all examples."""
@@ -177,8 +177,9 @@ class ConfusionScores:
         """Return the largest deviation from the metric of a right answer, or if these have none, of any answer."""
         deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
         of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
-        sizes = (float(of_right_answers.max()), float(deviations.max()))
-        return next((size for size in sizes if size > 1e-9), 0.0)
+        if of_right_answers.max() > 1e-9:
+            return float(of_right_answers.max())
+        return float(deviations.max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
         """Return the centre of an interval of the metric, and its standard error, by the scores of all examples.
@@ -223,17 +224,11 @@ class ConfusionScores:
         degrees_of_freedom = self.num_examples - len(set(self._right_labels))
         return math.sqrt(self.num_examples / max(degrees_of_freedom, 1e-12))
 
-    def _column(self, answer: str | None) -> int:
-        """Return the column of an answer; that of unread replies if it is no label."""
-        if answer is None:
-            return len(self.labels)
-        return self._columns.get(answer, len(self.labels))
-
     def _count(self, answers: Iterable[Answer]) -> Array:
         """Count answers to examples, given by number."""
         counts = np.zeros_like(self._scores)
         for example, answer in answers:
-            counts[self._rows[example], self._column(answer)] += 1.0
+            counts[self._rows[example], self._columns.get(answer, -1)] += 1.0
         return counts
 
     def _weighted(self, counts: Array) -> Array:

@@ -109,7 +109,9 @@ class TestLabels:
         assert scores.score(0, "other") == scores.score(0, None)
 
 
-@pytest.mark.parametrize("metric", [F1("a"), F1(), plr_dspy.BalancedAccuracy()], ids=repr)
+@pytest.mark.parametrize(
+    "metric", [F1("a"), F1(), plr_dspy.BalancedAccuracy(), plr_dspy.MatthewsCorrelation()], ids=repr
+)
 @given(both=BOTH, unread=st.sets(st.integers(0, 39), max_size=10))
 def test_closed_derivatives_are_those_of_finite_differences(metric, both, unread):
     right_labels, answers = zip(*both, strict=True)
