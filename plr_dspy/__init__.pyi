@@ -11,12 +11,10 @@ from .lm.engines import AsyncCompletionEngine as AsyncCompletionEngine
 from .lm.engines import CompletionEngine as CompletionEngine
 from .lm.engines import completion_lm as completion_lm
 from .lm.plain_text_adapter import PlainTextAdapter as PlainTextAdapter
-from .metrics.over_set import F1 as F1
-from .metrics.over_set import AverageScoreBy as AverageScoreBy
-from .metrics.over_set import BalancedAccuracy as BalancedAccuracy
-from .metrics.over_set import DatasetMetric as DatasetMetric
-from .metrics.over_set import MatthewsCorrelation as MatthewsCorrelation
-from .metrics.over_set import RecallAtPrecision as RecallAtPrecision
+from .metrics.confusion import F1 as F1
+from .metrics.confusion import BalancedAccuracy as BalancedAccuracy
+from .metrics.confusion import ConfusionMetric as ConfusionMetric
+from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
 from .optimizer.fewshot import PLFewShot as PLFewShot
 from .optimizer.job import Estimate as Estimate
 from .optimizer.plreorder import PLReorder as PLReorder

@@ -19,7 +19,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.by_example import Metric, metric_caller
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
 from plr_dspy.programs.checks import Checked, check_given, saved_state
 from plr_dspy.programs.made_with import other_settings
@@ -28,7 +28,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import Redactor, progress_bar
 from plr_dspy.scoring.causes import cause_of, cure_of
-from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord, RunLog
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
@@ -228,8 +228,8 @@ def evaluate_programs(
 
     The intervals are those of new examples, of which other shares may have each label, if examples are independent of
     each other. That of a metric over a set is the infinitesimal jackknife's, with four more examples, spread over its
-    labels or groups, that are answered best and worst. A failed call is no wrong answer: its example is left out for
-    all programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
+    labels, that are answered best and worst. A failed call is no wrong answer: its example is left out for all
+    programs, with a warning. If it is ended early, nothing is kept, but what DSPy's cache holds.
 
     Several metrics score the same predictions, each with a copy of its own of the example and the prediction. A failed
     call of a program is left out for all metrics. An exception of a metric is a failed call for that metric alone: its
@@ -322,8 +322,8 @@ def leave_out_failed(scores: Mapping[str, Scores], num_examples: int) -> str:
 def compare(scores: Mapping[str, Scores], num_examples: int) -> Evaluation:
     """Return what programs score by a metric, by their names, on the examples that are left of so many."""
     first, *_ = scores.values()
-    values = [value for each in scores.values() for cell in each.cells for value in (cell.score, cell.value)]
-    least = min([0.0, *(float(value) for value in values if isinstance(value, (int, float)))])
+    values = [cell.score for each in scores.values() for cell in each.cells]
+    least = min([0.0, *(value for value in values if value is not None)])
     for each in scores.values():
         each.least = least
     num_left = len(first.cells)
@@ -376,7 +376,10 @@ class Scores(MetricWork):
     """What a metric gives to the answers of a program, by cells."""
 
     def __init__(self, name: str, program: dspy.Module, metric: Metric, examples: Examples) -> None:
-        super().__init__(metric, examples)
+        self._labels: list[str] = []
+        if isinstance(metric, SetMetric):
+            self._labels = metric.output_labels(program, examples)
+        super().__init__(metric, examples, self._labels)
         self.name = name  # of the metric; `ALONE` if it has none
         self.cells, self.predictions = list[CallRecord](), list[Any]()
         self.failed: set[int] = set()  # examples on which the metric itself raised an exception
@@ -411,7 +414,8 @@ class Scores(MetricWork):
         self.predictions = [self.predictions[example] for example in examples]
         self.cells = [self.cells[example] for example in examples]
         if self._over_set is not None:
-            self.influence = Influence(self._over_set, self._over_set.facts(self.examples))
+            right_labels = self._over_set.right_labels(self.examples)
+            self.influence = ConfusionScores(self._over_set, right_labels, self._labels)
 
     def scored(self, *others: Scores) -> list[tuple[list[float], float]]:
         """What each answer scores, and all together, of this program and of others: of a metric over a set, near the
@@ -420,10 +424,9 @@ class Scores(MetricWork):
         if self.influence is None:
             rows = [[self.least if cell.score is None else cell.score for cell in each.cells] for each in every]
             return [(row, float(np.mean(row))) for row in rows]
-        outputs = [list(enumerate(cell.value for cell in each.cells)) for each in every]
-        self.influence.bounds = min(self.least, self.influence.bounds[0]), self.influence.bounds[1]
-        self.influence.refer(pair for each in outputs for pair in each)
-        return [([self.influence.score(*pair) for pair in each], self.influence.value(each)) for each in outputs]
+        answers = [list(enumerate(cell.value for cell in each.cells)) for each in every]
+        self.influence.linearize_at(pair for each in answers for pair in each)
+        return [([self.influence.score(*pair) for pair in each], self.influence.value(each)) for each in answers]
 
     def score(self, first: Scores) -> ProgramScore:
         """What they come to, beside those of the first program."""
@@ -434,7 +437,7 @@ class Scores(MetricWork):
             least, most = mean_interval([*scores, low, low, high, high])
         else:
             low, high = self.influence.bounds
-            centre, error = self.influence.error(scores, value)
+            centre, error = self.influence.mean_with_error(scores, value)
             margin = float(special.stdtrit(len(scores) + 3, 0.975)) * error
             least, most = min(value, centre - margin), max(value, centre + margin)
         interval = (max(low, least), min(high, most))
@@ -455,7 +458,7 @@ class Scores(MetricWork):
             return found
         (before, _), (after, _) = first.scored(self)
         differences = [b - a for a, b in zip(before, after, strict=True)]
-        largest = high - low if self.influence is None else self.influence.largest()
+        largest = high - low if self.influence is None else self.influence.largest_influence()
         # Where all answers score the same, others may not.
         ends = paired_interval(differences, largest=0.0 if any(differences) else largest)
         interval = (max(low - high, ends[0]), min(high - low, ends[1]))

@@ -23,7 +23,7 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local import local_lm
-from plr_dspy.metrics import OVER_SETS, over_set
+from plr_dspy.metrics import OVER_SETS, confusion
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import PICKLE, check_given, json_obstacle, shown
@@ -127,7 +127,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Any:
     if (name := name.lower()) not in OVER_SETS:
         return _named_object(reference, "metric")
     output = label_output(program)
-    return getattr(over_set, OVER_SETS[name])(*filter(None, [label]), field=getattr(output, "name", None))
+    return getattr(confusion, OVER_SETS[name])(*filter(None, [label]), field=getattr(output, "name", None))
 
 
 def _language_model(args: argparse.Namespace) -> contextlib.ExitStack:

@@ -12,6 +12,7 @@ from scipy import special
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
+from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
 from plr_dspy.search.space import Ordering, Scores
@@ -51,7 +52,7 @@ class Outcome:
     calibration: CalibrationEffect | None = None
     offsets: tuple[float, ...] = ()  # of the labels, that calibrate the chosen one
     fitted: FittedModel | None = None  # to all scores, those of the final comparison included
-    answered: Sequence[tuple[int, Any, Any]] = ()  # what a metric over a set reads of both programs, by example
+    answered: Sequence[tuple[int, str | None, str | None]] = ()  # by a metric over a set: example, labels of both
 
     def scale_of_metric(self, reference: Ordering) -> Callable[[float], float]:
         """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
@@ -187,85 +188,171 @@ def comparison(
     )
 
 
-def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, examples: Collection[int] | None) -> Outcome:
-    """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
+@dataclass(frozen=True)
+class _ComparedAnswers:
+    """The labels that the original and the chosen candidate answer to the same examples."""
 
-    Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
-    of the third order. So the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap
-    and other resampling plans", 1982). Where scores alone are known, or answers are calibrated by these examples, a
-    gain is no surer than by them alone.
+    metric: ConfusionScores
+    examples: Sequence[int]
+    original: Mapping[int, str | None]
+    chosen: Mapping[int, str | None]
+
+    def values(self) -> tuple[float, float]:
+        """Return the metric itself of both."""
+        original = self.metric.value((example, self.original[example]) for example in self.examples)
+        chosen = self.metric.value((example, self.chosen[example]) for example in self.examples)
+        return original, chosen
+
+    def scores(self) -> Array:
+        """Return the scores of both on each example, ``[2, n]``, as they count."""
+        original = [self.metric.score(example, self.original[example]) for example in self.examples]
+        chosen = [self.metric.score(example, self.chosen[example]) for example in self.examples]
+        return self.metric.reweighted(np.array([original, chosen]), np.array(self.examples))
+
+    def gains(self) -> Array:
+        """Return the differences of both scores, ``[n]``."""
+        original, chosen = self.scores()
+        return np.asarray(chosen - original)
+
+    def linearize_between(self) -> None:
+        """Take the answers of both as the reference of scores."""
+        reference: list[Answer] = []
+        for answers in (self.original, self.chosen):
+            reference += [(example, answers[example]) for example in self.examples]
+        self.metric.linearize_at(reference)
+
+
+def rescore_with_set_metric(
+    outcome: Outcome, scorer: CellScorer, original: Ordering, *, examples: Collection[int] | None
+) -> Outcome:
+    """Return the outcome by a metric over a set itself, on the given examples (None: all) that both programs answered.
+
+    Scores are linear half way between both programs. So their mean difference is that of the metric, up to terms of the
+    third order, and the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap and
+    other resampling plans", 1982).
     """
-    influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
-    assert influence is not None and fitted is not None
-    assert outcome.comparison is not None and outcome.chosen is not None
-    answers = [
-        scorer.outputs(each.ordering, fitted.answers(each.ordering) if each.offsets else {})
-        for each in outcome.candidates
-    ]
-    before, after = answers[0], answers[outcome.chosen]
+    metric = scorer.influence
+    fitted = outcome.fitted
+    assert metric is not None and fitted is not None and outcome.chosen is not None
+    answers = []
+    for candidate in outcome.candidates:
+        calibrated = fitted.answers(candidate.ordering) if candidate.offsets else {}
+        answers.append(scorer.answers(candidate.ordering, calibrated))
+    before = answers[0]
+    after = answers[outcome.chosen]
     both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
     if not both:  # All calls of one of them failed.
         return outcome
-    # What is linear near the best programs may be far from it at the original.
-    as_it_is = influence.value(before.items())
-
-    def scored() -> Array:
-        """The scores ``[2, n]`` of both as they count."""
-        table = [[influence.score(example, each[example]) for example in both] for each in (before, after)]
-        return influence.stratified(np.array(table), np.array(both))
-
-    linear = float(np.diff(scored(), axis=0).mean())
-    influence.refer((example, each[example]) for each in (before, after) for example in both)
-    rows = scored().tolist()
-    values = [influence.value((example, each[example]) for example in both) for each in (before, after)]
-    kept = (values[1] - values[0]) / linear if linear else 1.0
-    share = min(1.0, kept) if kept > 0 else 1.0
-    expected = [influence.limited(as_it_is + share * each.gain.expected) for each in outcome.candidates]
-    gains = [replace(e.gain, expected=value - as_it_is) for e, value in zip(outcome.candidates, expected, strict=True)]
-    gain, (low, high) = gains[outcome.chosen], influence.bounds
-    # Answers by which the metric is the same say nothing of a gain; others say less than log-probabilities do.
-    sure = float(values[0] != values[1])
-    if sure and (effect is None or fitted.calibrating):
-        sure = _surely_better(np.diff(rows, axis=0)[0], num_orderings=len(fitted.orderings))
-    gain = _no_surer(gain, sure, largest=high - low)
-    wider = influence.centring  # by groups of few examples little is known
-    of_shares = DEVIATIONS * influence.error_of_shares
-    gain = gains[outcome.chosen] = replace(gain, deviation=min(wider * gain.deviation, high - low))
-
-    def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
-        least, most = fitted.interval(ordering, value, reference=original)
-        least = value - math.hypot(wider * (value - least), of_shares)
-        most = value + math.hypot(wider * (most - value), of_shares) + further
-        return value, influence.limited(least), influence.limited(most)
-
-    after_it = as_it_is + gain.expected
-    # As of gains: what is shrunk may be as large as was seen, or more.
-    further = max(0.0, values[1] - after_it) if gain.expected else 0.0
-    compared = comparison(
-        *rows,
-        num_candidates=outcome.comparison.num_candidates,
-        gain=gain,
-        expected_original=with_interval(original, as_it_is),
-        expected_chosen=with_interval(outcome.ordering, after_it, further),
-    )
-    seen = values[1] - values[0], *compared.interval  # From few groups the interval may be beside what was seen.
-    intervals = np.clip([(min(seen), max(seen)), compared.gain_interval], low - high, high - low).tolist()
-    changed: dict[str, Any] = {"original": values[0], "chosen": values[1], "gain": seen[0]}
-    changed |= zip(("interval", "gain_interval"), map(tuple, intervals), strict=True)
-    if effect is not None:
-        effect = effect.model_copy(update=_effect_on_metric(outcome, scorer, original, expected))
-    finalists = []
-    for number, (each, told) in enumerate(zip(outcome.candidates, answers, strict=True)):
-        counted = both if number in (0, outcome.chosen) else [e for e in told if examples is None or e in examples]
-        score = influence.value((example, told[example]) for example in counted) if counted else each.score
-        finalists.append(replace(each, score=score, gain=gains[number]))
+    compared = _ComparedAnswers(metric, both, before, after)
+    # Scores that are linear near the best programs may be wrong for the original.
+    as_it_is = metric.value(before.items())
+    linear_gain = float(compared.gains().mean())
+    compared.linearize_between()
+    expected = _expected_by_metric(outcome, compared, as_it_is, linear_gain)
+    gains = [
+        replace(candidate.gain, expected=value - as_it_is)
+        for candidate, value in zip(outcome.candidates, expected, strict=True)
+    ]
+    gain = _gain_by_metric(outcome, compared, gains[outcome.chosen])
+    gains[outcome.chosen] = gain
+    candidates = []
+    for number, candidate in enumerate(outcome.candidates):
+        score = _score_by_metric(candidate, answers[number], compared, examples)
+        candidates.append(replace(candidate, score=score, gain=gains[number]))
     return replace(
         outcome,
-        comparison=compared.model_copy(update=changed),
-        calibration=effect,
-        candidates=finalists,
+        comparison=_comparison_by_metric(outcome, compared, gain, original, as_it_is),
+        calibration=_effect_on_metric(outcome, scorer, original, expected),
+        candidates=candidates,
         answered=[(example, before[example], after[example]) for example in both],
     )
+
+
+def _expected_by_metric(
+    outcome: Outcome, compared: _ComparedAnswers, as_it_is: float, linear_gain: float
+) -> list[float]:
+    """Return the expected metric of the candidates, whose gains are smaller if the metric's own gain is."""
+    before, after = compared.values()
+    share = 1.0
+    if linear_gain and (after - before) / linear_gain > 0:
+        share = min(1.0, (after - before) / linear_gain)
+    return [compared.metric.clip(as_it_is + share * candidate.gain.expected) for candidate in outcome.candidates]
+
+
+def _gain_by_metric(outcome: Outcome, compared: _ComparedAnswers, gain: Gain) -> Gain:
+    """Return the gain of the chosen candidate, no surer than the answers to the compared examples allow."""
+    fitted = outcome.fitted
+    assert fitted is not None
+    before, after = compared.values()
+    low, high = compared.metric.bounds
+    sure = 1.0
+    if before == after:  # Such answers say nothing of a gain.
+        sure = 0.0
+    elif outcome.calibration is None or fitted.calibrating:  # Else log-probabilities say more than the answers.
+        sure = _surely_better(compared.gains(), num_orderings=len(fitted.orderings))
+    gain = _no_surer(gain, sure, largest=high - low)
+    deviation = compared.metric.centring_factor * gain.deviation
+    return replace(gain, deviation=min(deviation, high - low))
+
+
+def _score_by_metric(
+    candidate: Result, answers: Mapping[int, str | None], compared: _ComparedAnswers, examples: Collection[int] | None
+) -> float:
+    """Return the metric of a candidate's answers; of the two compared ones, on the same examples."""
+    if answers is compared.original or answers is compared.chosen:
+        counted: Collection[int] = compared.examples
+    else:
+        counted = [example for example in answers if examples is None or example in examples]
+    if not counted:
+        return candidate.score
+    return compared.metric.value((example, answers[example]) for example in counted)
+
+
+def _comparison_by_metric(
+    outcome: Outcome, compared: _ComparedAnswers, gain: Gain, original: Ordering, as_it_is: float
+) -> Comparison:
+    """Compare the chosen candidate with the original by the metric itself."""
+    assert outcome.comparison is not None
+    metric = compared.metric
+    before, after = compared.values()
+    expected_chosen = as_it_is + gain.expected
+    larger = 0.0
+    if gain.expected:  # The shrunk gain may be as large as the observed one.
+        larger = max(0.0, after - expected_chosen)
+    by_scores = comparison(
+        *compared.scores().tolist(),
+        num_candidates=outcome.comparison.num_candidates,
+        gain=gain,
+        expected_original=_interval_by_metric(outcome, metric, original, as_it_is, original),
+        expected_chosen=_interval_by_metric(outcome, metric, outcome.ordering, expected_chosen, original, larger),
+    )
+    seen_gain = after - before
+    low, high = metric.bounds
+    # If few answers decide, the interval of the scores may miss the observed gain.
+    limits = [*by_scores.interval, seen_gain]
+    least, most = np.clip([min(limits), max(limits)], low - high, high - low).tolist()
+    least_expected, most_expected = np.clip(by_scores.gain_interval, low - high, high - low).tolist()
+    return by_scores.model_copy(
+        update={
+            "original": before,
+            "chosen": after,
+            "gain": seen_gain,
+            "interval": (least, most),
+            "gain_interval": (least_expected, most_expected),
+        }
+    )
+
+
+def _interval_by_metric(
+    outcome: Outcome, metric: ConfusionScores, ordering: Ordering, value: float, original: Ordering, larger: float = 0.0
+) -> tuple[float, float, float]:
+    """Return an expected value with its interval, which new examples with other shares of labels widen."""
+    assert outcome.fitted is not None
+    least, most = outcome.fitted.interval(ordering, value, reference=original)
+    of_shares = DEVIATIONS * metric.error_of_shares
+    least = value - math.hypot(metric.centring_factor * (value - least), of_shares)
+    most = value + math.hypot(metric.centring_factor * (most - value), of_shares) + larger
+    return value, metric.clip(least), metric.clip(most)
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
@@ -304,23 +391,29 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
 
 def _effect_on_metric(
     outcome: Outcome, scorer: CellScorer, original: Ordering, expected: Sequence[float]
-) -> dict[str, Any]:
-    """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave, and of
-    what was returned, and the original calibrated, the scores that are `expected` of the candidates."""
-    influence, fitted, effect = scorer.influence, outcome.fitted, outcome.calibration
-    assert influence is not None and fitted is not None and effect is not None and outcome.chosen is not None
-    told: dict[str, Any] = {
-        "always": [influence.value(enumerate(each)) for each in zip(*influence.of_labels, strict=True)]
-    }
+) -> CalibrationEffect | None:
+    """Return what calibration does by the metric of the answers, and by the `expected` metric of the candidates."""
+    metric = scorer.influence
+    fitted = outcome.fitted
+    effect = outcome.calibration
+    assert metric is not None and fitted is not None and outcome.chosen is not None
+    if effect is None:
+        return None
+    always = []
+    for label in metric.labels[: len(effect.always)]:
+        always.append(metric.value((example, label) for example in range(metric.num_examples)))
+    values: dict[str, float] = {}
     for name, ordering in (("original", original), ("chosen", outcome.ordering)):
-        for suffix, calibrated in (("", False), ("_calibrated", True)):
-            answered = scorer.outputs(ordering, fitted.answers(ordering, calibrated=calibrated))
-            told[name + suffix] = round(influence.value(answered.items()), 6)
-    told["chosen_calibrated" if effect.applied else "chosen"] = round(expected[outcome.chosen], 6)
-    for each, score in zip(outcome.candidates, expected, strict=True):
-        if each.origin == "calibrated":
-            told["original_calibrated"] = round(score, 6)
-    return told
+        as_it_is = scorer.answers(ordering, fitted.answers(ordering, calibrated=False))
+        calibrated = scorer.answers(ordering, fitted.answers(ordering, calibrated=True))
+        values[name] = metric.value(as_it_is.items())
+        values[f"{name}_calibrated"] = metric.value(calibrated.items())
+    values["chosen_calibrated" if effect.applied else "chosen"] = expected[outcome.chosen]
+    for candidate, value in zip(outcome.candidates, expected, strict=True):
+        if candidate.origin == "calibrated":
+            values["original_calibrated"] = value
+    rounded = {name: round(value, 6) for name, value in values.items()}
+    return effect.model_copy(update={**rounded, "always": always})
 
 
 def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:

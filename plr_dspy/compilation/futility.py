@@ -27,7 +27,6 @@ class FutilityCheck:
     num_train: int  # only calls on this many first examples count
     sample: Callable[[], str] = str  # returns one of the program's answers, for messages
     compares: bool = True  # whether scores or answers that are all the same show that there is nothing to find
-    has_scores: bool = True  # whether the score of a single answer means something
     advice: str = "try another adapter"  # what to do if replies cannot be read
     warned: bool = False  # that many answers could not be parsed
 
@@ -71,7 +70,7 @@ class FutilityCheck:
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
         """Return that no score differs, if that is so; records come by example."""
         scores = [record.score or 0.0 for of_example in examples for record in of_example]
-        if self.has_scores and len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+        if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"
         # What a metric over a set reads beside scores tells answers apart, too.
         distinct = [{(record.score or 0.0, repr(record.value)) for record in of_example} for of_example in examples]

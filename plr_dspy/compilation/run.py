@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from plr_dspy.compilation.choice import Outcome, calibration_effect, count_evidence, judge, likely, measure
+from plr_dspy.compilation.choice import (
+    Outcome,
+    calibration_effect,
+    count_evidence,
+    judge,
+    likely,
+    rescore_with_set_metric,
+)
 from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.compilation.race import first_of_each_kind, run_race
@@ -73,10 +80,10 @@ class CompileRun:
             num_more=plan.num_more_examples,
             favoured=self.original if plan.racing else None,
             shifted=self.shifted,
-            strata=influence.strata(self.num_train) if influence and plan.racing else (),
+            strata=influence.examples_by_label(self.num_train) if influence and plan.racing else (),
         )
         if influence is not None:
-            self.search.model.worth = influence.worth
+            self.search.model.worth = influence.information_weights
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
         self.stop = Stop(StopReason.INTERRUPTED)
@@ -87,7 +94,6 @@ class CompileRun:
             self.num_train,
             self.sample,
             compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
-            has_scores=influence is None or influence.kind is not dict,
             advice=self.advice,
         )
         self._history: list[Iteration] = []
@@ -222,7 +228,7 @@ class CompileRun:
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
-        limited = self.scorer.influence.limited if self.scorer.influence else float
+        limited = self.scorer.influence.clip if self.scorer.influence else float
         scores = [limited(mean_score(table[ordering])) for ordering in orderings]
         best = search.ranked(table)[0]
         self._history.append(
@@ -241,7 +247,7 @@ class CompileRun:
     def _refer(self, orderings: Sequence[Ordering]) -> None:
         """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
         fitted = self.search.fitted
-        self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
+        self.scorer.linearize_at((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
     def _best(self, count: int | None = None) -> list[Ordering]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
@@ -271,7 +277,7 @@ class CompileRun:
             return scores
         found = {}
         for ordering, row in scores.items():
-            (counted,) = influence.stratified(np.array([[*row.values()]]), np.array([*row])).tolist()
+            (counted,) = influence.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
             found[ordering] = dict(zip(row, counted, strict=True))
         return found
 
@@ -305,15 +311,15 @@ class CompileRun:
         calibrated = fitted.answers(outcome.ordering) if outcome.offsets else {}
         others = ((each, fitted.answers(each)) for each, _ in fitted.estimates())
         compared = [(self.original, {}), (outcome.ordering, calibrated)]
-        self.scorer.refer(itertools.chain(compared, others), least=2)
+        self.scorer.linearize_at(itertools.chain(compared, others), least=2)
         _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
         compared_on = None if racing else examples  # other plans go by the selection split alone
-        outcome = measure(judged(rows, least), self.scorer, self.original, examples=compared_on)
+        outcome = rescore_with_set_metric(judged(rows, least), self.scorer, self.original, examples=compared_on)
         if not outcome.chosen or likely(outcome.candidates[outcome.chosen].gain, least):
             return outcome
         # By the metric itself the chosen one is less sure than by its influence: the original stays.
         most = outcome.candidates[outcome.chosen].gain
-        outcome = measure(judged(rows, math.inf), self.scorer, self.original, examples=compared_on)
+        outcome = rescore_with_set_metric(judged(rows, math.inf), self.scorer, self.original, examples=compared_on)
         candidates = []
         for each in outcome.candidates:  # None of them gains more, or is surer.
             expected = min(each.gain.expected, most.expected)

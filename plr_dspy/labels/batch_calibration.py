@@ -38,14 +38,13 @@ from plr_dspy.labels.outputs import (
 )
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.metrics.copies import own_copy
-from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
-from plr_dspy.programs.calls import calls_on, own_prediction
+from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
 from plr_dspy.programs.splits import Examples, mixed, shown_by, value_key, warn_of_repeats
 from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
-from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cross_validated, is_uneven, likely_shares
 
@@ -116,8 +115,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             raise ValueError("prior must be None with method='linear', which learns it: leave it out")
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
             raise ValueError("metric decides with method='batch' and without a prior: leave these out")
-        if isinstance(self.metric, RecallAtPrecision):
-            raise ValueError("metric: RecallAtPrecision takes the best threshold of any calibration: leave it out here")
 
     def compile(
         self,
@@ -264,13 +261,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             """What answers to all inputs that ran, by number, are worth."""
             if self.metric is None:
                 return float((numbers == right).mean())
-            outputs: list[Any] = []
+            answers: list[str | None] = []
             for example, number in zip(asked, numbers.tolist(), strict=True):
-                if number < 0:
-                    outputs.append(None)
-                else:
-                    outputs.append(self.metric.outputs(own_copy(example), own_prediction(predictions[number])))
-            return self.metric.value(self.metric.facts(asked), outputs, weights[ran].tolist())
+                answer = None
+                if number >= 0:
+                    answer = self.metric.answer(example, predictions[number])
+                answers.append(answer)
+            return self.metric.score(self.metric.right_labels(asked), answers, labels=labels, weights=weights[ran])
 
         for name, (answers, _) in ways.items():
             answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
@@ -305,9 +302,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.metric is None:
             return drawn[:count], np.ones(count)
         # Rare ones decide: all take turns, and count in their shares.
-        influence = Influence(self.metric, self.metric.facts(drawn))
-        chosen = influence.turns(len(drawn))[:count]
-        (weights,) = influence.weights(np.ones((1, count), dtype=bool), np.array(chosen))
+        scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
+        chosen = scores.alternate_labels(len(drawn))[:count]
+        (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights
 
 

@@ -14,9 +14,9 @@ from dspy.utils.callback import BaseCallback
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
+from plr_dspy.lm.plain_text_adapter import name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
-from plr_dspy.metrics.over_set import DatasetMetric, LabelMetric, SetMetric
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.scoring.scorer import CellScorer
@@ -50,7 +50,10 @@ class LabelWork(MetricWork):
         original: dspy.Module | None = None,  # what the user has, which is not calibrated but by its `own` calibration
         own: Decision | None = None,
     ) -> None:
-        super().__init__(metric or (lambda example, prediction: 0.0), examples)
+        labels = list(output.labels)
+        if output.optional:
+            labels.append(name_of_label(None))
+        super().__init__(metric or (lambda example, prediction: 0.0), examples, labels)
         self._likeliest = Calibration.none(output.labels).applied if calibrating else None
         self._original, self._own = None if original is None or not calibrating else _shown(original), own
         self.output, self.requests = output, LogprobRequests(purpose)
@@ -97,10 +100,7 @@ class LabelWork(MetricWork):
             lacking = f"no label is among the likeliest tokens of the replies that {adapter} reads"
         elif found.label != label:
             lacking = "the program answers something else than the label that its classifier said"
-        elif (
-            not isinstance(self._over_set, DatasetMetric)  # whose function may mean nothing of a single example
-            and cell.score != self.scores[example, list(self.output.labels).index(found.label)]
-        ):
+        elif cell.score != self.scores[example, list(self.output.labels).index(found.label)]:
             lacking = "the metric scores the same answer differently when it is asked again"
         told = {"refused": self.requests.reason, "lacking": lacking} if lacking else self._told(found)
         return replace(cell, **told)
@@ -108,11 +108,8 @@ class LabelWork(MetricWork):
     def responses(self, scorer: CellScorer, shares: Array | None) -> LabelResponses:
         """Say where the log-probabilities of labels are found, in the cells that were paid, and what labels score."""
         scores = self.scores
-        if self.influence is not None and self._over_set is not None:  # which keeps the table up to date
-            read, scores = self._over_set.outputs, scores.copy()
-            predictions = [dspy.Prediction({self.output.name: value}) for value in self.output.labels.values()]
-            outputs = [[read(own_copy(each), answer) for answer in predictions] for each in self.examples]
-            self.influence.table, self.influence.of_labels = scores, outputs
+        if self.influence is not None:  # It updates the table in place.
+            scores = self.influence.table[:, : len(self.output.labels)]
 
         def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
             cell = scorer.log.records.get(scorer.key(ordering, example))
@@ -155,8 +152,6 @@ def label_scores(
                 began = time.perf_counter()
                 prediction = dspy.Prediction({output.name: values[label]})
                 scores[example, label] = as_score(ask(own_copy(examples[example]), prediction))
-                if isinstance(metric, SetMetric):
-                    metric.outputs(own_copy(examples[example]), prediction)  # which may need more than the label
                 seconds = time.perf_counter() - began
                 num_slow, spent = num_slow + (seconds > LONGEST_CALL), spent + seconds
                 if calls.stopped:  # The metric has caught the exception, and gone on.
@@ -185,9 +180,8 @@ def check_answers(
     for said in found:
         logger.warning(f"{name}: {said}: no answer is right there, unless the metric reads others")
     output = label_output(program)
-    # A function of a whole set may mean nothing of one example, and other outputs may be what a metric reads.
-    of_set = isinstance(metric, SetMetric) and not isinstance(metric, LabelMetric)
-    if not isinstance(output, LabelOutput) or of_set or _answered_outputs(program, examples) != {output.name}:
+    # Other outputs may be what a metric reads.
+    if not isinstance(output, LabelOutput) or _answered_outputs(program, examples) != {output.name}:
         return found
     strange = output.strange(examples)
     if strange.startswith(f"{len(examples)} of") and label_scores(metric, examples, output) == ALL_ALIKE:

@@ -9,7 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
-from plr_dspy.metrics.over_set import LabelMetric
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
@@ -48,6 +48,7 @@ from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.causes import cause_of
+from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels
 from plr_dspy.scoring.run_log import WRONG, RunLog, error_counts, open_log
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
@@ -105,7 +106,10 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     def work(self, job: Job) -> MetricWork:
         """Return what makes a program call; it knows what the search learns from it."""
-        return MetricWork(self.metric, job.scored_examples)
+        labels: list[str] = []
+        if isinstance(self.metric, SetMetric):
+            labels = self.metric.output_labels(job.program, job.scored_examples)
+        return MetricWork(self.metric, job.scored_examples, labels)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
@@ -422,7 +426,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
         tokens=tokens,
         cost=cost_of(tokens) if all(price_of(str(lm.model)) for lm in models) else None,
         errors=errors,
-        confusion=_confusion(job, metric, outcome) if isinstance(metric, LabelMetric) and outcome.answered else None,
+        confusion=_confusion(job, metric, outcome) if isinstance(metric, SetMetric) and outcome.answered else None,
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         settings=job.settings(),
@@ -433,19 +437,17 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
     )
 
 
-def _confusion(job: Job, metric: LabelMetric, outcome: Outcome) -> Confusion:
+def _confusion(job: Job, metric: SetMetric, outcome: Outcome) -> Confusion:
     """Count the labels that both programs answered."""
-    examples = job.scored_examples
-    facts = metric.facts([examples[example] for example, *_ in outcome.answered])
-    labels = sorted(set(facts))
+    numbers, before, after = zip(*outcome.answered, strict=True)
+    right_labels = metric.right_labels([job.scored_examples[number] for number in numbers])
+    labels = possible_labels(right_labels)
 
-    def table(answers: Iterable[Any]) -> list[list[int]]:
-        counts = Counter(zip(facts, map(metric.label_of, answers), strict=True))
-        rows = [[counts[fact, label] for label in labels] for fact in labels]
-        return [[*row, facts.count(fact) - sum(row)] for fact, row in zip(labels, rows, strict=True)]
+    def counts(answers: Sequence[str | None]) -> list[list[int]]:
+        matrix: list[list[int]] = confusion_matrix(right_labels, answers, labels).astype(int).tolist()
+        return matrix
 
-    _, before, after = zip(*outcome.answered, strict=True)
-    return Confusion(labels=labels, original=table(before), returned=table(after))
+    return Confusion(labels=labels, original=counts(before), returned=counts(after))
 
 
 def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:

@@ -310,7 +310,8 @@ def expected_scores(slots: PoolSlots, compilation: CompileRun, outcome: Outcome)
         score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
         ends = fitted.interval(ordering, score, reference=reference)
         if influence is not None:
-            score, ends = influence.limited(score), (influence.limited(ends[0]), influence.limited(ends[1]))
+            score = influence.clip(score)
+            ends = (influence.clip(ends[0]), influence.clip(ends[1]))
         offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
         told = {"score": round(score, 6), "interval": ends, "num_examples": counts[ordering]}
         found.append(Scored(ordering, offsets, {**told, "tokens": slots.tokens(ordering)}))

@@ -21,7 +21,7 @@ from plr_dspy.compilation.run import MIN_COMPARED
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
 from plr_dspy.programs.media import countable
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models

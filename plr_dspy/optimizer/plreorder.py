@@ -15,7 +15,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
-from plr_dspy.metrics.over_set import RecallAtPrecision, SetMetric
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.plackett_luce.updates import update_rule
@@ -124,11 +124,6 @@ class PLReorder(Reorderer):
         asked = self._needing_logprobs
         if self.calibrate is not False and self.signal == "score":
             raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
-        if self.calibrate is not False and isinstance(self.metric, RecallAtPrecision):
-            raise ValueError(
-                "calibrate: RecallAtPrecision takes the best threshold of any calibration: leave calibrate out, and "
-                "pass a student that BatchCalibration(), without this metric, has calibrated"
-            )
         if self.auto == "paper" and asked:
             raise ValueError(f"auto='paper' learns from scores alone, as the paper does: leave out {asked}")
 
@@ -153,7 +148,7 @@ class PLReorder(Reorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
-        if isinstance(program, CalibratedProgram) and not isinstance(self.metric, RecallAtPrecision):
+        if isinstance(program, CalibratedProgram):
             logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
     def work(self, job: Job) -> MetricWork:
@@ -174,7 +169,7 @@ class PLReorder(Reorderer):
             return found
         if found and self._needing_logprobs:
             raise ValueError(self._no_logprobs(found))
-        work = MetricWork(self.metric, job.scored_examples)
+        work = super().work(job)
         work.signal = Signal(used="score", reason=found, labels=[])
         return work
 

@@ -23,7 +23,7 @@ from plr_dspy.optimizer.plreorder import label_work
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.retrieval.slots import FoundSlots
-from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
@@ -211,7 +211,7 @@ class RandomSample(Reorderer):
                     sampled = slice(len(orders) - 1)
                 reverse = orders.index(job.slots.reverse)
             num_usable = len(job.scored_examples)
-            asked = list(range(num_usable)) if influence is None else influence.turns(num_usable)
+            asked = list(range(num_usable)) if influence is None else influence.alternate_labels(num_usable)
             asked = asked[: job.plan.num_train_examples]
             while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
                 asked.pop()
@@ -303,7 +303,7 @@ def order_sensitivity(
 
 def _near_own_answers(
     scorer: CellScorer,
-    influence: Influence,
+    influence: ConfusionScores,
     orders: Sequence[Ordering],
     examples: NDArray[np.int64],
     labels: NDArray[np.int64],
@@ -312,10 +312,10 @@ def _near_own_answers(
     are where it is -1; NaN of failed calls."""
     table, numbers = np.full(labels.shape, np.nan), examples.tolist()
     for row, order, own in zip(table, orders, labels.tolist(), strict=True):
-        answered = scorer.outputs(order, {e: label for e, label in zip(numbers, own, strict=True) if label >= 0})
-        influence.refer((e, answered[e]) for e in numbers if e in answered)
+        answered = scorer.answers(order, {e: label for e, label in zip(numbers, own, strict=True) if label >= 0})
+        influence.linearize_at((e, answered[e]) for e in numbers if e in answered)
         scores = [influence.score(e, answered[e]) if e in answered else np.nan for e in numbers]
-        row[:] = influence.stratified(np.array([scores]), examples)
+        row[:] = influence.reweighted(np.array([scores]), examples)
     return table
 
 

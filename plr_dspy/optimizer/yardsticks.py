@@ -21,8 +21,8 @@ from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.work import LONGEST_CALL, NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
-from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import PoolSlots
@@ -197,7 +197,7 @@ def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
     calls = NoCalls()
     deadline = time.monotonic() + LONGEST
     over_set = metric if isinstance(metric, SetMetric) else None
-    caller = metric_caller(metric) if over_set is None else over_set.outputs
+    caller = metric_caller(metric) if over_set is None else over_set.answer
     results: list[Any] = []
     shortest = math.inf
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
@@ -213,8 +213,8 @@ def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
         if over_set is None:
             score = float(np.mean([as_score(result) for result in results]))
         else:
-            facts = over_set.facts(examples)
-            score = float(over_set.value(facts, results, [1.0] * len(results)))
+            labels = over_set.output_labels(job.program, examples)
+            score = over_set.score(over_set.right_labels(examples), results, labels=labels)
         if not calls.stopped:
             return score
     return None

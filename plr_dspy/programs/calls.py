@@ -16,15 +16,15 @@ from dspy.utils.usage_tracker import UsageTracker
 
 from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
-from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.objects import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
 from plr_dspy.scoring.causes import cause_of
-from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallKey, CallRecord, RunLog
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
@@ -64,15 +64,16 @@ class MetricWork:
     signal: Signal | None = None  # what a search learns from calls, as far as it is known; None: nothing is learned
     ways_out = ""  # what else can be done where there are too many failures
 
-    def __init__(self, metric: Metric, examples: Sequence[dspy.Example]) -> None:
+    def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
+        """Take a metric and examples; `labels` are those that the output's type allows, for a metric over a set."""
         self.sample = ""  # the start of the program's first answer, with its score
         self.examples = examples
         self.models = language_models(metric)  # beside the program's own, as far as they are found
         self._over_set = metric if isinstance(metric, SetMetric) else None
-        self._metric = metric_caller(metric if self._over_set is None else self._over_set.alone)
-        self.influence: Influence | None = None  # scores outputs, where the metric is one over a set
+        self._metric = metric_caller(metric)
+        self.influence: ConfusionScores | None = None  # scores labels, if the metric is one over a set
         if self._over_set is not None:
-            self.influence = Influence(self._over_set, self._over_set.facts(examples))
+            self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call a program's copy on an example, and return the cell; without an answer, that is a `WrongAnswer`."""
@@ -97,7 +98,7 @@ class MetricWork:
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
         if self._over_set is None:
             return CallRecord(score)
-        return CallRecord(score, value=self._over_set.outputs(own_copy(self.examples[example]), prediction))
+        return CallRecord(score, value=self._over_set.answer(self.examples[example], prediction))
 
 
 def own_prediction(prediction: Any) -> Any:

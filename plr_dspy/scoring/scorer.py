@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
-from plr_dspy.scoring.influence import Influence
+from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
 from plr_dspy.search.space import Ordering, is_rule
 
@@ -48,7 +48,7 @@ class CellScorer:
 
     payer: Payer
     bootstrapped: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that made demos, asked for before
-    influence: Influence | None = field(default=None, kw_only=True)  # scores outputs, where the metric is over a set
+    influence: ConfusionScores | None = field(default=None, kw_only=True)  # scores labels, if the metric is over a set
 
     def __post_init__(self) -> None:
         self.log, self.budget, self.phase = self.payer.log, self.payer.budget, "search"
@@ -121,29 +121,30 @@ class CellScorer:
         """A cell with its score, which of a metric over a set depends on the reference."""
         if self.influence is None or cell.outcome == FAILED:
             return cell
-        if not (cell.outcome or isinstance(cell.value, self.influence.kind)):
-            raise ValueError(
-                "log_dir holds calls of another metric, which did not keep the outputs that this one reads: pass "
-                "another log_dir"
-            )
+        if not (cell.outcome or isinstance(cell.value, str)):
+            raise ValueError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, Any]:
-        """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
+    def answers(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, str | None]:
+        """Return the labels that an ordering answers, by example; on some examples those given by number."""
         assert self.influence is not None
-        found = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
-        return found | {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
+        answers = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
+        for example in answers.keys() & labels.keys():
+            answers[example] = self.influence.labels[labels[example]]
+        return answers
 
-    def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
-        """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
-        makes of its answers: so many first ones at least, and as many as a reference takes."""
+    def linearize_at(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
+        """Score cells by a metric over a set near the answers of these orderings, each with its calibrated labels.
+
+        The reference has the `least` first orderings, and more until it has enough answers.
+        """
         assert self.influence is not None
-        answered: list[tuple[int, Any]] = []
+        reference: list[Answer] = []
         for number, (ordering, labels) in enumerate(orderings):
-            if number >= least and self.influence.is_enough(answered):
+            if number >= least and self.influence.is_enough(reference):
                 break
-            answered += self.outputs(ordering, labels).items()
-        self.influence.refer(answered)
+            reference += self.answers(ordering, labels).items()
+        self.influence.linearize_at(reference)
 
     def cells_of(self, ordering: Ordering) -> dict[int, CallRecord]:
         """The paid cells of an ordering that were asked for, by example, as the log has them."""

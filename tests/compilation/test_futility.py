@@ -48,11 +48,6 @@ class TestEnough:
         failed = {("order", number): CallRecord(None, FAILED)}  # which says nothing of scores
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
-    def test_answers_without_scores(self):
-        """Of a function over a set, where the model answers the frequent label to 200 examples."""
-        alike = {("order", example): CallRecord(0.0, value={"label": "no"}) for example in range(200)}
-        assert self.said({**alike, ("other", 0): CallRecord(0.0, value={"label": "no"})}, has_scores=False) == ""
-
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
         """Three orders on each example, two pairs; examples are easy or hard."""

@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import math
 import uuid
-from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +18,7 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict, is_typeddict
 
-from plr_dspy import DatasetMetric, PLFewShot, PLReorder
+from plr_dspy import PLFewShot
 
 
 class Mood(enum.Enum):
@@ -196,32 +195,6 @@ def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(an
         assert caplog.text.count("cannot hold") == 1
         _, report = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=80)
     assert made + 3 <= engine.num_calls == report.program_calls["total"] <= 80
-
-
-@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
-def test_a_metric_over_a_set_reads_the_values_themselves(kind, value, tmp_path):
-    """Before and after a resume."""
-    seen = Counter()
-
-    def read(rows, predictions):
-        for row, prediction in zip(rows, predictions, strict=True):
-            assert isinstance(prediction, dspy.Prediction)
-            for given in (row.of, row.gold, prediction.answer):
-                seen[type(given) is type(value) and repr(given) == repr(value)] += 1
-        return float(len(predictions) > 1)
-
-    program = asking(kind)
-    program.demos = [dspy.Example(given=f"demo {i}", of=value, answer=value) for i in range(3)]
-    engine = fakes.engine_for([])
-    options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False, "log_dir": tmp_path}
-    options["signal"] = "score"  # Else the metric is asked for the labels that no program has answered, too.
-    with fakes.using(engine), dspy.context(adapter=Said(value)):
-        for _ in range(2):
-            PLReorder(DatasetMetric(read), **options).compile(program, trainset=examples(value, 20))
-            assert seen[True]
-            assert not seen[False]
-            seen.clear()
-            assert engine.num_calls <= 40
 
 
 UNTYPED = {

@@ -12,16 +12,7 @@ from fakes import Program, using
 from label_engines import exact
 from label_world import DEMOS, EXAMPLES, Engine, student
 
-from plr_dspy import (
-    F1,
-    AverageScoreBy,
-    BatchCalibration,
-    DatasetMetric,
-    PLFewShot,
-    PLReorder,
-    evaluate_programs,
-    order_sensitivity,
-)
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, order_sensitivity
 from plr_dspy.baselines import PerInputOrder, TopKOrder
 
 
@@ -101,14 +92,6 @@ class World:
         self.write(example.memory)
         return exact(example, prediction)
 
-    def group(self, example):
-        self.metric(example, dspy.Prediction(label=""))
-        return "all"
-
-    def of_all(self, examples, predictions):
-        pairs = zip(examples, predictions, strict=True)
-        return float(np.mean([self.metric(e, p) for e, p in pairs if "label" in p] or [0.0]))
-
 
 QUIET = {"num_threads": 1, "display_progress": False}
 
@@ -155,15 +138,10 @@ WAYS = {
         world.program(), world.metric, world.trainset, 3, max_metric_calls=60, **QUIET
     ),
     "BatchCalibration": calibrate,
-    "BatchCalibration, metric": lambda world: calibrate(world, metric=AverageScoreBy(world.group, world.metric)),
-    "DatasetMetric, compile": lambda world: reorder(world, metric=DatasetMetric(world.of_all)),
-    "DatasetMetric, evaluate_programs": lambda world: evaluate(world, DatasetMetric(world.of_all)),
-    "AverageScoreBy, compile": lambda world: reorder(world, metric=AverageScoreBy(world.group, world.metric)),
-    "AverageScoreBy, evaluate_programs": lambda world: evaluate(world, AverageScoreBy(world.group, world.metric)),
+    "BatchCalibration, F1": lambda world: calibrate(world, metric=F1("positive", field="label")),
+    "F1, compile": lambda world: reorder(world, metric=F1("positive", field="label")),
+    "F1, evaluate_programs": lambda world: evaluate(world, F1("positive", field="label")),
     "F1.evaluate": lambda world: F1("positive", field="label").evaluate(world.program(), world.trainset, **QUIET),
-    "DatasetMetric.evaluate": lambda world: DatasetMetric(world.of_all).evaluate(
-        world.program(), world.trainset, **QUIET
-    ),
     "PerInputOrder": ask_in_orders,
 }
 

@@ -18,16 +18,7 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine
 from matplotlib import pyplot
 
-from plr_dspy import (
-    F1,
-    BatchCalibration,
-    CalibratedProgram,
-    DatasetMetric,
-    PLFewShot,
-    PLReorder,
-    load_program,
-    order_sensitivity,
-)
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
 from plr_dspy.programs.slots import PooledDemo
 from plr_dspy.retrieval.predict import RetrievingPredict, Rule
 from plr_dspy.retrieval.slots import RetrievalSlots
@@ -368,10 +359,10 @@ class TestChoice:
     def test_a_vote_that_takes_long_or_fails_is_left_out(self, monkeypatch):
         """It is scored by what the metric reads, which may be more than a neighbour has."""
 
-        def share(examples, predictions):
-            return sum(len(each["reasoning"]) > 0 for each in predictions) / len(predictions)
+        def metric(example, prediction):
+            return len(prediction["reasoning"]) > 0
 
-        asking, metric = dspy.ChainOfThought("question -> answer"), DatasetMetric(share)
+        asking = dspy.ChainOfThought("question -> answer")
         _, optimizer = compiled(CopyingEngine(), student=asking, metric=metric, max_metric_calls=0)
         assert optimizer.report.vote is None
         monkeypatch.setattr("plr_dspy.optimizer.yardsticks.LONGEST", 0.0)

@@ -75,15 +75,15 @@ class LabelResponses:
     likeliest tokens; None where they are not known."""
     shares: Array | None = None  # of examples that labels are right for, [L], or guesses, [S, L]; None for even ones
     calibrating: bool = False  # whether answers are calibrated to it, or taken as they are
-    influence: Any = None  # the `scoring.influence.Influence` of a metric over a set: what each example counts
+    influence: Any = None  # the `scoring.confusion_scores.ConfusionScores` of a metric over a set
 
     def weights(self, known: Mask, examples: Numbers) -> Array:
-        """What scores on examples count, ``[m, E]``; see `Influence.weights`."""
+        """What scores on examples count, ``[m, E]``; see `ConfusionScores.weights`."""
         return known.astype(np.float64) if self.influence is None else self.influence.weights(known, examples)
 
     def stratified(self, table: Array, examples: Numbers) -> Array:
-        """Scores on examples as they count, ``[m, E]``; see `Influence.stratified`."""
-        return table if self.influence is None else self.influence.stratified(table, examples)
+        """Scores on examples as they count, ``[m, E]``; see `ConfusionScores.reweighted`."""
+        return table if self.influence is None else self.influence.reweighted(table, examples)
 
     def table(self, rows: Mapping[Ordering, Collection[int]], examples: Numbers) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the

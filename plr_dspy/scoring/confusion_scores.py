@@ -1,0 +1,251 @@
+"""Scores by example that stand for a metric of a confusion matrix."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Answer: TypeAlias = tuple[int, str | None]  # the number of an example, and the answered label (None: unread)
+
+ENOUGH_ANSWERS = 10  # answers per label in a reference; fewer do not tell the rates of a rare label
+PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no cell of a reference is empty
+
+
+class MetricOfCounts(Protocol):
+    """A metric of a confusion matrix; see `plr_dspy.metrics.confusion.SetMetric`."""
+
+    bounds: tuple[float, float]
+    label: str | None
+
+    def value(self, counts: Array, labels: Sequence[str]) -> float:
+        """Return the metric of a confusion matrix."""
+
+    def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
+        """Return the derivative of the metric by each count."""
+
+
+def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
+    """Return the labels of the output's type, then further ones that examples have."""
+    declared = list(dict.fromkeys(labels))
+    return declared + sorted(set(right_labels) - set(declared))
+
+
+def confusion_matrix(
+    right_labels: Sequence[str], answers: Sequence[str | None], labels: Sequence[str], weights: ArrayLike = 1.0
+) -> Array:
+    """Count answers by right label (rows) and answered label (columns), ``[k, k + 1]``.
+
+    The last column counts unread replies, and answers that are none of the labels.
+    """
+    numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
+    rows = [numbers[label] for label in right_labels]
+    columns = [numbers.get(answer, len(labels)) for answer in answers]
+    counts = np.zeros((len(labels), len(labels) + 1))
+    np.add.at(counts, (rows, columns), weights)
+    return counts
+
+
+class ConfusionScores:
+    """Score answers so that their mean is, to first order, a metric M of the confusion matrix.
+
+    C[i, j] counts the answers j to examples of label i in a reference, such as the answers of the best programs so far.
+    Its rows are weighted so that labels have the shares that they have among all n examples. Near the reference,
+    an answer j to an example of label i scores
+
+        s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
+
+    The mean over the reference is M(C), by each label alone. So a sample in which a label is more frequent than
+    among all examples does not score higher for that. D is taken with `PSEUDO_EXAMPLES`.
+
+    Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
+
+    Args:
+        metric: The metric M.
+        right_labels: The right label of each example, ``[n]``.
+        labels: Those that the program can answer. Those of the examples are added.
+
+    Attributes:
+        labels: All labels, ``[k]``.
+        num_examples: The number of examples, n.
+        table: What each label scores on each example, ``[n, k]``, updated in place.
+        bounds: The least and the largest value of the metric, as far as known.
+    """
+
+    def __init__(self, metric: MetricOfCounts, right_labels: Sequence[str], labels: Iterable[str] = ()) -> None:
+        self.labels = possible_labels(right_labels, labels)
+        self.bounds = metric.bounds
+        self._metric = metric
+        self.num_examples = len(right_labels)
+        self._right_labels = list(right_labels)
+        self._columns: dict[str | None, int] = {label: number for number, label in enumerate(self.labels)}
+        self._rows = np.array([self._columns[label] for label in right_labels], dtype=np.int64)
+        self._is_of_label = np.eye(len(self.labels))[self._rows]  # [n, k]
+        self._num_of_label = self._is_of_label.sum(axis=0)
+        self._shares = self._is_of_label.mean(axis=0)
+        self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
+        self._value = 0.0
+        self._means = np.zeros(len(self.labels))  # of n D over the reference, by label
+        self._variances = np.ones(len(self.labels))  # of scores, by label
+        self.table = np.zeros((len(right_labels), len(self.labels)))
+
+    def linearize_at(self, answers: Iterable[Answer]) -> None:
+        """Take these answers as the reference; without any nothing changes."""
+        counts = self._count(answers)
+        if not counts.any():
+            return
+        has_examples = self._num_of_label > 0
+        pseudo_counts = np.zeros_like(counts)
+        pseudo_counts[has_examples] = PSEUDO_EXAMPLES / counts.shape[1]
+        smoothed = self._weighted(counts + pseudo_counts)
+        reference = smoothed
+        if counts[has_examples].any(axis=1).all():
+            reference = self._weighted(counts)
+        influences = self._metric.derivative(smoothed, self.labels) * self.num_examples
+        self._value = self._value_of(reference)
+        self._means = _mean_by_row(influences, reference)
+        self._scores = self._value + influences - self._means[:, None]
+        # Smoothed counts leave a variance where all answers agree.
+        deviations = influences - _mean_by_row(influences, smoothed)[:, None]
+        self._variances = _mean_by_row(deviations**2, smoothed)
+        self.table[:] = self._scores[self._rows, :-1]
+
+    def is_enough(self, answers: Sequence[Answer]) -> bool:
+        """Return whether a reference has as many answers as there are examples, and enough for each label."""
+        counts = Counter(self._right_labels[example] for example, _ in answers)
+        enough_by_label = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
+        return enough_by_label and len(answers) >= self.num_examples
+
+    def score(self, example: int, answer: str | None) -> float:
+        """Return the score of an answer to an example; 0 before there is a reference."""
+        return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
+
+    def value(self, answers: Iterable[Answer]) -> float:
+        """Return the metric itself, with labels in the shares that they have among all examples."""
+        return self._value_of(self._weighted(self._count(answers)))
+
+    def clip(self, value: float) -> float:
+        """Return the nearest value that the metric can have."""
+        return min(max(self.bounds[0], value), self.bounds[1])
+
+    def examples_by_label(self, num_examples: int) -> list[list[int]]:
+        """Return the first examples, a list for each label."""
+        examples: dict[str, list[int]] = {}
+        for example, label in enumerate(self._right_labels[:num_examples]):
+            examples.setdefault(label, []).append(example)
+        return list(examples.values())
+
+    def alternate_labels(self, num_examples: int) -> list[int]:
+        """Return the first examples so that labels take turns; the metric's own label comes first."""
+        groups = self.examples_by_label(num_examples)
+        groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
+        turns = itertools.zip_longest(*groups)
+        return [example for example in itertools.chain.from_iterable(turns) if example is not None]
+
+    def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+        """Return the weights ``[m, e]`` that give labels the shares that they have among all examples.
+
+        They are 1 on the mean, and 0 for scores that are not known.
+        """
+        is_of_label = self._is_of_label[examples]
+        num_known = known.sum(axis=1, keepdims=True)
+        weight_of_label = num_known * self._shares / np.maximum(1, known @ is_of_label)
+        return np.where(known, weight_of_label @ is_of_label.T, 0.0)
+
+    def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
+        """Return scores ``[m, e]``, NaN if not known, so that the mean of each row is the weighted mean."""
+        weights = self.weights(~np.isnan(table), examples)
+        return np.asarray(self._value + weights * (table - self._value))
+
+    def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+        """Return how many scores on random examples tell as much as one of these, ``[m]``.
+
+        It is above 1 for scores on the few examples that decide, such as those of a rare label.
+        """
+        counts = known @ self._is_of_label[examples]
+        shares = self._shares * (counts > 0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        errors = (shares**2 / np.maximum(1, counts)) @ self._variances
+        errors_at_random = shares @ self._variances / counts.sum(axis=1)
+        return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
+
+    def largest_influence(self) -> float:
+        """Return the largest deviation from the metric of a right answer, or if these have none, of any answer."""
+        deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
+        of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
+        if of_right_answers.max() > 1e-9:
+            return float(of_right_answers.max())
+        return float(deviations.max())
+
+    def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
+        """Return the centre of an interval of the metric, and its standard error, by the scores of all examples.
+
+        Each of the K labels that matter counts 2 / K answers of the highest and of the lowest score more. So a label
+        that is always answered right is not taken for certain (R. Price and D. Bonett, "An improved confidence interval
+        for a linear function of binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is
+        infinite if a label has a single example.
+        """
+        deviations = np.array(scores) - value
+        lowest = (self._scores - self._value).min(axis=1)
+        highest = (self._scores - self._value).max(axis=1)
+        matters = (self._num_of_label > 0) & ((lowest != 0.0) | (highest != 0.0))
+        num_pseudo = 2.0 / max(1, int(matters.sum()))
+        shift = 0.0
+        variance = 0.0
+        for row in np.flatnonzero(self._num_of_label):
+            of_label = deviations[self._rows == row]
+            num_examples = len(of_label)
+            if num_examples == 1:
+                return value, math.inf
+            total = num_examples + 2.0 * num_pseudo
+            mean = num_pseudo * (lowest[row] + highest[row]) / total
+            # The mean of the label was subtracted, which costs a degree of freedom.
+            squares = np.square(of_label).sum() * num_examples / (num_examples - 1)
+            squares += num_pseudo * (lowest[row] ** 2 + highest[row] ** 2)
+            shift += self._shares[row] * mean
+            variance += self._shares[row] ** 2 * max(0.0, squares / total - mean**2) / total
+        return value + shift, math.hypot(math.sqrt(variance), self.error_of_shares)
+
+    @property
+    def error_of_shares(self) -> float:
+        """Return the standard error of the metric because new examples have other shares of labels."""
+        return math.sqrt(self._shares @ self._means**2 / self.num_examples)
+
+    @property
+    def centring_factor(self) -> float:
+        """Return how much wider deviations are on new examples than about the means of labels.
+
+        It has no limit if each label has a single example.
+        """
+        degrees_of_freedom = self.num_examples - len(set(self._right_labels))
+        return math.sqrt(self.num_examples / max(degrees_of_freedom, 1e-12))
+
+    def _count(self, answers: Iterable[Answer]) -> Array:
+        """Count answers to examples, given by number."""
+        counts = np.zeros_like(self._scores)
+        for example, answer in answers:
+            counts[self._rows[example], self._columns.get(answer, -1)] += 1.0
+        return counts
+
+    def _weighted(self, counts: Array) -> Array:
+        """Return counts whose rows sum to the numbers of examples; rows without answers stay empty."""
+        totals = counts.sum(axis=1)
+        factors = np.divide(self._num_of_label, totals, out=np.zeros_like(totals), where=totals > 0)
+        return np.asarray(counts * factors[:, None])
+
+    def _value_of(self, counts: Array) -> float:
+        """Return the metric of counts, and widen the bounds that a user's metric exceeds."""
+        value = self._metric.value(counts, self.labels)
+        self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
+        return value
+
+
+def _mean_by_row(values: Array, weights: Array) -> Array:
+    """Return the weighted mean of each row; 0 for rows without weight."""
+    totals = weights.sum(axis=1)
+    sums = (values * weights).sum(axis=1)
+    return np.asarray(np.divide(sums, totals, out=np.zeros_like(totals), where=totals > 0))

@@ -1,0 +1,296 @@
+"""Metrics of a confusion matrix: their values, and the scores of answers by them, against scikit-learn."""
+
+import enum
+import math
+from typing import Literal
+
+import dspy
+import numpy as np
+import pytest
+from fakes import Program
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sklearn_metrics
+
+import plr_dspy
+from plr_dspy import F1, ConfusionMetric
+from plr_dspy.scoring import confusion_scores
+from plr_dspy.scoring.confusion_scores import ConfusionScores
+
+LABELS = ("a", "b", "c")
+
+
+def example(label, **more):
+    return dspy.Example(text="t", label=label, **more).with_inputs("text", *more)
+
+
+def share_of_right(counts, labels):
+    """Accuracy, of which the derivative is known."""
+    return np.trace(counts) / counts.sum()
+
+
+def f1_of_a(counts, labels):
+    a = labels.index("a")
+    unread_others = counts[:, -1].sum() - counts[a, -1]
+    return 2 * counts[a, a] / (counts[a].sum() + counts[:, a].sum() + unread_others)
+
+
+def f1_score(right, answers, weights, **options):
+    return sklearn_metrics.f1_score(right, answers, sample_weight=weights, zero_division=0.0, **options)
+
+
+BY_SKLEARN = {
+    F1("a"): lambda t, p, w: f1_score(np.array(t) == "a", np.array(p) == "a", w),
+    ConfusionMetric(f1_of_a): lambda t, p, w: f1_score(np.array(t) == "a", np.array(p) == "a", w),
+    ConfusionMetric(share_of_right, bounds=(0.0, 1.0)): lambda t, p, w: sklearn_metrics.accuracy_score(
+        t, p, sample_weight=w
+    ),
+    F1(): lambda t, p, w: f1_score(t, p, w, labels=sorted(set(t)), average="macro"),
+    F1(average="micro"): lambda t, p, w: f1_score(t, p, w, labels=sorted(set(t)), average="micro"),
+    plr_dspy.MatthewsCorrelation(): lambda t, p, w: sklearn_metrics.matthews_corrcoef(t, p, sample_weight=w),
+    plr_dspy.BalancedAccuracy(): lambda t, p, w: np.mean(
+        [
+            np.average(np.array(p)[np.array(t) == label] == label, weights=np.array(w)[np.array(t) == label])
+            for label in set(t)
+        ]
+    ),
+}
+ANSWERS = (*LABELS, "other")
+BOTH = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(ANSWERS)), min_size=4, max_size=40)
+
+
+@pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
+class TestLabels:
+    @settings(deadline=None, max_examples=25)
+    @given(both=BOTH)
+    def test_values_are_those_of_scikit_learn(self, metric, both):
+        right, answers = zip(*both, strict=True)
+        assume("a" in right)
+        found = metric.score(right, answers, labels=ANSWERS)
+        assert found == pytest.approx(BY_SKLEARN[metric](right, answers, [1.0] * len(both)))
+
+    @settings(deadline=None, max_examples=10)
+    @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
+    def test_scores_are_the_derivative_and_their_mean_the_metric(self, metric, both, moved, to):
+        """Against finite differences of scikit-learn, where some weight of an example goes to another answer."""
+        both = [*both, *((t, p) for t in LABELS for p in LABELS)]
+        right, answers = map(list, zip(*both, strict=True))
+        moved %= len(both)
+        found = ConfusionScores(metric, right, ANSWERS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(confusion_scores, "PSEUDO_EXAMPLES", 1e-9)
+            found.linearize_at(enumerate(answers))
+        scores = [found.score(i, answer) for i, answer in enumerate(answers)]
+        by_sklearn = BY_SKLEARN[metric]
+        assert np.mean(scores) == pytest.approx(by_sklearn(right, answers, [1.0] * len(both)), abs=1e-9)
+        step, weights = 1e-5, np.ones(len(both) + 1)
+        weights[moved], weights[-1] = 1.0 - step, step
+        ways, more = (weights, [1.0] * len(both) + [0.0]), ([*right, right[moved]], [*answers, to])
+        after, before = (by_sklearn(*more, each) for each in ways)
+        derivative = (after - before) / step * len(both)
+        assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
+
+    def test_nothing_is_answered(self, metric):
+        """As if no reply can be read."""
+        right_labels = ["a"] * 3 + ["b"] * 7
+        found = ConfusionScores(metric, right_labels)
+        found.linearize_at((i, None) for i in range(10))
+        assert found.value((i, None) for i in range(10)) == (-1.0 if metric.bounds[0] == -1.0 else 0.0)
+        assert all(math.isfinite(found.score(i, answer)) for i in range(10) for answer in (None, "a", "b"))
+        assert found.score(0, "a") > found.score(0, None)
+
+    def test_an_answer_that_is_no_label_is_an_unread_reply(self, metric):
+        right_labels = ["a", "a", "b", "c"]
+        answers = ["a", "b", "b", "other"]
+        assert metric.score(right_labels, answers) == metric.score(right_labels, [*answers[:3], None])
+        scores = ConfusionScores(metric, right_labels)
+        scores.linearize_at(enumerate(answers))
+        assert scores.labels == ["a", "b", "c"]
+        assert scores.score(0, "other") == scores.score(0, None)
+
+
+@pytest.mark.parametrize(
+    "metric", [F1("a"), F1(), plr_dspy.BalancedAccuracy(), plr_dspy.MatthewsCorrelation()], ids=repr
+)
+@given(both=BOTH, unread=st.sets(st.integers(0, 39), max_size=10))
+def test_closed_derivatives_are_those_of_finite_differences(metric, both, unread):
+    right_labels, answers = zip(*both, strict=True)
+    read = [None if i in unread else answer for i, answer in enumerate(answers)]
+    counts = confusion_scores.confusion_matrix(right_labels, read, ANSWERS) + np.eye(4, 5)
+    expected = ConfusionMetric(metric.value).derivative(counts, ANSWERS)
+    derivative = metric.derivative(counts, ANSWERS)
+    assert derivative[counts > 0] == pytest.approx(expected[counts > 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
+@given(both=BOTH, unread=st.integers(0, 39))
+def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unread):
+    if isinstance(metric, plr_dspy.MatthewsCorrelation):  # It spreads the reply over all wrong labels.
+        both = [pair for pair in both if {*pair} <= {"a", "b"}]
+    right_labels = [label for label, _ in both]
+    assume({"a", "b"} <= {*right_labels})
+    unread %= len(both)
+
+    def value_with(answer):
+        answers = [label for _, label in both]
+        answers[unread] = answer
+        return metric.score(right_labels, answers, labels=ANSWERS)
+
+    wrong_labels = {*right_labels} - {right_labels[unread]}
+    of_unread = value_with(None)
+    assert of_unread <= min(value_with(label) for label in wrong_labels) + 1e-9
+    assert of_unread <= value_with(right_labels[unread]) + 1e-9
+
+
+def test_f1_of_a_label_counts_unread_replies_to_other_examples():
+    """A program that reads one label well and loses all other replies must not look better than one that answers."""
+    right_labels = ["a"] * 2 + ["b"] * 6
+    broken = F1("a").score(right_labels, ["a", "a", *[None] * 6])
+    assert broken == F1("a").score(right_labels, ["a"] * 8) == pytest.approx(0.4)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.booleans()), min_size=6, max_size=30))
+def test_labels_count_in_the_shares_of_all_examples(rows):
+    labels, scores, scored = (np.array(column) for column in zip(*rows, strict=True))
+    found = ConfusionScores(F1(), list(labels))
+    examples, known = np.arange(len(labels)), scored.astype(bool)
+    table = np.where(known, scores, np.nan)[None]
+    means = {each: scores[known & (labels == each)].mean() for each in set(labels[known])}
+    expected = sum((labels == each).mean() * mean for each, mean in means.items())
+    (weights,) = found.weights(known[None], examples)
+    assert (weights > 0).tolist() == known.tolist()
+    if known.any():
+        assert np.nanmean(found.reweighted(table, examples)) == pytest.approx(expected)
+        assert weights[known].mean() == pytest.approx(np.isin(labels, list(means)).mean())
+
+
+@pytest.mark.parametrize("counts", [(10, 10, 0), (2, 40, 8), (1, 1, 1)])
+def test_scores_are_worth_what_the_variance_of_their_mean_says(counts):
+    """Against answers that are drawn anew from those of the reference, for so many examples of each label."""
+    rng, labels = np.random.default_rng(0), np.repeat([*"abc"], [60, 440, 100])
+    answers = np.where(rng.random(600) < 0.6, labels, rng.choice([*"abc"], size=600))
+    found = ConfusionScores(F1("a"), labels.tolist())
+    found.linearize_at(enumerate(answers.tolist()))
+    told = np.array([found.score(i, each) for i, each in enumerate(answers)])
+    there = [(np.flatnonzero(labels == name), count) for name, count in zip("abc", counts, strict=True) if count]
+    examples = np.concatenate([each[:count] for each, count in there])
+    drawn = np.concatenate([told[rng.choice(each, (8_000, count))] for each, count in there], axis=1)
+    of_mean = found.reweighted(drawn, examples).mean(axis=1).var() * (600 / sum(len(each) for each, _ in there)) ** 2
+    at_random = np.average([told[each].var() for each, _ in there], weights=[len(each) for each, _ in there])
+    (weight,) = found.information_weights(np.ones((1, len(examples)), dtype=bool), examples)
+    assert weight == pytest.approx(at_random / len(examples) / of_mean, rel=0.1)
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class TestOwnFunction:
+    def test_gets_counts_and_the_labels_of_the_output(self):
+        """Labels that no example has are those of the type, and answers beside them count in the last column."""
+        calls = []
+
+        def cost(counts, labels):
+            calls.append((counts.tolist(), labels))
+            return share_of_right(counts, labels)
+
+        answers = iter(["a", "c", "other", "b"])
+        program = Program(
+            lambda self, text: dspy.Prediction(label=next(answers)),
+            predict=dspy.Predict(dspy.Signature("text -> label: Literal['c', 'a']")),
+        )
+        devset = [example(label) for label in "aabb"]
+        value = ConfusionMetric(cost).evaluate(program, devset, num_threads=1, display_progress=False)
+        assert value == 0.5
+        assert calls == [([[0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], ["c", "a", "b"])]
+
+    @pytest.mark.parametrize(
+        ("kind", "labels"),
+        [(bool, ["True", "False"]), (Mood, ["good", "bad"]), (Literal["x", "y"] | None, ["x", "y", "None"]), (str, [])],
+    )
+    def test_knows_the_labels_of_a_type(self, kind, labels):
+        signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
+        assert F1().output_labels(dspy.Predict(signature), [example("x")]) == labels
+
+    def test_may_write_to_what_it_gets(self):
+        def once(counts, labels):
+            value = share_of_right(counts, labels)
+            counts[:] = 0.0
+            labels.clear()
+            return value
+
+        assert [ConfusionMetric(once).score(["a", "b"], ["a", "a"]) for _ in range(2)] == [0.5, 0.5]
+
+    def test_may_have_values_beyond_its_bounds(self):
+        found = ConfusionScores(ConfusionMetric(lambda counts, labels: 50.0, bounds=(0.0, 1.0)), ["a"])
+        assert (found.clip(-1.0), found.clip(70.0)) == (0.0, 1.0)
+        found.linearize_at([(0, "a")])
+        assert (found.clip(-1.0), found.clip(70.0)) == (0.0, 50.0)
+
+    def test_is_called_by_its_name(self):
+        assert repr(ConfusionMetric(share_of_right, name="accuracy")) == "accuracy"
+        assert repr(ConfusionMetric(share_of_right, "mood")) == "ConfusionMetric(field='mood', function=share_of_right)"
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
+    def test_that_returns_no_number_is_an_error(self, value):
+        with pytest.raises((ValueError, TypeError), match="metric must return a") as raised:
+            ConfusionMetric(lambda counts, labels: value).score(["a", "b"], ["a", None])
+        assert "of the counts [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]" in raised.value.__notes__[0]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: F1(average="binary"), "needs a label"),
+            (lambda: F1("a", average="macro"), "takes no label"),
+            (lambda: F1(average="weighted"), "average must be"),
+            (lambda: ConfusionMetric(3), "function must be callable"),
+            (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
+            (lambda: ConfusionMetric(F1("a")), "function must be callable"),
+            (lambda: ConfusionMetric(share_of_right, bounds=(1, 0)), "bounds must be the least and the largest value"),
+            (lambda: ConfusionMetric(share_of_right, bounds=0.5), "bounds must be the least and the largest value"),
+            (lambda: F1("A").evaluate(dspy.Predict("text -> label"), [example("a")]), "no example has 'A'"),
+            (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
+            (lambda: F1("a").right_label(example("a").copy(other="b")), "name the one that does, such as F1"),
+            (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
+            (lambda: F1("a").answer(example("a"), dspy.Prediction(answer="a")), "give both the same name"),
+        ],
+    )
+    def test_is_refused_with_a_cure(self, make, message):
+        with pytest.raises((ValueError, TypeError), match=message):
+            make()
+
+    def test_few_of_a_label_are_warned_of(self, caplog):
+        parts = [example("a")] * 8 + [example("b")] * 72, [example("a")] * 2 + [example("b")] * 18
+        F1("a").check(*parts)
+        assert "only 8 of the 80 examples to search and 2 of the 20 examples to compare by have 'a', so" in caplog.text
+        assert "Of 500 examples, with the same share, 10 would in either part" in caplog.text
+        F1("a").check(parts[0])
+        assert "only 8 of the 80 examples have 'a', so that" in caplog.text
+        assert "Of 100 examples, with the same share, 10 would" in caplog.text
+
+
+def test_evaluate_scores_a_program(caplog):
+    def echo(self, text):
+        if text == "fails":
+            raise ValueError("no answer")
+        return dspy.Prediction(label=text)
+
+    texts = ["a", "a", "b", "fails"]
+    devset = [dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)]
+    options = {"num_threads": 2, "display_progress": False, "max_errors": 10}
+    assert F1("a").evaluate(Program(echo), devset, **options) == pytest.approx(2 / 3)  # without the call that failed
+    assert "calls on 1 of 4 examples failed: they are left out" in caplog.text
+    with pytest.raises(RuntimeError, match="all calls failed"):
+        F1("a").evaluate(Program(echo), devset[3:], **options)
+    for size in (1, 10):  # dspy.Evaluate goes on, or gives up
+        with pytest.raises(TypeError, match="the metric reads the label at 'label'"):
+            F1("a").evaluate(Program(lambda self, text: dspy.Prediction(other=text)), devset[:1] * size, **options)
+
+
+def test_labels_are_compared_by_what_demos_call_them():
+    assert F1(Mood.GOOD)(example("good"), dspy.Prediction(label=Mood.GOOD)) == 1.0
+    assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
+    assert F1("x", field="kind")(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
