@@ -1,4 +1,4 @@
-"""What belongs to the process: the terminal, signals, files, and keys that no text may show."""
+"""The process: terminal, signals, files, and secrets that no text may show."""
 
 import json
 import logging
@@ -11,22 +11,25 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 from tqdm import tqdm
 
 PACKAGE = "plr_dspy"
-HANDLER = "dspy_handler"  # this and the formats are DSPy's
-LINE_FORMAT, TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"
+# The handler's name and the formats are those of DSPy.
+HANDLER = "dspy_handler"
+LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 
-_shows_progress = ContextVar("shows_progress", default=True)  # whether what runs now says how far it is
+_shows_progress = ContextVar("shows_progress", default=True)
 
 SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
-
-SHAPES = (  # what looks like a secret, after what is kept of it
+# What looks like a secret; the first group of each pattern is kept.
+SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
     r"[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[^\s\"'&,;]{6,}",
@@ -35,22 +38,24 @@ SHAPES = (  # what looks like a secret, after what is kept of it
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-
-SHORTEST = 6  # shorter values of arguments are no keys; those of the environment need twice as many characters
+# Shorter values of arguments are no keys; environment variables need twice as many characters.
+SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
-    """Shows the package's log lines as DSPy shows its own: warnings, and where progress is shown, all lines.
+    """Shows the package's log lines as DSPy shows its own: warnings always, other lines with the progress bar.
 
-    Where the user has set up logging, they go there, and are not shown a second time.
+    If the user has set up logging, the lines go there only.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
-        if configured or not (record.levelno >= logging.WARNING or _shows_progress.get()):
+        is_configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
+        is_wanted = record.levelno >= logging.WARNING or _shows_progress.get()
+        if is_configured or not is_wanted:
             return
-        of_dspy = sys.modules.get("dspy.utils.logging_utils")  # whose stream `dspy.disable_logging` turns off
-        stream: Any = getattr(of_dspy, "DSPY_LOGGING_STREAM", sys.stderr)
+        # `dspy.disable_logging` turns off the stream of this module.
+        dspy_logging = sys.modules.get("dspy.utils.logging_utils")
+        stream: Any = getattr(dspy_logging, "DSPY_LOGGING_STREAM", sys.stderr)
         try:
             stream.write(f"{self.format(record)}\n")
         except Exception:
@@ -59,23 +64,26 @@ class LogLines(logging.Handler):
 
 def show_log_lines() -> None:
     """Show the package's log lines, once, however often this is called."""
-    logger, handler = logging.getLogger(PACKAGE), LogLines()
+    handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
-    logger.handlers[:] = [*(each for each in logger.handlers if each.name != HANDLER), handler]
+    logger = logging.getLogger(PACKAGE)
+    others = [other for other in logger.handlers if other.name != HANDLER]
+    logger.handlers[:] = [*others, handler]
     logger.setLevel(logger.level or logging.INFO)
 
 
 class Unfailing:
-    """A stream that goes nowhere once it can no longer be written to, as where its reader is gone or a disk is full."""
+    """A stream that drops what it cannot write, for example if its reader is gone or a disk is full."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
-    def __eq__(self, other: object) -> bool:  # so that tqdm knows which bars are in the way of a line
+    def __eq__(self, other: object) -> bool:
+        # tqdm compares streams to know which bars are in the way of a line.
         return other is self or other == self._stream
 
     def write(self, text: str) -> int:
@@ -92,79 +100,82 @@ class Unfailing:
 def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
-    """Show a bar of program calls, of which there are so many at most; `at_end` is called when it has ended."""
-    shown = _shows_progress.set(display)
+    """Show a bar of at most `total` program calls; `at_end` is called after it has ended."""
+    token = _shows_progress.set(display)
+    is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+    hidden = not display or is_disabled or getattr(sys.stderr, "closed", True)
+    stream = Unfailing(sys.stderr)
     try:
-        hidden = (
-            not display or os.environ.get("TQDM_DISABLE", "0") not in ("", "0") or getattr(sys.stderr, "closed", True)
-        )
-        stream: Any = Unfailing(sys.stderr)
         with tqdm(total=total, desc=title, unit="call", dynamic_ncols=True, disable=hidden, file=stream) as bar:
             with ExitStack() as stack:
                 if not bar.disable:
                     _write_above(stack)
                 yield bar
-            bar.total = bar.n  # Cells known already cost nothing.
+            bar.total = bar.n  # Calls known already cost nothing.
             bar.refresh()
     finally:
         at_end()
-        _shows_progress.reset(shown)
+        _shows_progress.reset(token)
 
 
 def _write_above(stack: ExitStack) -> None:
-    """Write log lines, warnings and what else goes to the standard error above the bars, until the stack ends."""
+    """Write log lines, warnings and all else on the standard error above the bars, until the stack ends."""
     from tqdm.contrib import DummyTqdmFile
 
     above = {}
     for stream in (sys.stdout, sys.stderr):
-        bare: Any = stream  # A bar whose thread began before another's and ended before it leaves its own behind.
-        while isinstance(bare, DummyTqdmFile):
-            bare = bare._wrapped
-        above[id(stream)] = DummyTqdmFile(bare)
+        # The bar of another thread, begun earlier and ended before this one, may leave its own stream behind.
+        wrapped = stream
+        while isinstance(wrapped, DummyTqdmFile):
+            wrapped = wrapped._wrapped
+        above[id(stream)] = DummyTqdmFile(wrapped)
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", [])}:
-        # Not those whose stream is whatever `sys.stderr` is.
-        if (stream := vars(handler).get("stream")) is not None and id(stream) in above:
-            handler.setStream(above[id(stream)])
-            stack.callback(handler.setStream, stream)
+    for logger in loggers:
+        for handler in getattr(logger, "handlers", []):
+            # A handler without such an attribute writes to whatever `sys.stderr` is.
+            stream = vars(handler).get("stream")
+            if stream is not None and id(stream) in above:
+                handler.setStream(above[id(stream)])
+                stack.callback(handler.setStream, stream)
     stack.enter_context(redirect_stderr(above[id(sys.stderr)]))
 
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """While this context lasts, SIGINT and SIGTERM raise `KeyboardInterrupt` in the main thread, and set the event.
+    """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
-    So they do inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own is
-    called first; where there is one for SIGTERM, it alone decides. Other threads get no signals. A program may have
-    swallowed the exception; the event stays set.
+    This also holds inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own
+    is called first; one for SIGTERM decides alone. Other threads get no signals. The event stays set if a program
+    swallows the exception.
     """
-    received, before = threading.Event(), dict[int, Any]()
+    received = threading.Event()
+    handlers: dict[int, Any] = {}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.set()
-        handler = before[number]
-        module = getattr(getattr(handler, "func", handler), "__module__", "") or ""
+        handler = handlers[number]
+        function = getattr(handler, "func", handler)
+        module = getattr(function, "__module__", "") or ""
         if callable(handler) and not module.startswith(("_signal", "asyncio")):
             handler(number, frame)
         raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")
 
     if threading.current_thread() is threading.main_thread():
-        for kind in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(kind)
-            own = kind == signal.SIGTERM and handler is not signal.SIG_DFL
-            if not own and handler not in (None, signal.SIG_IGN):
-                before[kind] = handler
+        if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
+            handlers[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            handlers[signal.SIGTERM] = signal.SIG_DFL
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, interrupt)
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def as_json(value: Any) -> bytes:
-    """JSON of a value; half of a pair of characters, which no file can hold, becomes a question mark."""
+def as_json(value: object) -> bytes:
+    """Return a value as JSON, with a question mark for each character that no file can contain."""
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
@@ -174,7 +185,8 @@ def as_json(value: Any) -> bytes:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file through a temporary one in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # with the permissions of any new file
+    # Unlike `tempfile`, this gives the file the usual permissions.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -187,32 +199,40 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """Hides secrets among the arguments of LMs and in the environment, by their names, and what looks like one.
+    """Hides secrets in texts: those of LMs and of the environment, and what looks like one.
 
-    `variables` of the environment hold one, whatever they are called.
+    Args:
+        models: LMs or embedders, whose arguments with names such as "api_key" are hidden.
+        variables: Environment variables that contain a secret, whatever their names.
     """
 
-    def __init__(self, models: Iterable[Any], *, variables: Iterable[str | None] = ()) -> None:
-        told = [(name, value) for name, value in os.environ.items() if len(value) >= 2 * SHORTEST]
-        holding: list[Any] = [*variables]
-        for model in models:  # An LM, or an embedder: its attributes, arguments and headers, and those of its engines.
-            engines = [getattr(model, name, None) for name in ("_engine_spec", "_async_engine_spec")]
-            given = {**getattr(model, "kwargs", {}), **getattr(model, "default_kwargs", {})}
-            held = [given.get("headers"), given.get("extra_headers")]
-            held += [getattr(owner, "__dict__", None) for owner in (model, *engines)]
-            for each in held:
-                given.update(each if isinstance(each, Mapping) else {})
-            told += given.items()
-            holding.append(given.get("api_key_env"))
-        values = {value for name, value in told if SECRET_NAME.search(name) and isinstance(value, str)}
-        named = {os.environ.get(name, "") for name in holding if isinstance(name, str)}
-        long = {value for value in values if len(value) >= SHORTEST}
-        self._values = sorted(filter(None, long | named), key=len, reverse=True)
+    def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:
+        arguments = list(chain.from_iterable(map(_arguments_of, models)))
+        values = {value for name, value in arguments if SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET}
+        variables = [*variables, *(value for name, value in arguments if name == "api_key_env")]
+        for name, value in os.environ.items():
+            is_secret = SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET
+            if is_secret or name in variables:
+                values.add(value)
+        # A secret may contain another one, so the longest goes first.
+        self._secrets = sorted(values - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """The text without them."""
-        for value in self._values:
-            text = text.replace(value, "[hidden]")
-        for shape in SHAPES:
+        """Return the text without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[hidden]")
+        for shape in SECRET_SHAPES:
             text = re.sub(shape, r"\g<1>[hidden]", text)
         return text
+
+
+def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
+    """Yield the texts among the arguments, headers and attributes of an LM or embedder and of its engines."""
+    owners = (model, getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None))
+    mappings = [getattr(owner, "__dict__", None) for owner in owners]
+    for name in ("kwargs", "default_kwargs"):
+        arguments = getattr(model, name, {})
+        mappings += [arguments, arguments.get("headers"), arguments.get("extra_headers")]
+    for mapping in mappings:
+        if isinstance(mapping, Mapping):
+            yield from ((name, value) for name, value in mapping.items() if isinstance(value, str))

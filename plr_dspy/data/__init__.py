@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 def load_reviews(part: Literal["train", "test"]) -> list[dspy.Example]:
-    """The bundled reviews as examples ``review -> sentiment``.
+    """Return the bundled reviews as examples ``review -> sentiment``.
 
     Args:
-        part: "train" (220 reviews) or "test" (160); half of either is positive.
+        part: "train" (220 reviews) or "test" (160); half of each is positive.
     """
     import dspy
 
-    text = (resources.files(__name__) / f"reviews_{part}.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text.splitlines()]
-    return [dspy.Example(review=row["text"], sentiment=row["label"]).with_inputs("review") for row in rows]
+    file = resources.files(__name__) / f"reviews_{part}.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    examples = [dspy.Example(review=row["text"], sentiment=row["label"]) for row in rows]
+    return [example.with_inputs("review") for example in examples]

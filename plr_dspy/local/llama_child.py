@@ -1,5 +1,8 @@
-"""The local server's child process: run by path, with the settings as JSON on the first line of its input. It answers
-with a line of JSON, and ends when its input ends, so that it never outlives its parent."""
+"""The local server's child process, run by path.
+
+It reads the settings as JSON from the first line of its input, and answers with a line of JSON. It ends when its
+input ends, so that it never outlives its parent.
+"""
 
 import json
 import os
@@ -16,15 +19,16 @@ def main() -> None:
     params.model_alias = {settings["model"]}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.cors_origins = ""  # no page in a browser of this machine may read answers
+    params.cors_origins = ""  # No page in a browser of this machine may read answers.
     params.ui = False
     params.endpoint_slots = False
     params.endpoint_metrics = True
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    params.cache_ram_mib = 0  # the slots keep the prefixes; the cache behind them grows to gigabytes
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["num_threads"]
+    params.cache_ram_mib = 0  # The slots keep the prefixes; a further cache would grow to gigabytes.
+    params.cpuparams.n_threads = settings["num_threads"]
+    params.cpuparams_batch.n_threads = settings["num_threads"]
     params.verbosity = 1
     try:
         server = xllamacpp.Server(params)
@@ -34,7 +38,7 @@ def main() -> None:
     print(json.dumps(reply), flush=True)
     os.dup2(2, 1)
     sys.stdin.read()
-    # The server's destructor waits for calls in flight, for whom nobody waits any more.
+    # The server's destructor would wait for running calls, which nobody needs any more.
     os._exit(0)
 
 
