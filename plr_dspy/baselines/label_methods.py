@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO: orders are asked for label probabilities, and those with the best criterion taken."""
+"""LocalE, GlobalE, PDO and DEmO: choose orders by their label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
@@ -46,72 +46,85 @@ from plr_dspy.statistics.comparisons import paired_interval
 logger = logging.getLogger(__name__)
 
 COMPARED_SHARE = 0.2  # of a budget for the comparison with the original order, at most
-OTHERS = ", or use PLReorder or TopKOrder, which need none"  # what else can be done where a program has no such output
+OTHERS = ", or use PLReorder or TopKOrder, which need none"
+ONE_DEVIATION = 2 * ndtr(1.0) - 1  # confidence of an interval of one standard error
 WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
+
+Rows = Mapping[Ordering, Mapping[int, CallRecord]]
 
 
 @arguments
 class LabelReorderer(Reorderer):
-    """What the methods that look at label probabilities share: each has a criterion and probing inputs.
+    """Base of the methods, which differ in their criterion and their probing inputs.
 
-    The metric does not choose the order: the report says how the order chosen does by it beside the original one.
+    The metric does not choose the order; it compares the choice with the original.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    fillers: ClassVar[tuple[str, ...]] = ()  # texts that each make a probing input
-    # At which the LM writes the probing inputs; None where it writes none. With neither, these are train inputs.
+    # Probing inputs are the fillers, or written by the LM at this temperature.
+    # If there is neither, they are inputs of the train split.
+    fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 24
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """What the order chosen has most of, by its distributions over labels for all inputs, ``[E, L]``."""
+        """Return what to maximise, from an order's distributions over labels ``[E, L]``."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
-        predictors = program.predictors()
+        """Raise unless the program has one predictor with one finite output."""
         if isinstance(self.metric, SetMetric):
             raise ValueError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
         if isinstance(program, CalibratedProgram):
             raise ValueError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
-                "student.program, and calibrate what comes of it"
+                "student.program, and calibrate the result"
             )
+        predictors = program.predictors()
         if len(predictors) != 1:
-            needs = f"{self.name} needs a program with one predictor"
-            raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
+            raise ValueError(
+                f"{self.name} needs a program with one predictor; this one has {len(predictors)}: "
+                "use PLReorder or TopKOrder"
+            )
         if decision_adapter(predictors[0]) is not None:
             raise ValueError(
-                f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
-                f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
+                f"{self.name} reads the tokens of labels, and replies to the student state probabilities "
+                f"instead: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
         needed_output(program, self.name, cure=OTHERS)
         if self.fillers or self.temperature:
+            cure = f"use PDO(setting='unlabelled'){OTHERS}"
             for example in trainset:
-                cure = f"use PDO(setting='unlabelled'){OTHERS}"
                 check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        """Each order on as many probing inputs as the budget pays for; then the winner beside the original."""
-        num_orders, budget = min(self.num_candidates, num_distinct), self.max_metric_calls
-        most, least = len(self.fillers) or num_train, len(self.fillers) or 1
-        if self.temperature:  # A call writes an input, and one each is for those that were written.
-            most, least = 1 + num_orders, 2
+        """Plan each order on as many probing inputs as affordable, then a comparison."""
+        num_orders = min(self.num_candidates, num_distinct)
+        least = len(self.fillers) or 1
+        most = len(self.fillers) or num_train
+        if self.temperature:  # Each order writes an input, and answers those of all.
+            least = 2
+            most = 1 + num_orders
 
         def affordable(budget: int) -> tuple[int, int]:
-            """Program calls for each order, and examples of the comparison."""
-            compared = min(num_selection, max(MIN_EXAMPLES, int(COMPARED_SHARE * budget) // 2))
-            return min(most, (budget - 2 * compared) // num_orders), compared
+            """Return the calls for each order, and the examples of the comparison."""
+            share = int(COMPARED_SHARE * budget) // 2
+            num_compared = min(num_selection, max(MIN_EXAMPLES, share))
+            return min(most, (budget - 2 * num_compared) // num_orders), num_compared
 
-        num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
+        budget = self.max_metric_calls
+        num_calls = most
+        num_compared = num_selection
+        if budget is not None:
+            num_calls, num_compared = affordable(budget)
         if num_calls < least:
             enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
             raise ValueError(
-                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it, or lower "
-                "num_candidates"
+                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: "
+                "raise it, or lower num_candidates"
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=num_compared, budget=budget)
 
@@ -119,202 +132,263 @@ class LabelReorderer(Reorderer):
         return ProbingWork(self, job)
 
     def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
-        probing = ["the writing of a probing input"] * work.first
-        keys = [f"{each} at temperature {self.temperature}" for each in probing]
-        keys += [f"probing by {digest(each)}" for each in work.asked]
-        keys += ["not written yet"] * (work.num_probing - len(keys))
-        probing += [f"probing input {i}" for i in range(work.first, work.num_probing)]
-        names, others = (each[len(job.splits.train) :] for each in super()._examples(job, work))
-        return probing + names, keys + others
+        names = [f"probing input {i}" for i in range(work.first, work.num_probing)]
+        keys = [f"probing by {digest(example)}" for example in work.inputs]
+        keys += ["not written yet"] * (len(names) - len(keys))
+        if work.first:
+            writing = "the writing of a probing input"
+            names.insert(0, writing)
+            keys.insert(0, f"{writing} at temperature {self.temperature}")
+        all_names, all_keys = super()._examples(job, work)
+        num_train = len(job.splits.train)
+        return names + all_names[num_train:], keys + all_keys[num_train:]
 
-    def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: Any) -> Any:
+    def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: object) -> LabelCompilation:
         return LabelCompilation(self, job, work, scorer)
 
 
 class LabelCompilation(CompileRun):
-    """One compile, with the mean distribution ``[L]`` over the inputs of each order asked as `means`."""
+    """One compile; `means` holds each order's mean distribution ``[L]`` over the inputs."""
 
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
-        shape: dict[str, Any] = {"plan": job.plan, "num_train": work.num_probing, "original": job.original}
-        super().__init__(optimizer.search(job), scorer, **shape)
+        super().__init__(
+            optimizer.search(job), scorer, plan=job.plan, num_train=work.num_probing, original=job.original
+        )
         self.means: dict[Ordering, Array] = {}
-        self._optimizer, self._job, self._work, self._winner = optimizer, job, work, job.original
+        self._optimizer = optimizer
+        self._job = job
+        self._work = work
+        self._winner = job.original
 
     def run(self) -> Outcome:
-        """Ask all orders, and compare the best; the original order wins ties."""
+        """Probe all orders, and compare the best with the original, which wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
         self._begin("search", to_come=self.plan.final_calls)
-        orderings, scorer, work = self.search.ask(), self.scorer, self._work
-        # The first one alone: if the LM gives no log-probabilities, no other call is made.
-        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        rows: Mapping[Ordering, Mapping[int, CallRecord]] = {}
-        if work.first and len(written := scorer.cells(dict.fromkeys(orderings, range(1)))) == len(orderings):
-            cells = [row[0] for row in written.values()]
-            if all(cell.outcome == FAILED for cell in cells):
-                raise scorer.nothing_ran(cells)
-            work.take([cell.value for cell in cells])
-            scorer.log.number_examples(self._optimizer._examples(self._job, work)[1])
-        if work.asked:  # Else time or money is up.
-            rows = scorer.cells(dict.fromkeys(orderings, work.probing))
-        scores = self._scores(rows) if rows else {}
-        reason = StopReason.ALL_ASKED if len(rows) == len(orderings) else scorer.budget.refused
+        orderings = self.search.ask()
+        rows = self._probe(orderings)
+        scores = self._scores(rows)
+        reason = self.scorer.budget.refused
+        if len(rows) == len(orderings):
+            reason = StopReason.ALL_ASKED
         self.stop = Stop(reason or StopReason.TIME)
-        table: list[list[float]] = []
         error_text = ""
+        table: list[list[float]] = []
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                table, _ = self._compare([self.original, self._winner])
+                table, *_ = self._compare([self.original, self._winner])
             except NothingRan as error:
-                logger.warning("what was chosen could not be compared with the original: %s", error)
+                logger.warning("the chosen order could not be compared with the original: %s", error)
                 error_text = f": {error}"
         if len(table) < 2:
             stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
             return self._outcome(ordering=self._winner, stop=stop)
-        before, after = table
-        low, high = paired_interval([b - a for a, b in zip(before, after, strict=True)], 2 * ndtr(1.0) - 1)
-        mean, deviation = (low + high) / 2, (high - low) / 2
-        gain = Gain(mean, float(ndtr(mean / deviation)) if deviation else 0.5, deviation=deviation)
-        results = [Result("original", self.original, math.fsum(before) / len(before), Gain(0.0, 0.0))]
+        return self._compared(*table)
+
+    def _probe(self, orderings: Sequence[Ordering]) -> Rows:
+        """Return the cells of the probing inputs; empty if time or money is up."""
+        scorer = self.scorer
+        # Call once first: if the LM gives no log-probabilities, no other call is made.
+        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
+        if self._work.first:
+            written = scorer.cells(dict.fromkeys(orderings, range(1)))
+            if len(written) < len(orderings):
+                return {}
+            cells = [row[0] for row in written.values()]
+            if all(cell.outcome == FAILED for cell in cells):
+                raise scorer.nothing_ran(cells)
+            self._work.take([cell.value for cell in cells])
+            scorer.log.number_examples(self._optimizer._examples(self._job, self._work)[1])
+        return scorer.cells(dict.fromkeys(orderings, self._work.probing))
+
+    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
+        differences = [b - a for a, b in zip(before, after, strict=True)]
+        low, high = paired_interval(differences, ONE_DEVIATION)
+        mean = (low + high) / 2
+        deviation = (high - low) / 2
+        probability = 0.5
+        if deviation:
+            probability = float(ndtr(mean / deviation))
+        gain = Gain(0.0, 0.0)
+        candidates = [Result("original", self.original, math.fsum(before) / len(before), gain)]
         if self._winner != self.original:
-            results.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
+            gain = Gain(mean, probability, deviation=deviation)
+            candidates.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
         return self._outcome(
             ordering=self._winner,
-            comparison=comparison(before, after, num_candidates=2, gain=results[-1].gain),
-            candidates=results,
-            chosen=len(results) - 1,
+            comparison=comparison(before, after, num_candidates=2, gain=gain),
+            candidates=candidates,
+            chosen=len(candidates) - 1,
         )
 
     def _best(self, count: int | None = None) -> list[Ordering]:
         return [self._winner]
 
-    def _scores(self, rows: Mapping[Ordering, Mapping[int, CallRecord]]) -> dict[Ordering, float]:
-        """The criterion of each order, from its cells; sets `means`."""
-        cells, probing = [cell for row in rows.values() for cell in row.values()], self._work.probing
-        # Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.
-        inputs = [e for e in probing if all(row[e].outcome != FAILED for row in rows.values())] or probing
-        tables = {
-            ordering: [row[example].value for example in inputs]
-            for ordering, row in rows.items()
-            if all(row[example].outcome != FAILED for example in inputs)
-        }
+    def _scores(self, rows: Rows) -> dict[Ordering, float]:
+        """Return the criterion of each order; also fill `means`."""
+        if not rows:
+            return {}
+        # Leave out inputs that failed for an order. If that leaves none, the orders
+        # with failures are the worst.
+        failed: set[int] = set()
+        for row in rows.values():
+            failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
+        inputs = [i for i in self._work.probing if i not in failed] or self._work.probing
+        tables: dict[Ordering, list[list[float] | None]] = {}
+        for ordering, row in rows.items():
+            if all(row[i].outcome != FAILED for i in inputs):
+                tables[ordering] = [row[i].value for i in inputs]
+        cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
         if not tables:
             raise self.scorer.nothing_ran(cells)
-        if all(value is None for values in tables.values() for value in values):
+        if all(value is None for value in itertools.chain(*tables.values())):
             cell = next(cell for cell in cells if cell.outcome != FAILED)
             raise RuntimeError(
-                f"none of {len(cells)} calls gave any label a probability, so no order can be told from another; one "
-                f"said: {cell.error}: {cell.message}"
+                f"none of {len(cells)} calls gave any label a probability, so the orders cannot be compared; "
+                f"one said: {cell.error}: {cell.message}"
             )
-        uniform, scores = self._work.uniform, {}
+        scores = {}
         for ordering, values in tables.items():
-            table = np.array([uniform if value is None else value for value in values])
+            table = np.array([self._work.uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = self._optimizer.criterion(table)
-        return {ordering: scores.get(ordering, min(scores.values())) for ordering in rows}
+        worst = min(scores.values())
+        return {ordering: scores.get(ordering, worst) for ordering in rows}
 
 
 class ProbingWork(MetricWork):
-    """Finds label probabilities of probing inputs, and has answers to the selection split, which follow, scored.
+    """Reads label probabilities of probing inputs; scores the selection split after them.
 
-    Where the LM writes the inputs, one from each order's demos (Lu et al., ACL 2022, Section 3.1), that is the `first`
-    "example". `num_probing` counts all before those that are scored, and `asked` are the probing inputs known.
+    If the LM writes the inputs, "example" 0 is to write one from an order's demos
+    (Lu et al., ACL 2022, Section 3.1).
+
+    Attributes:
+        first: Number of the first probing input, 0 or 1.
+        num_probing: Number of examples before the selection split.
+        inputs: Probing inputs that are known.
     """
 
     def __init__(self, optimizer: LabelReorderer, job: Job) -> None:
         super().__init__(optimizer.metric, job.splits.selection)
-        self._temperature, self.first = optimizer.temperature, int(optimizer.temperature is not None)
-        inputs = [dict(example.inputs().items()) for example in job.splits.train]
-        if optimizer.fillers:
-            inputs = [dict.fromkeys(fields, text) for fields in inputs[:1] for text in optimizer.fillers]
-        known = [] if self.first else inputs[: job.plan.num_train_examples]
-        self.asked = [dspy.Example(fields).with_inputs(*fields) for fields in known]
         output = needed_output(job.program, optimizer.name, cure=OTHERS)
-        self.uniform = [1.0 / len(output.labels)] * len(output.labels)  # where a reply says nothing of labels
-        self._labels = LabelWork(None, self.asked, output=output, purpose=optimizer.name, calibrating=True)
-        self.num_probing = max(1, job.plan.num_train_examples) if self.first else len(self.asked)
+        self.uniform = [1.0 / len(output.labels) for _ in output.labels]
+        self._temperature = optimizer.temperature
+        self.first = int(optimizer.temperature is not None)
+        num_inputs = job.plan.num_train_examples
+        self.num_probing = max(1, num_inputs)
+        self.inputs: list[dspy.Example] = []
+        if not self.first:
+            inputs = [dict(example.inputs().items()) for example in job.splits.train]
+            if inputs and optimizer.fillers:
+                inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
+            self._add(inputs[:num_inputs])
+            self.num_probing = len(self.inputs)
+        self._labels = LabelWork(None, self.inputs, output=output, purpose=optimizer.name, calibrating=True)
 
     @property
     def probing(self) -> range:
-        return range(self.first, self.first + len(self.asked))
+        return range(self.first, self.first + len(self.inputs))
 
-    def take(self, written: Sequence[Any]) -> None:
-        """Take the inputs that the LM has written, None for failures: those that differ and came first."""
-        distinct = {value_key(fields): fields for fields in reversed(written) if fields}
-        kept = list(reversed(distinct.values()))[: self.num_probing - 1]
-        self.asked[:] = [dspy.Example(fields).with_inputs(*fields) for fields in kept]
-        if not kept:
+    def take(self, written: Sequence[dict[str, str] | None]) -> None:
+        """Take the first distinct inputs that the LM has written, None for failures."""
+        distinct: dict[bytes, dict[str, str]] = {}
+        for fields in written:
+            if fields:
+                distinct.setdefault(value_key(fields), fields)
+        self.inputs.clear()
+        self._add(list(distinct.values())[: self.num_probing - 1])
+        if not self.inputs:
             raise RuntimeError(
-                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, or use a "
-                "method that needs none, such as PDO"
+                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, "
+                "or use a method that needs none, such as PDO"
             )
-        logger.info("%d distinct probing inputs were written", len(kept))
+        logger.info("%d distinct probing inputs were written", len(self.inputs))
+
+    def _add(self, inputs: Sequence[Mapping[str, object]]) -> None:
+        self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a cell with a distribution over labels, with the fields of an input, or with a score."""
+        """Return a cell with label probabilities, a written input, or a score."""
         if example >= self.num_probing:
             return super().__call__(program, example - self.num_probing)
         if example < self.first:
             return CallRecord(None, value=self._written_input(program))
-        found = self._labels(program, example - self.first)
-        if found.label_logprobs is None:
+        cell = self._labels(program, example - self.first)
+        if cell.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
-        return CallRecord(None, value=distribution(found.label_logprobs, found.unseen_labels).tolist())
+        return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _written_input(self, program: dspy.Module) -> dict[str, str]:
-        """A new input like the program's demos: plain completions go on after the last, other models are asked for one
-        more. As long as no call had log-probabilities, this one must have them."""
-        predictor, plain, requests = program.predictors()[0], PlainTextAdapter(), self._labels.requests
-        signature, lm = predictor.signature, predictor.lm or dspy.settings.lm
-        demos = "\n\n".join(each["content"] for each in plain.format_demos(signature, predictor.demos))
-        outputs = {name: (str, dspy.OutputField()) for name in signature.input_fields}
-        options: dict[str, Any] = {"temperature": self._temperature}
-        if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
-            adapter, inputs, asks = plain, {}, dspy.Signature(outputs, demos)
-            for name, field in signature.input_fields.items():
-                asks.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
-            answer_title = title_of(*next(iter(signature.output_fields.items())))
+        """Write a new input like the program's demos.
+
+        The first call asks for log-probabilities, to find out if the LM has any.
+        """
+        predictor = program.predictors()[0]
+        lm = predictor.lm or dspy.settings.lm
+        adapter, signature, inputs = self._writing_prompt(predictor, lm)
+        options: dict[str, object] = {"temperature": self._temperature}
+        if isinstance(adapter, PlainTextAdapter):
+            answer_title = title_of(*next(iter(predictor.signature.output_fields.items())))
             options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
-        else:
-            adapter, inputs = dspy.settings.adapter or dspy.ChatAdapter(), {"examples": demos}
-            asks = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
-        if telling := not requests.given:
+        requests = self._labels.requests
+        asks_logprobs = not requests.given
+        if asks_logprobs:
             options |= {"logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
         try:
-            written = adapter(lm, options, asks, [], inputs)[0]
+            reply = adapter(lm, options, signature, [], inputs)[0]
         except AdapterParseError as error:
             raise WrongAnswer(error) from error
         except Exception as error:
             requests.note_error(lm, error)
             requests.check(error)
             raise
-        if telling:
-            requests.note_reply(lm, given=bool(getattr(written.get("logprobs"), "content", None)))
+        if asks_logprobs:
+            requests.note_reply(lm, given=bool(getattr(reply.get("logprobs"), "content", None)))
             requests.check()
-        fields = {name: str(written.get(name) or "").strip() for name in signature.input_fields}
+        fields = {name: str(reply.get(name) or "").strip() for name in predictor.signature.input_fields}
         if not all(fields.values()):
             raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
         return fields
 
+    def _writing_prompt(
+        self, predictor: dspy.Predict, lm: dspy.BaseLM
+    ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
+        """Return adapter, signature and inputs: completions continue after the demos, chats are asked."""
+        plain = PlainTextAdapter()
+        input_fields = predictor.signature.input_fields
+        messages = plain.format_demos(predictor.signature, predictor.demos)
+        demos = "\n\n".join(message["content"] for message in messages)
+        outputs = {name: (str, dspy.OutputField()) for name in input_fields}
+        if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
+            signature = dspy.Signature(outputs, demos)
+            for name, field in input_fields.items():
+                signature.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
+            return plain, signature, {}
+        adapter = dspy.settings.adapter or dspy.ChatAdapter()
+        signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+        return adapter, signature, {"examples": demos}
+
 
 @arguments
 class LocalE(LabelReorderer):
-    """The order whose label distributions are least over-confident: highest mean entropy over probing inputs.
+    """Choose the order with the highest mean entropy of its label distributions.
 
-    The LM writes the probing inputs itself, one from each candidate's demos; no label is used. It needs a program
-    with one predictor, one finite output (Literal, enum or bool) and text inputs, and an LM that gives
-    log-probabilities. It makes ``num_candidates * (1 + inputs)`` program calls, with at most as many inputs as
+    The LM writes the probing inputs from each candidate's demos; no label is used.
+    The program must have one predictor, one finite output (Literal, enum or bool)
+    and text inputs. The LM must give log-probabilities. It makes
+    ``num_candidates * (1 + inputs)`` program calls, with at most as many inputs as
     candidates, and 2 on each selection example.
 
-    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022, Eq. 4 to 6.
+    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
+    ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Only says in the report how the order does beside the original one, on the selection split.
+        metric: Compares the order with the original one, on the selection split.
         variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy.
-        num_candidates: Random orders, the original one among them; of fewer orders, all.
-        temperature: At which probing inputs are written.
-        all others: As in `PLReorder`; with max_metric_calls fewer probing inputs, so that it is never exceeded.
+        num_candidates: Number of random orders, the original one included.
+        temperature: Temperature at which probing inputs are written.
+        all others: As in `PLReorder`; max_metric_calls reduces the probing inputs.
     """
 
     name = "LocalE"
@@ -325,27 +399,30 @@ class LocalE(LabelReorderer):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the LM can write inputs: text, and those of the predictor itself."""
         super().check(program, trainset)
-        taken = set(program.predictors()[0].signature.input_fields)
+        predictor_inputs = set(program.predictors()[0].signature.input_fields)
         for example in trainset:
-            if (given := set(example.inputs().keys())) != taken:
+            inputs = set(example.inputs().keys())
+            if inputs != predictor_inputs:
                 raise ValueError(
                     f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
-                    f"program's own inputs {sorted(given)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
+                    f"program's own inputs {sorted(inputs)}; it takes {sorted(predictor_inputs)}: "
+                    "use PDO, PLReorder or TopKOrder"
                 )
 
     def criterion(self, table: Array) -> float:
-        mean = float(entropy(table, axis=1).mean())
+        mean = float(entropy(table, axis=1).mean())  # Lu et al., Eq. 6
         return mean if self.variant == "lu" else -mean
 
 
 @arguments
 class GlobalE(LocalE):
-    """The order whose predicted labels are most evenly spread: highest entropy of their shares over probing inputs.
+    """Choose the order whose predicted labels have the highest entropy of their shares.
 
-    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them", ACL 2022, Eq. 2 and 3.
+    Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
+    ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest entropy of any probing input.
+        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest entropy of any input.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -354,22 +431,23 @@ class GlobalE(LocalE):
     def criterion(self, table: Array) -> float:
         if self.variant == "plr":
             return -float(entropy(table, axis=1).min())
-        return float(entropy(np.bincount(table.argmax(axis=1))))
+        return float(entropy(np.bincount(table.argmax(axis=1))))  # Lu et al., Eq. 3
 
 
 @arguments
 class PDO(LabelReorderer):
-    """The order whose mean label distribution is nearest to a prior, by Kullback-Leibler divergence.
+    """Choose the order whose mean label distribution is nearest to a prior, by KL divergence.
 
-    Program and LM must be as for `LocalE`; inputs need be text for "few-shot" alone. It makes a program call for each
-    order and input, and 2 on each selection example.
+    Program and LM must be as for `LocalE`, but only "few-shot" needs text inputs. It
+    makes a program call for each order and input, and 2 on each selection example.
 
-    Source: Z. Xu et al., "In-context example ordering guided by label distributions", NAACL Findings 2024.
+    Source: Z. Xu et al., "In-context example ordering guided by label distributions",
+    NAACL Findings 2024.
 
     Args:
-        setting: "few-shot": an empty input, and the uniform distribution. "unlabelled": the train split without its
-            labels, and the uniform distribution. "prior": the same, and `prior`.
-        prior: Probability of each label, for ``setting="prior"``; None takes the shares in the trainset.
+        setting: "few-shot": an empty input, and even shares. "unlabelled": the train
+            split without its labels, and even shares. "prior": the same, and `prior`.
+        prior: Probability of each label; None takes the shares in the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -388,11 +466,16 @@ class PDO(LabelReorderer):
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         super().check(program, trainset)
-        output, prior, name = needed_output(program, self.name, cure=OTHERS), self.prior, "prior"
-        if prior is None:
-            counts = output.counts(trainset) if self.setting == "prior" and trainset else np.ones(len(output.labels))
-            prior = dict(zip(output.labels, (counts / max(1.0, counts.sum())).tolist(), strict=True))
-            name = "the trainset, or the prior that you pass instead,"
+        output = needed_output(program, self.name, cure=OTHERS)
+        if self.prior is not None:
+            self._shares = prior_shares(self.prior, output.labels, name="prior")
+            return
+        counts = np.ones(len(output.labels))
+        if self.setting == "prior" and trainset:
+            counts = output.counts(trainset)
+        shares = (counts / max(1.0, counts.sum())).tolist()
+        prior = dict(zip(output.labels, shares, strict=True))
+        name = "the trainset, or the prior that you pass instead,"
         self._shares = prior_shares(prior, output.labels, name=name)
 
     def criterion(self, table: Array) -> float:
@@ -401,18 +484,21 @@ class PDO(LabelReorderer):
 
 @arguments
 class DEmO(LabelReorderer):
-    """Returns a program that orders its demos for each input (`PerInputOrder`).
+    """Return a program that orders its demos for each input (`PerInputOrder`).
 
-    The orders whose mean label distribution over content-free inputs ("[N/A]", "", "[MASK]") is nearest to uniform
-    are kept; for each input, the program takes the one under which the input adds most to the probability of the
-    label predicted. It makes ``3 * num_candidates`` program calls, none of them on the trainset, and the program it
-    returns `num_kept` LM calls for each input. Program and LM must be as for `LocalE`.
+    It keeps the orders whose mean label distribution over content-free inputs
+    ("[N/A]", "", "[MASK]") is nearest to even. For each input, the program takes the
+    one under which the input adds most to the probability of the predicted label.
+    It makes ``3 * num_candidates`` program calls, none of them on the trainset. The
+    program makes `num_kept` LM calls for each input. Program and LM must be as for
+    `LocalE`.
 
-    Source: Q. Guo et al., "What makes a good order of examples in in-context learning", ACL Findings 2024.
+    Source: Q. Guo et al., "What makes a good order of examples in in-context
+    learning", ACL Findings 2024.
 
     Args:
-        metric: By example; checked, but not used: there is no one order to compare with the original one.
-        num_kept: Orders to choose from for each input. The one in the report is the fairest.
+        metric: By example; checked, but not used, as there is no single order to compare.
+        num_kept: Orders to choose from for each input. The report has the fairest.
         num_candidates, all others: As in `LocalE`.
     """
 
@@ -423,19 +509,18 @@ class DEmO(LabelReorderer):
     num_kept: Count = 4
 
     def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        """Each order on the content-free inputs; nothing is compared, as there is no one order."""
+        """Plan each order on the content-free inputs, and no comparison."""
         return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
 
     def criterion(self, table: Array) -> float:
         return float(entropy(table.mean(axis=0)))
 
-    def _made(self, job: Job, compilation: Any, *others: Any) -> tuple[dspy.Module, dict[str, Any]]:
-        """The program that orders its demos for each input."""
-        means = sorted(compilation.means.items(), key=lambda known: -float(entropy(known[1])))
-        kept = [
+    def _made(self, job: Job, compilation: Any, *others: object) -> tuple[dspy.Module, dict[str, Any]]:
+        fairest_first = sorted(compilation.means.items(), key=lambda item: -float(entropy(item[1])))
+        orders = [
             {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
-            for ordering, mean in means[: self.num_kept]
+            for ordering, mean in fairest_first[: self.num_kept]
         ]
-        program = PerInputOrder(job.program, kept)
+        program = PerInputOrder(job.program, orders)
         program._compiled = True
         return program, {}

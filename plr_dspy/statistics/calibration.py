@@ -1,6 +1,9 @@
-"""Calibration of the probabilities of labels, and how well probabilities hold.
+"""Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised. Batch calibration needs no labelled example.
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised.
+A label is "unseen" if it was not among the likeliest tokens of a reply.
+
+Shapes: N inputs, L labels, E examples, S alternative shares.
 """
 
 import numpy as np
@@ -9,106 +12,148 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 Array = NDArray[np.float64]
 
-CLEARLY_UNEVEN = 0.01  # labels are uneven where a chi-squared test gives less than this probability to their counts
-FAR_FROM_EVEN = 0.2  # total variation distance of label shares from even ones that is warned of: that of .7 and .3
-LESS = 1e-6  # by how much a label that was not among the likeliest tokens stays less likely than one that was
+MAX_P_VALUE = 0.01  # of a chi-squared test, for labels to be uneven
+FAR_FROM_EVEN = 0.2  # total variation distance from even shares, as that of .7 and .3
+MIN_GAP = 1e-6  # by which an unseen label stays less likely than all others
 
 
 def batch_offsets(
-    log_probabilities: ArrayLike,  # of labels on a batch of inputs, normalised over the labels, [N, L]
-    *,
-    prior: ArrayLike | None = None,  # share of the inputs that each label is right for, [L]; None for the same each
-    unseen: ArrayLike = False,  # where a label was not among the likeliest tokens, [N, L]: it counts as none
-    weights: ArrayLike = 1.0,  # what each input counts, [N]
+    log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> Array:
-    """The offsets ``[L]``, 0 on the mean, of batch calibration (H. Zhou et al., arXiv:2309.17249, Eq. 3): those of the
-    mean probabilities over a batch of inputs."""
-    known = np.asarray(log_probabilities)
-    hidden = np.broadcast_to(unseen, known.shape)
-    means = log_mean(np.where(hidden, -np.inf, known), np.broadcast_to(weights, len(known)))
-    shares = np.full(known.shape[1], 1.0 / known.shape[1]) if prior is None else np.asarray(prior)
-    return label_offsets(means, shares, held=hidden.all(axis=0))
+    """Return the offsets ``[L]`` of batch calibration, with mean 0.
+
+    Source: H. Zhou et al., arXiv:2309.17249, Eq. 3.
+
+    Args:
+        log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
+        prior: Share of inputs that each label is right for, ``[L]``; None for even shares.
+        unseen: Which labels are unseen, ``[N, L]``; their probability counts as 0.
+        weights: Weights of the inputs, ``[N]``.
+    """
+    logs = np.asarray(log_probabilities)
+    num_inputs, num_labels = logs.shape
+    is_unseen = np.broadcast_to(unseen, logs.shape)
+    seen_logs = np.where(is_unseen, -np.inf, logs)
+    means = log_mean(seen_logs, np.broadcast_to(weights, num_inputs))
+    shares = np.full(num_labels, 1.0 / num_labels)
+    if prior is not None:
+        shares = np.asarray(prior)
+    return label_offsets(means, shares, held=is_unseen.all(axis=0))
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Logarithms of weighted mean probabilities over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
+    """Return log weighted means over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Offsets of labels ``[..., L]``, 0 on the mean: the log of the shares that they are to have, ``[L]``, less that of
-    their mean probabilities ``[..., L]``. Those `held`, which were never among the likeliest tokens, ``[L]``, get the
-    smallest offset of the others."""
-    hidden = np.asarray(held) | (shares <= 0)
+    """Return the offsets ``[..., L]`` that move mean probabilities to shares.
+
+    Args:
+        log_means: Log mean probabilities, ``[..., L]``.
+        shares: Shares that the labels are to have, ``[L]``.
+        held: Labels that were never seen, ``[L]``. They and labels with a share of
+            0 get the smallest offset of the others.
+    """
+    is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         offsets = np.log(shares) - log_means
-    if hidden.any():
-        least = 0.0 if hidden.all() else offsets[..., ~hidden].min(axis=-1, keepdims=True)
-        offsets = np.where(hidden, least, offsets)
+    if is_held.all():
+        offsets = np.zeros_like(offsets)
+    elif is_held.any():
+        smallest = offsets[..., ~is_held].min(axis=-1, keepdims=True)
+        offsets = np.where(is_held, smallest, offsets)
     return np.asarray(offsets - offsets.mean(axis=-1, keepdims=True))
 
 
 def calibrated(
     log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike = False
 ) -> Array:
-    """Calibrated log-probabilities ``[..., L]``, normalised, by offsets and scales of the labels, ``[L]``; a label that
-    was unseen, not among the likeliest tokens, ``[..., L]``, cannot become the likeliest."""
-    hidden = np.asarray(unseen)
-    moved = log_softmax(np.asarray(log_probabilities) * scales + np.asarray(offsets), axis=-1)
-    # No calibration makes of "not among the likeliest" more than it was.
-    seen_least = np.where(hidden, np.inf, moved).min(axis=-1, keepdims=True) - LESS
-    return np.asarray(log_softmax(np.where(hidden, np.minimum(moved, seen_least), moved), axis=-1))
+    """Return calibrated log-probabilities ``[..., L]``, normalised.
+
+    An unseen label cannot become the likeliest one.
+    """
+    is_unseen = np.asarray(unseen)
+    scaled = np.asarray(log_probabilities) * scales
+    logs = log_softmax(scaled + np.asarray(offsets), axis=-1)
+    least_seen = np.where(is_unseen, np.inf, logs).min(axis=-1, keepdims=True)
+    capped = np.minimum(logs, least_seen - MIN_GAP)
+    return np.asarray(log_softmax(np.where(is_unseen, capped, logs), axis=-1))
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
-    """The shares of labels that a calibration may aim at, ``[S, L]``, the first unless another scores better.
+    """Return the shares that a calibration may aim at, ``[S, L]``, likeliest first.
 
-    The same share for each label, unless the examples clearly have others: then theirs come first. A weak model that is
-    calibrated to uneven shares may answer the frequent labels alone, so that the scores of its answers decide. Metrics
-    that rare labels decide may want shares `between`: the square roots of theirs.
+    They are even, unless the examples clearly have other shares: these come first.
+    A weak model calibrated to uneven shares may give frequent labels only, so the
+    scores of its answers decide.
+
+    Args:
+        counts: Number of examples with each label, ``[L]``.
+        between: Whether to add the square roots of the shares, for metrics that
+            rare labels decide.
     """
-    seen = np.asarray(counts, dtype=np.float64)
-    even = np.full(len(seen), 1.0 / len(seen))
-    if not is_uneven(seen):
+    counts = np.asarray(counts, dtype=np.float64)
+    even = np.full(len(counts), 1.0 / len(counts))
+    if not is_uneven(counts):
         return even[None]
-    tables = [seen + 1.0, *([np.sqrt(seen + 1.0)] if between else [])]
-    return np.stack([*(table / table.sum() for table in tables), even])
+    smoothed = counts + 1.0
+    alternatives = [smoothed / smoothed.sum()]
+    if between:
+        roots = np.sqrt(smoothed)
+        alternatives.append(roots / roots.sum())
+    return np.stack([*alternatives, even])
 
 
 def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
-    """Tell whether labels are clearly not equally frequent, by counts ``[L]`` of them, or even far from it."""
-    seen = np.asarray(counts, dtype=np.float64)
-    if not seen.sum() or chdtrc(len(seen) - 1, ((seen - seen.mean()) ** 2 / seen.mean()).sum()) >= CLEARLY_UNEVEN:
+    """Tell whether label counts ``[L]`` are clearly uneven, or also `far` from even."""
+    counts = np.asarray(counts, dtype=np.float64)
+    if not counts.any():
         return False
-    return bool(not far or 0.5 * np.abs(seen / seen.sum() - 1.0 / len(seen)).sum() >= FAR_FROM_EVEN - 1e-9)
+    mean = counts.mean()
+    p_value = chdtrc(len(counts) - 1, ((counts - mean) ** 2 / mean).sum())
+    if p_value >= MAX_P_VALUE:
+        return False
+    distance = 0.5 * np.abs(counts / counts.sum() - 1.0 / len(counts)).sum()
+    return not far or bool(distance >= FAR_FROM_EVEN - 1e-9)
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Examples that each label is right for, ``[L]``, by what labels score, ``[E, L]``; several of one share it, and
-    where all score the same none is right."""
-    best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
-    return np.asarray((best / best.sum(axis=1, keepdims=True))[~best.all(axis=1)].sum(axis=0))
+    """Count the examples that each label is right for, ``[L]``, by scores ``[E, L]``.
+
+    Several right labels share an example. If all labels score the same, none is right.
+    """
+    is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
+    shares = is_best / is_best.sum(axis=1, keepdims=True)
+    return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """The shares of labels that a search calibrates to by way of trial, ``[S, L]``, by what labels score, ``[E, L]``.
-    Those of NaN, for answers that stay as they are, come last; where metrics may want shares `between`, none is likely,
-    and they come first."""
+    """Return the shares that a search tries, ``[S, L]``, by scores of labels ``[E, L]``.
+
+    NaN stands for uncalibrated answers. They come last, but first with `between`.
+    """
     shares = likely_shares(right_counts(scores), between=between)
-    as_they_are = np.full((1, shares.shape[1]), np.nan)
-    return np.concatenate([as_they_are, shares] if between else [shares, as_they_are])
+    uncalibrated = np.full((1, shares.shape[1]), np.nan)
+    if between:
+        return np.concatenate([uncalibrated, shares])
+    return np.concatenate([shares, uncalibrated])
 
 
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """The numbers of the labels that are answered to each of at least 2 inputs, ``[N]``, calibrated by all others to
-    these shares; the rest is as in `batch_offsets`."""
-    known, answers = np.asarray(log_probabilities), []
-    hidden, counts = np.broadcast_to(unseen, known.shape), np.broadcast_to(weights, len(known))
-    for i in range(len(known)):
-        others = np.arange(len(known)) != i
-        offsets = batch_offsets(known[others], prior=shares, unseen=hidden[others], weights=counts[others])
-        answers.append(calibrated(known[i], offsets, unseen=hidden[i]).argmax())
-    return np.array(answers, dtype=np.int64)
+    """Return the label of each input, ``[N]``, calibrated by all other inputs.
+
+    There must be at least 2 inputs. Arguments are as in `batch_offsets`.
+    """
+    logs = np.asarray(log_probabilities)
+    is_unseen = np.broadcast_to(unseen, logs.shape)
+    weights = np.broadcast_to(weights, len(logs))
+    labels = []
+    for i in range(len(logs)):
+        others = np.arange(len(logs)) != i
+        offsets = batch_offsets(logs[others], prior=shares, unseen=is_unseen[others], weights=weights[others])
+        labels.append(calibrated(logs[i], offsets, unseen=is_unseen[i]).argmax())
+    return np.array(labels, dtype=np.int64)

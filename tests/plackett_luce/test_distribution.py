@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from plr_dspy import PlackettLuce
+from plr_dspy.plackett_luce.distribution import padded
 
 
 def float64(values):
@@ -16,151 +17,179 @@ def float64(values):
 
 
 @st.composite
-def distributions(draw, max_items=5, lengths_drawn=None):
-    """Singles and mixtures of two, of all items, of the first few, or of numbers that are drawn."""
-    size = draw(st.integers(1, max_items))
-    rows = draw(st.lists(st.lists(st.floats(-6, 6), min_size=size, max_size=size), min_size=1, max_size=2))
-    options = {} if len(rows) == 1 else {"weights": float64([0.25, 0.75])}
-    if draw(st.booleans()) if lengths_drawn is None else lengths_drawn:
-        options["length"] = draw(st.integers(0, size))
-        shares = draw(st.lists(st.integers(1, 9), min_size=1, max_size=options["length"] + 1))
+def distributions(draw):
+    """Draw single ones and mixtures, with fixed and with random lengths."""
+    size = draw(st.integers(1, 5))
+    logits = st.lists(st.floats(-6, 6), min_size=size, max_size=size)
+    if draw(st.booleans()):
+        options = {"length": draw(st.integers(0, size))}
+        most = options["length"] + 1
+        shares = draw(st.lists(st.integers(1, 9), min_size=1, max_size=most))
         options["length_probabilities"] = float64(shares) / sum(shares)
     else:
-        options["length"] = draw(st.none() | st.integers(1, size))
-    return PlackettLuce(float64(rows[0] if len(rows) == 1 else rows), **options)
+        options = {"length": draw(st.none() | st.integers(1, size))}
+    if draw(st.booleans()):
+        options["weights"] = float64([0.25, 0.75])
+        return PlackettLuce(float64([draw(logits), draw(logits)]), **options)
+    return PlackettLuce(float64(draw(logits)), **options)
 
 
-def everything(distribution):
-    lengths = range(distribution.min_length, distribution.length + 1)
-    rankings = (r for k in lengths for r in itertools.permutations(range(distribution.num_items), k))
-    return [[*ranking, *[-1] * (distribution.length - len(ranking))] for ranking in rankings]
+def all_rankings(distribution):
+    rankings = []
+    for length in range(distribution.min_length, distribution.length + 1):
+        rankings += itertools.permutations(range(distribution.num_items), length)
+    return padded(rankings, distribution.length).tolist()
 
 
 def naive_probability(distribution, row):
-    """PLR Eq. 2, draw by draw from the items left; times the probability that so many are drawn."""
-    ranking, total = [item for item in row if item >= 0], 0.0
-    weights = [1.0] if distribution.weights is None else distribution.weights.tolist()
-    for weight, logits in zip(weights, distribution.logits.view(len(weights), -1).tolist(), strict=True):
-        left = list(range(len(logits)))
+    """PLR Eq. 2, item by item; times the probability of the length."""
+    ranking = [item for item in row if item >= 0]
+    weights = [1.0]
+    if distribution.weights is not None:
+        weights = distribution.weights.tolist()
+    components = distribution.logits.view(len(weights), -1).tolist()
+    total = 0.0
+    for weight, logits in zip(weights, components, strict=True):
+        probability = weight
+        remaining = list(range(len(logits)))
         for item in ranking:
-            weight *= math.exp(logits[item]) / sum(math.exp(logits[j]) for j in left)
-            left.remove(item)
-        total += weight
-    shares = distribution.length_probabilities
-    return total if shares is None else total * shares[len(ranking) - distribution.min_length].item()
+            normaliser = sum(math.exp(logits[j]) for j in remaining)
+            probability *= math.exp(logits[item]) / normaliser
+            remaining.remove(item)
+        total += probability
+    if distribution.length_probabilities is None:
+        return total
+    shorter = len(ranking) - distribution.min_length
+    return total * distribution.length_probabilities[shorter].item()
 
 
 class TestProbabilities:
     @given(distributions())
-    def test_are_those_of_the_definition_and_sum_to_one(self, distribution):
-        every = distribution.enumerate_support()
-        assert every.tolist() == everything(distribution)
-        probabilities = distribution.log_prob(every).exp()
-        assert probabilities.tolist() == pytest.approx(
-            [naive_probability(distribution, row) for row in every.tolist()], rel=1e-9
-        )
+    def test_follow_the_definition_and_sum_to_one(self, distribution):
+        rankings = distribution.enumerate_support()
+        assert rankings.tolist() == all_rankings(distribution)
+        probabilities = distribution.log_prob(rankings).exp()
+        expected = [naive_probability(distribution, row) for row in rankings.tolist()]
+        assert probabilities.tolist() == pytest.approx(expected, rel=1e-9)
         assert probabilities.sum().item() == pytest.approx(1.0)
 
     @pytest.mark.parametrize("length", [1, 3, 6])
     def test_gradient_agrees_with_finite_differences(self, length):
         logits = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
         value = torch.stack([torch.randperm(6)[:length] for _ in range(2)])
-        assert torch.autograd.gradcheck(lambda x: PlackettLuce(x, length=length).log_prob(value), (logits,))
+
+        def log_prob(logits):
+            return PlackettLuce(logits, length=length).log_prob(value)
+
+        assert torch.autograd.gradcheck(log_prob, (logits,))
 
 
-class TestDraws:
+SINGLE = float64([1.0, 0.0, -0.7, 0.4])
+MIXED = float64([[2.0, 0.0, -1.0, 0.5], [-1.5, 0.5, 1.0, 0.0]])
+
+
+class TestSample:
     @pytest.mark.parametrize(
-        "options",
+        ("logits", "options"),
         [
-            {},
-            {"length": 2},
-            {"length": 3, "length_probabilities": [0.2, 0.5, 0.1, 0.2]},
-            {"logits": [[2.0, 0.0, -1.0, 0.5], [-1.5, 0.5, 1.0, 0.0]], "weights": [0.3, 0.7], "length": 2},
+            (SINGLE, {}),
+            (SINGLE, {"length": 2}),
+            (SINGLE, {"length": 3, "length_probabilities": float64([0.2, 0.5, 0.1, 0.2])}),
+            (MIXED, {"length": 2, "weights": float64([0.3, 0.7])}),
         ],
     )
-    def test_frequencies_agree_with_the_probabilities(self, options):
-        tensors = {name: float64(value) for name, value in options.items() if isinstance(value, list)}
-        logits = {"logits": float64([1.0, 0.0, -0.7, 0.4])}
+    def test_frequencies_agree_with_probabilities(self, logits, options):
         generator = torch.Generator().manual_seed(3)
-        distribution = PlackettLuce(**{**logits, **options, **tensors}, generator=generator)
-        draws = [tuple(row) for row in distribution.sample((20_000,)).tolist()]
-        every = [tuple(row) for row in everything(distribution)]
-        expected = distribution.log_prob(torch.tensor(every)).exp() * len(draws)
-        assert set(draws) <= set(every)
-        observed = [draws.count(row) for row in every]
+        distribution = PlackettLuce(logits, **options, generator=generator)
+        draws = distribution.sample((20_000,)).tolist()
+        rankings = all_rankings(distribution)
+        expected = distribution.log_prob(torch.tensor(rankings)).exp() * len(draws)
+        observed = [draws.count(row) for row in rankings]
+        assert sum(observed) == len(draws)
         assert stats.chisquare(observed, expected.tolist()).pvalue > 1e-3
 
     @given(distributions())
-    def test_own_generator_repeats_and_leaves_the_global_one_alone(self, distribution):
+    def test_generator_repeats_draws_and_leaves_the_global_state(self, distribution):
         before = torch.random.get_rng_state()
-        first, again = (distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2))
-        assert torch.equal(first, again)
+        first, second = (distribution.copy(generator=torch.Generator().manual_seed(1)).sample((9,)) for _ in range(2))
+        assert torch.equal(first, second)
         assert torch.equal(before, torch.random.get_rng_state())
         assert torch.isfinite(distribution.log_prob(first)).all()
 
 
 class TestMode:
     @given(distributions())
-    def test_is_the_most_probable_of_the_most_probable_length(self, distribution):
-        mode, shares = distribution.mode.tolist(), distribution.length_probabilities
-        length = sum(item >= 0 for item in mode)
-        if shares is not None:
-            assert length - distribution.min_length == shares.argmax()
+    def test_is_the_most_probable_ranking_of_the_most_probable_length(self, distribution):
+        mode = distribution.mode
+        length = sum(item >= 0 for item in mode.tolist())
+        if distribution.length_probabilities is not None:
+            most_probable = distribution.length_probabilities.argmax()
+            assert length == distribution.min_length + most_probable
         if distribution.weights is None:
-            alike = [row for row in everything(distribution) if sum(item >= 0 for item in row) == length]
-            best = distribution.log_prob(torch.tensor(alike)).max().item()
-            assert distribution.log_prob(distribution.mode).item() == pytest.approx(best, abs=1e-9)
+            rankings = distribution.enumerate_support()
+            rankings = rankings[(rankings >= 0).sum(dim=-1) == length]
+            best = distribution.log_prob(rankings).max()
+            torch.testing.assert_close(distribution.log_prob(mode), best)
 
-    def test_of_a_mixture_need_not_be_that_of_its_heaviest_component(self):
+    def test_equal_logits_keep_the_order_of_items(self):
         assert PlackettLuce(torch.zeros(4)).mode.tolist() == [0, 1, 2, 3]
-        flat, sharp = [0.2, 0.1, 0.0], [0.0, 4.0, 8.0]
-        mixture = PlackettLuce(float64([flat, sharp]), weights=float64([0.6, 0.4]))
+
+    def test_of_a_mixture_may_come_from_a_light_but_sharp_component(self):
+        logits = float64([[0.2, 0.1, 0.0], [0.0, 4.0, 8.0]])
+        mixture = PlackettLuce(logits, weights=float64([0.6, 0.4]))
         assert mixture.mode.tolist() == [2, 1, 0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(distributions())
 def test_marginals_agree_with_enumeration(distribution):
     expected = torch.zeros(distribution.num_items, distribution.length, dtype=torch.float64)
-    for row in everything(distribution):
-        for place, item in enumerate(row):
+    for row in all_rankings(distribution):
+        for position, item in enumerate(row):
             if item >= 0:
-                expected[item, place] += naive_probability(distribution, row)
-    torch.testing.assert_close(distribution.marginals(), expected, atol=0.03, rtol=0)
-    assert torch.equal(distribution.marginals(), distribution.marginals())
+                expected[item, position] += naive_probability(distribution, row)
+    marginals = distribution.marginals()
+    torch.testing.assert_close(marginals, expected, atol=0.03, rtol=0)
+    assert torch.equal(distribution.marginals(), marginals)
 
 
 @pytest.mark.parametrize("is_mixture", [False, True])
-def test_shapes_of_batches(is_mixture):
-    logits = torch.randn(3, 2, 4, 5) if is_mixture else torch.randn(3, 2, 5)
-    weights = torch.rand(3, 2, 4).softmax(-1) if is_mixture else None
-    distribution = PlackettLuce(logits, weights=weights, length=2)
-    assert (distribution.batch_shape, distribution.event_shape) == ((3, 2), (2,))
-    drawn = distribution.sample((7,))
-    assert drawn.shape == (7, 3, 2, 2)
-    assert distribution.log_prob(drawn).shape == (7, 3, 2)
+def test_batch_shapes(is_mixture):
+    if is_mixture:
+        logits = torch.randn(3, 2, 4, 5)
+        distribution = PlackettLuce(logits, weights=torch.rand(3, 2, 4).softmax(-1), length=2)
+        one = distribution.copy(logits=logits[1, 1], weights=distribution.weights[1, 1])
+    else:
+        logits = torch.randn(3, 2, 5)
+        distribution = PlackettLuce(logits, length=2)
+        one = distribution.copy(logits=logits[1, 1])
+    assert distribution.batch_shape == (3, 2)
+    assert distribution.event_shape == (2,)
+    draws = distribution.sample((7,))
+    log_probs = distribution.log_prob(draws)
+    assert draws.shape == (7, 3, 2, 2)
+    assert log_probs.shape == (7, 3, 2)
     assert distribution.mode.shape == (3, 2, 2)
     assert distribution.marginals().shape == (3, 2, 5, 2)
     assert distribution.enumerate_support().shape == (20, 3, 2, 2)
     assert distribution.enumerate_support(expand=False).shape == (20, 1, 1, 2)
-    one = distribution.copy(logits=logits[1, 1], weights=None if weights is None else weights[1, 1])
-    torch.testing.assert_close(distribution.log_prob(drawn)[:, 1, 1], one.log_prob(drawn[:, 1, 1]))
+    assert distribution.support.check(draws).all()
+
+    torch.testing.assert_close(log_probs[:, 1, 1], one.log_prob(draws[:, 1, 1]))
     assert torch.equal(distribution.mode[1, 1], one.mode)
-    torch.testing.assert_close(one.expand((4,)).log_prob(drawn[0, 1, 1]), one.log_prob(drawn[0, 1, 1]).expand(4))
-    together = torch.distributions.Independent(distribution, 2)
-    torch.testing.assert_close(together.log_prob(drawn), distribution.log_prob(drawn).sum(dim=(1, 2)))
-    assert distribution.has_enumerate_support
-    assert bool(distribution.support.check(drawn).all())
+    expanded = one.expand((4,))
+    torch.testing.assert_close(expanded.log_prob(draws[0, 1, 1]), log_probs[0, 1, 1].expand(4))
+    independent = torch.distributions.Independent(distribution, 2)
+    torch.testing.assert_close(independent.log_prob(draws), log_probs.sum(dim=(1, 2)))
 
 
 @given(distributions())
-def test_states_come_back_to_the_last_digit(distribution):
-    """A search that goes on from its state must go on the same."""
+def test_state_survives_json_to_the_last_digit(distribution):
     state = distribution.state_dict()
     loaded = PlackettLuce.from_state(json.loads(json.dumps(state)))
     assert loaded.state_dict() == state
-    every = distribution.enumerate_support()
-    assert torch.equal(loaded.log_prob(every), distribution.log_prob(every))
+    rankings = distribution.enumerate_support()
+    assert torch.equal(loaded.log_prob(rankings), distribution.log_prob(rankings))
 
 
 class TestBadInput:
@@ -172,33 +201,37 @@ class TestBadInput:
             (torch.tensor(1.0), {}, ValueError, "shape"),
             (float64([0.0, math.nan]), {}, ValueError, "logits"),
             (float64([0.0, math.inf]), {}, ValueError, "finite"),
-            *((torch.zeros(3), {"length": k}, ValueError, "number from 1 to the 3") for k in (0, 4, 1.0, True)),
-            (torch.zeros(3), {"weights": float64([1.0])}, ValueError, "one entry for each component"),
-            (torch.zeros(2, 3), {"weights": float64([0.5, 0.6])}, ValueError, "weights"),
-            *(
-                (torch.zeros(3), {"length_probabilities": float64(p)}, ValueError, "length_probabilities")
-                for p in ([], [[1.0]], [0.2] * 5, [0.5, 0.6])
-            ),
+            (SINGLE, {"weights": float64([1.0])}, ValueError, "one entry for each component"),
+            (MIXED, {"weights": float64([0.5, 0.6])}, ValueError, "weights"),
         ],
     )
-    def test_refuses_arguments_that_do_not_fit(self, logits, options, error, message):
+    def test_refuses_logits_and_weights(self, logits, options, error, message):
         with pytest.raises(error, match=message):
             PlackettLuce(logits, **options)
 
-    @pytest.mark.parametrize(
-        ("value", "options"),
-        [
-            *(([0, 0, 1], {}), ([1, 2, 3], {}), ([-1, 0, 1], {}), ([0, 1, -1], {}), ([0, 1], {})),
-            ([0, -1], {"length": 2}),
-            *([row, {"length_probabilities": [0.5, 0.5]}] for row in ([0, -1, -1], [0, -1, 1], [0, 0, -1])),
-        ],
-    )
-    def test_refuses_what_is_no_ranking(self, value, options):
-        options = {k: float64(v) if isinstance(v, list) else v for k, v in options.items()}
-        with pytest.raises(ValueError, match="value must hold"):
-            PlackettLuce(torch.zeros(3), **options).log_prob(torch.tensor(value))
+    @pytest.mark.parametrize("length", [0, 5, 1.0, True])
+    def test_refuses_lengths(self, length):
+        with pytest.raises(ValueError, match="number from 1 to the 4"):
+            PlackettLuce(SINGLE, length=length)
+
+    @pytest.mark.parametrize("probabilities", [[], [[1.0]], [0.2] * 6, [0.5, 0.6]])
+    def test_refuses_length_probabilities(self, probabilities):
+        with pytest.raises(ValueError, match="length_probabilities"):
+            PlackettLuce(SINGLE, length_probabilities=float64(probabilities))
+
+    @pytest.mark.parametrize("value", [[0, 0, 1], [1, 2, 3], [-1, 0, 1], [0, 1, -1], [0, 1]])
+    def test_log_prob_refuses_other_than_orderings(self, value):
+        with pytest.raises(ValueError, match=r"within the support|match event_shape"):
+            PlackettLuce(torch.zeros(3)).log_prob(torch.tensor(value))
+
+    @pytest.mark.parametrize("value", [[0, -1, -1], [0, -1, 1], [0, 0, -1]])
+    def test_log_prob_refuses_short_rankings_and_gaps(self, value):
+        distribution = PlackettLuce(torch.zeros(3), length_probabilities=float64([0.5, 0.5]))
+        with pytest.raises(ValueError, match="Rankings: 2 or more different ones of 3 items, then -1"):
+            distribution.log_prob(torch.tensor(value))
 
     def test_enumeration_stops_before_it_fills_the_memory(self):
-        assert PlackettLuce(torch.zeros(100), length=2).enumerate_support().shape == (9_900, 2)
+        pairs = PlackettLuce(torch.zeros(100), length=2)
+        assert pairs.enumerate_support().shape == (9_900, 2)
         with pytest.raises(ValueError, match="first 6 of n = 100"):
             PlackettLuce(torch.zeros(100), length=6).enumerate_support()
