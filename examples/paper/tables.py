@@ -295,7 +295,7 @@ def _differences_by_task(pairs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFra
     for place, runs in pairs.groupby(keys, observed=True):
         differences = np.concatenate(list(runs.differences))
         mean = differences.mean()
-        low, high = paired_interval(differences)
+        low, high = paired_interval(list(differences))
         text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
         lines.append([*place, len(runs), differences.size, mean, low, high, text])
     columns = [*keys, "seeds", "examples", "mean", "low", "high", "text"]
