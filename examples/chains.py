@@ -1,4 +1,4 @@
-"""PLReorder after each of DSPy's optimizers, in a few lines each.
+"""Run PLReorder after each of DSPy's optimizers, in a few lines each.
 
 python examples/chains.py labeled_few_shot                  # on the local model
 python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 import dspy
 
@@ -21,23 +22,28 @@ from plr_dspy import PlainTextAdapter, PLReorder
 from plr_dspy.data import load_reviews
 from plr_dspy.local import local_lm
 
-Examples = list[dspy.Example]
-Metric = Callable[..., float]
-Chain = Callable[[dspy.Module, Examples, Metric, dspy.LM], dspy.Module]
+Examples: TypeAlias = list[dspy.Example]
+Metric: TypeAlias = Callable[..., float]
+Chain: TypeAlias = Callable[[dspy.Module, Examples, Metric, dspy.LM], dspy.Module]
 
 CALLS = 300
 """Program calls of each reordering."""
 
 
+def reorder(program: dspy.Module, examples: Examples, metric: Metric, seed: int = 0) -> dspy.Module:
+    """Return the program with its demos in the best order found: the last step of a chain."""
+    return PLReorder(metric, max_metric_calls=CALLS, seed=seed).compile(program, trainset=examples)
+
+
 def labeled_few_shot(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    chosen = dspy.LabeledFewShot(k=8).compile(student, trainset=examples)
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = dspy.LabeledFewShot(k=8).compile(student, trainset=examples)
+    return reorder(program, examples, metric)
 
 
 def bootstrap(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     optimizer = dspy.BootstrapFewShot(metric=metric, max_bootstrapped_demos=4, max_labeled_demos=8)
-    chosen = optimizer.compile(student, trainset=examples)
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = optimizer.compile(student, trainset=examples)
+    return reorder(program, examples, metric)
 
 
 def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
@@ -45,47 +51,49 @@ def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: 
         metric=metric, max_bootstrapped_demos=4, max_labeled_demos=8, num_candidate_programs=3, num_threads=2
     )
     half = len(examples) // 2
-    chosen = optimizer.compile(student, trainset=examples[:half], valset=examples[half:])
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = optimizer.compile(student, trainset=examples[:half], valset=examples[half:])
+    return reorder(program, examples, metric)
 
 
 def mipro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Instructions and demos first: both decide which order is good."""
+    """Choose instructions and demos first: both decide which order is good."""
     optimizer = dspy.MIPROv2(metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6)
     half = len(examples) // 2
-    chosen = optimizer.compile(student, trainset=examples[:half], valset=examples[half:], num_trials=4, minibatch=False)
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = optimizer.compile(
+        student, trainset=examples[:half], valset=examples[half:], num_trials=4, minibatch=False
+    )
+    return reorder(program, examples, metric)
 
 
 def simba(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     optimizer = dspy.SIMBA(metric=metric, bsize=8, num_candidates=2, max_steps=2, max_demos=4)
-    chosen = optimizer.compile(student, trainset=examples, seed=0)
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = optimizer.compile(student, trainset=examples, seed=0)
+    return reorder(program, examples, metric)
 
 
 def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """It writes instructions and leaves demos where they are: choose some before."""
-    chosen = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
+    """Choose demos before COPRO, which writes instructions and leaves demos as they are."""
+    program = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
     optimizer = dspy.COPRO(metric=metric, breadth=2, depth=1, prompt_model=lm)
-    quiet = {"num_threads": 2, "display_progress": False}
-    chosen = optimizer.compile(chosen, trainset=examples[:20], eval_kwargs=quiet)
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    options = {"num_threads": 2, "display_progress": False}
+    program = optimizer.compile(program, trainset=examples[:20], eval_kwargs=options)
+    return reorder(program, examples, metric)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """So does GEPA, whose metric takes five arguments."""
+    """Choose demos before GEPA, too; its metric takes five arguments."""
 
-    def scored(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
+    def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
         return float(metric(gold, pred))
 
-    chosen = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
-    optimizer = dspy.GEPA(metric=scored, max_metric_calls=40, reflection_lm=lm, num_threads=2)
-    chosen = optimizer.compile(chosen, trainset=examples[:10], valset=examples[10:20])
-    return PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
+    program = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
+    optimizer = dspy.GEPA(metric=gepa_metric, max_metric_calls=40, reflection_lm=lm, num_threads=2)
+    program = optimizer.compile(program, trainset=examples[:10], valset=examples[10:20])
+    return reorder(program, examples, metric)
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """All in one optimizer, which returns the best program of all its steps."""
+    """Run all steps in one optimizer, which returns the best program of any step."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(
@@ -101,41 +109,38 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
 
 
 def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Order the demos first: the prompts that it trains on show them. It needs an LM that can be fine-tuned."""
+    """Order the demos first, since the training prompts show them. The LM must be one that can be fine-tuned."""
     if not lm.provider.finetunable:
-        raise ValueError("this LM cannot be fine-tuned: pass --lm openai/... or an LM with such a provider")
-    shown, rest = examples[:20], examples[20:]  # a prompt that shows its own answer teaches nothing
-    chosen = dspy.LabeledFewShot(k=6).compile(student, trainset=shown)
-    chosen.set_lm(lm)
-    ordered = PLReorder(metric, max_metric_calls=CALLS).compile(chosen, trainset=examples)
-    return dspy.BootstrapFinetune(metric=metric, num_threads=2).compile(ordered, trainset=rest)
+        raise ValueError(f"{lm.model} cannot be fine-tuned: pass an LM whose provider can, such as --lm openai/...")
+    # A prompt that shows its own answer teaches nothing.
+    demo_examples = examples[:20]
+    training_examples = examples[20:]
+    program = dspy.LabeledFewShot(k=6).compile(student, trainset=demo_examples)
+    program.set_lm(lm)
+    program = reorder(program, examples, metric)
+    return dspy.BootstrapFinetune(metric=metric, num_threads=2).compile(program, trainset=training_examples)
 
 
 def ensemble(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
     """Order the members first: an ensemble has no demos of its own."""
-    members = [
-        PLReorder(metric, max_metric_calls=CALLS, seed=seed).compile(
-            dspy.LabeledFewShot(k=6).compile(student, trainset=examples[seed::2]), trainset=examples
-        )
-        for seed in (0, 1)
-    ]
+    members = []
+    for seed in (0, 1):
+        member = dspy.LabeledFewShot(k=6).compile(student, trainset=examples[seed::2])
+        members.append(reorder(member, examples, metric, seed))
     return dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
 
 
 CHAINS: dict[str, Chain] = {
-    chain.__name__: chain
-    for chain in (
-        labeled_few_shot,
-        bootstrap,
-        random_search,
-        mipro,
-        simba,
-        copro,
-        gepa,
-        better_together,
-        finetune,
-        ensemble,
-    )
+    "labeled_few_shot": labeled_few_shot,
+    "bootstrap": bootstrap,
+    "random_search": random_search,
+    "mipro": mipro,
+    "simba": simba,
+    "copro": copro,
+    "gepa": gepa,
+    "better_together": better_together,
+    "finetune": finetune,
+    "ensemble": ensemble,
 }
 
 
@@ -146,17 +151,20 @@ def main() -> None:
     args = parser.parse_args()
     if args.chain is None:
         for name, chain in CHAINS.items():
-            print(f"{name:18} {(chain.__doc__ or '').splitlines()[0] if chain.__doc__ else ''}")
+            print(f"{name:18} {chain.__doc__ or ''}".rstrip())
         return
     logging.getLogger("plr_dspy").setLevel(logging.INFO)
-    task, examples = TASKS["mr"], load_reviews("train")[:60]
-    student, metric = dspy.Predict(task.signature), task.metric()
+    chain = CHAINS[args.chain]
+    task = TASKS["mr"]
+    student = dspy.Predict(task.signature)
+    examples = load_reviews("train")[:60]
     if args.lm is None:
         with local_lm() as lm, dspy.context(lm=lm, adapter=PlainTextAdapter()):
-            program = CHAINS[args.chain](student, examples, metric, lm)
+            program = chain(student, examples, task.metric(), lm)
     else:
-        with dspy.context(lm=dspy.LM(args.lm)):
-            program = CHAINS[args.chain](student, examples, metric, dspy.settings.lm)
+        lm = dspy.LM(args.lm)
+        with dspy.context(lm=lm):
+            program = chain(student, examples, task.metric(), lm)
     program.save("program.json")
     print("saved program.json")
 

@@ -1,4 +1,4 @@
-"""Order the demos of a sentiment program on a local model, and look at the result on held-out reviews.
+"""Order the demos of a sentiment program on a local model, and score the result on held-out reviews.
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
@@ -11,28 +11,26 @@ import argparse
 import logging
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import dspy
-from tqdm import tqdm
 
 from paper.data import DataError, load
-from paper.held_out import HeldOut
 from paper.tasks import CLASSIFICATION, TASKS, Task
-from plr_dspy import CrossEntropySearch, PLReorder
+from plr_dspy import Evaluation, PLReorder, evaluate_programs
 from plr_dspy.data import load_reviews
 from plr_dspy.local import local_lm
-from plr_dspy.statistics.comparisons import mean_interval, paired_interval
+from plr_dspy.statistics.comparisons import mean_interval
 
 BUNDLED = "reviews"
+LEAST = {"demos": 2, "pool": 2, "test": 2, "random_orders": 1, "threads": 1}
 
 
 @dataclass(frozen=True)
 class Data:
-    """A task, and the parts of its examples."""
+    """A task and its examples."""
 
     task: Task
     train: list[dspy.Example]
@@ -40,41 +38,51 @@ class Data:
 
 
 def load_data(name: str, data_dir: Path | None) -> Data:
-    """The bundled reviews, or a task's examples from a folder."""
+    """Load the bundled reviews, or the examples of a task from a folder."""
     if name == BUNDLED:
         return Data(TASKS["mr"], load_reviews("train"), load_reviews("test"))
-    return Data(TASKS[name], *load(TASKS[name], data_dir=data_dir or Path()))
+    train, test = load(TASKS[name], data_dir=data_dir or Path())
+    return Data(TASKS[name], train, test)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Held-out scores of one run: one row for each order, one column for each example."""
+    """The held-out accuracy of each order, and the cost of the search."""
 
-    original: list[float]
-    chosen: list[float]
-    random: list[list[float]]
+    evaluation: Evaluation
     calls: int
     seconds: float
 
     @property
+    def original(self) -> float:
+        return self.evaluation.programs["original"].score
+
+    @property
+    def chosen(self) -> float:
+        return self.evaluation.programs["chosen"].score
+
+    @property
     def gain(self) -> float:
-        return mean(self.chosen) - mean(self.original)
+        return self.chosen - self.original
 
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    @property
+    def random_orders(self) -> list[float]:
+        """Accuracies of the random orders, the worst first."""
+        programs = self.evaluation.programs
+        return sorted(programs[name].score for name in programs if name.startswith("random"))
 
 
 def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
-    """Choose demos, order them, save the program, and score orders on held-out examples."""
+    """Choose demos, order them, save the program, and score it on held-out examples."""
     rng = random.Random(seed)
     trainset = rng.sample(data.train, min(args.pool + args.demos, len(data.train)))
-    test = rng.sample(data.test, min(args.test, len(data.test)))
+    testset = rng.sample(data.test, min(args.test, len(data.test)))
+    metric = data.task.metric()
 
     student = dspy.Predict(data.task.signature)
     program = dspy.LabeledFewShot(k=args.demos).compile(student, trainset=trainset)
     optimizer = PLReorder(
-        data.task.metric(),
+        metric,
         update=args.update,
         auto=args.auto,
         max_metric_calls=args.max_calls,
@@ -88,82 +96,65 @@ def run(data: Data, args: argparse.Namespace, seed: int) -> Result:
     ordered.save(args.out / "program.json")
     optimizer.report.save(args.out / "report.json")
 
-    print(f"scoring {args.random_orders + 2} orders on {len(test)} held-out examples ...", flush=True)
-    new_held_out = partial(HeldOut, metric=data.task.metric(), examples=test, num_threads=args.threads)
-    held_out = new_held_out(program)
-    random_orders = CrossEntropySearch(held_out.slots.space, seed=seed + 1).draw(args.random_orders)
-    return Result(
-        original=held_out.scores(),
-        chosen=new_held_out(ordered).scores(),
-        random=[held_out.rows([order])[0] for order in tqdm(random_orders, desc="random orders", unit="order")],
-        calls=optimizer.report.program_calls["total"],
-        seconds=optimizer.report.seconds,
-    )
+    programs = {"original": program, "chosen": ordered}
+    for number in range(args.random_orders):
+        shuffled = program.deepcopy()
+        rng.shuffle(shuffled.demos)
+        programs[f"random {number}"] = shuffled
+    print(f"scoring {len(programs)} orders on {len(testset)} held-out examples ...", flush=True)
+    evaluation = evaluate_programs(programs, metric, testset, num_threads=args.threads)
+    return Result(evaluation, optimizer.report.program_calls["total"], optimizer.report.seconds)
 
 
 def print_result(result: Result) -> None:
-    """One small table."""
-    gains = [b - a for a, b in zip(result.original, result.chosen, strict=True)]
-    low, high = paired_interval(gains)
-    spread = sorted(mean(scores) for scores in result.random)
-    print(f"\norder            accuracy on {len(gains)} held-out examples")
-    print(f"original         {mean(result.original):.3f}")
-    print(
-        f"chosen           {mean(result.chosen):.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]"
-    )
-    if len(spread) == 1:
-        print(f"a random order   {spread[0]:.3f}")
+    """Print the accuracy of each order."""
+    chosen = result.evaluation.programs["chosen"]
+    low, high = chosen.difference_interval or (0.0, 0.0)
+    scores = result.random_orders
+    print(f"\norder            accuracy on {result.evaluation.num_examples} held-out examples")
+    print(f"original         {result.original:.3f}")
+    print(f"chosen           {result.chosen:.3f}   gain {result.gain:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]")
+    if len(scores) == 1:
+        print(f"a random order   {scores[0]:.3f}")
     else:
-        print(f"{len(spread):2d} random orders {mean(spread):.3f}   worst {spread[0]:.3f}, best {spread[-1]:.3f}")
+        print(f"{len(scores):2d} random orders {mean(scores):.3f}   worst {scores[0]:.3f}, best {scores[-1]:.3f}")
     print(f"{result.calls:,} program calls and {result.seconds:.0f} s to choose the order")
 
 
 def print_seeds(results: dict[int, Result]) -> None:
-    """One line a seed, and the mean gain with an interval over seeds."""
+    """Print one line for each seed, and the mean gain with its interval over seeds."""
     print("\nseed  original  chosen    gain   random: worst   mean   best   calls  seconds")
-    for seed, r in results.items():
-        spread = sorted(mean(scores) for scores in r.random)
+    for seed, result in results.items():
+        scores = result.random_orders
         print(
-            f"{seed:4d}  {mean(r.original):8.3f}  {mean(r.chosen):6.3f}  {r.gain:+6.3f}  "
-            f"{spread[0]:13.3f}  {mean(spread):5.3f}  {spread[-1]:5.3f}  {r.calls:6,}  {r.seconds:7.0f}"
+            f"{seed:4d}  {result.original:8.3f}  {result.chosen:6.3f}  {result.gain:+6.3f}  "
+            f"{scores[0]:13.3f}  {mean(scores):5.3f}  {scores[-1]:5.3f}  {result.calls:6,}  {result.seconds:7.0f}"
         )
-    gains = [r.gain for r in results.values()]
-    over_seeds = mean_interval(gains)
-    pooled = [b - a for r in results.values() for a, b in zip(r.original, r.chosen, strict=True)]
-    over_examples = paired_interval(pooled)
-    print(
-        f"mean gain {mean(gains):+.3f}; 95 % intervals: "
-        f"over {len(gains)} seeds [{over_seeds[0]:+.3f}, {over_seeds[1]:+.3f}], "
-        f"over {len(pooled):,} paired examples [{over_examples[0]:+.3f}, {over_examples[1]:+.3f}]"
-    )
+    gains = [result.gain for result in results.values()]
+    low, high = mean_interval(gains)
+    print(f"mean gain {mean(gains):+.3f}, 95 % interval over {len(gains)} seeds [{low:+.3f}, {high:+.3f}]")
 
 
 def parse_args() -> argparse.Namespace:
-    def at_least(least: int) -> Callable[[str], int]:
-        def number(text: str) -> int:
-            if int(text) < least:
-                raise argparse.ArgumentTypeError(f"must be at least {least}")
-            return int(text)
-
-        return number
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
-    parser.add_argument("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
-    parser.add_argument("--demos", type=at_least(2), default=8, help="demos in the prompt")
-    parser.add_argument("--pool", type=at_least(2), default=200, help="labelled examples beside the demos")
-    parser.add_argument("--test", type=at_least(1), default=100, help="held-out examples")
-    parser.add_argument("--random-orders", type=at_least(1), default=12, help="orders that show the spread")
-    parser.add_argument("--update", default="mle", choices=["mle", "ema", "mixture"])
-    parser.add_argument("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
-    parser.add_argument("--max-calls", type=at_least(1), help="program calls at most, instead of --auto's")
-    parser.add_argument("--signal", default="auto", choices=["auto", "score", "logprobs"])
-    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[0], help="one run with fresh demos for each")
-    parser.add_argument("--threads", type=at_least(1), default=2, help="calls under way at once")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report"
-    )
+    add = parser.add_argument
+    add("--task", default=BUNDLED, choices=[BUNDLED, *CLASSIFICATION])
+    add("--data-dir", type=Path, help="folder with TASK_train.jsonl and TASK_test.jsonl")
+    add("--demos", type=int, default=8, help="demos in the prompt")
+    add("--pool", type=int, default=200, help="labelled examples besides the demos")
+    add("--test", type=int, default=100, help="held-out examples")
+    add("--random-orders", type=int, default=12, help="orders that show the spread")
+    add("--update", default="mle", choices=["mle", "ema", "mixture"])
+    add("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
+    add("--max-calls", type=int, help="most program calls, in place of --auto's")
+    add("--signal", default="auto", choices=["auto", "score", "logprobs"])
+    add("--seeds", type=int, nargs="+", default=[0], help="one run with fresh demos for each")
+    add("--threads", type=int, default=2, help="calls at the same time")
+    add("--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report")
     args = parser.parse_args()
+    for name, least in LEAST.items():
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(args, name)}")
     if args.data_dir is not None and args.task == BUNDLED:
         parser.error("--data-dir needs --task; the bundled reviews are in the package")
     return args

@@ -1,4 +1,4 @@
-"""`python examples/paper`, from wherever it is called."""
+"""Run `python examples/paper` from any folder."""
 
 import sys
 from pathlib import Path

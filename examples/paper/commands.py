@@ -9,33 +9,36 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from plr_dspy.runtime import Redactor, interrupts
 
 from .model import LOCAL, ServedModel
-from .protocol import ABLATIONS, METHODS, Experiment, grid
-from .results import RESULTS, opened, read_results
-from .runner import count_calls, here, on_ray, run_grid
+from .protocol import ABLATIONS, METHODS, Experiment, Run, grid
+from .results import RESULTS, open_store, read_results
+from .runner import Engine, count_calls, run_grid, run_here, run_on_ray
 from .tables import all_tables, frame_of
 from .tasks import CLASSIFICATION, TASKS, Format, MetricName
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code."""
-    args = _parser().parse_args(arguments)
+    """Run a command, and return its exit code."""
+    args = _parse(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    levels = {"plr_dspy": logging.WARNING, str(__package__): logging.INFO}  # a line for each run is enough
-    before = {name: logging.getLogger(name).level for name in levels}
+    package_logger = logging.getLogger("plr_dspy")
+    experiment_logger = logging.getLogger(__package__)
+    levels = [package_logger.level, experiment_logger.level]
+    package_logger.setLevel(logging.WARNING)  # A line for each run is enough.
+    experiment_logger.setLevel(logging.INFO)
     try:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
         with interrupts():
-            return int(args.command(args) or 0)
+            return int(args.command(args))
     except KeyboardInterrupt:
-        print("interrupted; what was paid for is kept", file=sys.stderr)
+        print("interrupted; all finished calls are kept", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if args.debug:
@@ -44,45 +47,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {hide(str(error))} (--debug shows where)", file=sys.stderr)
         return USER_ERROR if isinstance(error, (ValueError, ImportError)) else FAILED
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        package_logger.setLevel(levels[0])
+        experiment_logger.setLevel(levels[1])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python examples/paper", description=__doc__)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    epilog = "A run that has a result in --out is not made again; one that was killed goes on where it was."
-    run = commands.add_parser("run", help="make the runs that have no result yet", epilog=epilog)
-    several, any_number = partial(run.add_argument, nargs="+"), partial(run.add_argument, nargs="*")
-    several("--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classifications")
-    several("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
-    several("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
-    any_number("--methods", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
-    any_number("--ablations", default=[], choices=list(ABLATIONS), help="methods of these ablations too")
-    several("--api-base", default=[], metavar="URL", help="servers that all serve the model")
+    run = commands.add_parser(
+        "run",
+        help="make the runs that have no result yet",
+        epilog="A run that has a result in --out is not made again; one that was killed goes on.",
+    )
+    run.set_defaults(command=_run)
+    _add_run_arguments(run)
+    table = commands.add_parser("table", help="write the tables of the results, as Markdown and CSV")
+    table.set_defaults(command=_table)
+    table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
+    for command in (run, table):
+        command.add_argument(
+            "--out", type=Path, default=Path("runs/experiment"), help="folder of the results (default: runs/experiment)"
+        )
+    return parser.parse_args(arguments)
+
+
+def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
-    add("--pool", type=int, default=1_000, help="labelled examples beside the demos, 80/20 (default: 1000)")
+    add_list = partial(run.add_argument, nargs="+")
+    add_list("--tasks", default=list(CLASSIFICATION), choices=list(TASKS), help="default: the classifications")
+    add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
+    add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
+    add("--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
+    add("--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="methods of these ablations too")
+    add("--pool", type=int, default=1_000, help="labelled examples besides the demos, 80/20 (default: 1000)")
     add("--test", type=int, help="held-out examples (default: all)")
     add("--format", default="plain", choices=get_args(Format), help="prompts (default: plain, the paper's)")
-    metrics = get_args(MetricName)
-    add("--metric", default="strict", choices=metrics, help="of reasoning tasks (default: strict)")
+    add("--metric", default="strict", choices=get_args(MetricName), help="of reasoning tasks (default: strict)")
     add("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
+    add_list("--api-base", default=[], metavar="URL", help="servers that all serve the model")
     add("--api-key-env", help="environment variable that holds the key")
-    add("--cache", action="store_true", help="let DSPy cache answers: what methods share is paid once")
+    add("--cache", action="store_true", help="let DSPy cache answers: calls that methods share are paid once")
     add("--data-dir", type=Path, default=Path(), help="folder with TASK_train.jsonl, TASK_test.jsonl")
-    add("--threads", type=_positive, default=2, help="calls under way at once in each worker (default: 2)")
-    add("--jobs", type=_positive, help="runs made at a time, by Ray (default: one for each --api-base)")
+    add("--threads", type=_positive, default=2, help="calls at the same time in each worker (default: 2)")
+    add("--jobs", type=_positive, help="runs at the same time, by Ray (default: one for each --api-base)")
     add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local")
-    add("--dry-run", action="store_true", help="say how many runs and calls are missing, and stop")
-    run.set_defaults(command=_run)
-    table = commands.add_parser("table", help="write the tables of the results, as Markdown and CSV")
-    table.add_argument("--to", type=Path, help="folder for the files (default: OUT/table)")
-    table.set_defaults(command=_table)
-    for command in commands.choices.values():
-        out = Path("runs/experiment")
-        command.add_argument("--out", type=Path, default=out, help=f"folder of the results (default: {out})")
-    return parser
+    add("--dry-run", action="store_true", help="print how many runs and calls are missing, and stop")
 
 
 def _positive(text: str) -> int:
@@ -92,33 +102,27 @@ def _positive(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Make the runs of a grid that have no result yet, and say what became of them."""
-    methods = [*args.methods, *(m for name in args.ablations for m in ABLATIONS[name])]
+    """Make the runs of a grid that have no result yet, and print a summary."""
+    methods = list(args.methods)
+    for name in args.ablations:
+        methods += ABLATIONS[name]
     runs = grid(tasks=args.tasks, num_demos=args.num_demos, seeds=args.seeds, methods=methods)
     model = ServedModel(args.model, tuple(args.api_base), args.api_key_env, cache=args.cache)
     model.check(args.format)
     experiment = Experiment(
         args.out.resolve(),
         args.data_dir.resolve(),
-        **{name: getattr(args, name) for name in ("pool", "test", "format", "metric")},
+        pool=args.pool,
+        test=args.test,
+        format=args.format,
+        metric=args.metric,
         model=model,
         num_threads=args.threads,
     )
     if args.dry_run:
-        with opened(experiment.folder, experiment.settings()) as store:
-            missing = [run for run in runs if run not in store]
-        calls: Counter[str] = Counter()
-        for run in missing:
-            calls[run.method] += count_calls(experiment, run)
-        most = f"{calls.total():,} program calls at most, those on held-out examples included"
-        print(f"{len(runs)} runs, {len(missing)} of them without a result: {most}")
-        print("".join(f"  {method}: {count:,}\n" for method, count in calls.items()), end="")
+        _print_missing(experiment, runs)
         return 0
-    jobs = args.jobs or max(1, len(args.api_base))
-    engine: Any = here
-    if args.ray or jobs > 1:
-        engine = partial(on_ray, address=args.ray or "local", num_workers=args.jobs if args.ray else jobs)
-    outcome = run_grid(experiment, runs, engine=engine)
+    outcome = run_grid(experiment, runs, engine=_engine(args))
     counts = f"{outcome.there} were there, {outcome.made} made, {len(outcome.failed)} failed"
     print(f"{len(runs)} runs: {counts}; results in {experiment.folder}")
     hide = Redactor([], variables=[args.api_key_env])
@@ -127,7 +131,31 @@ def _run(args: argparse.Namespace) -> int:
     return FAILED if outcome.failed else 0
 
 
-def _table(args: argparse.Namespace) -> None:
+def _engine(args: argparse.Namespace) -> Engine:
+    """Return the function that makes the runs: in this process, or on Ray if there are several workers."""
+    if args.ray:
+        return partial(run_on_ray, address=args.ray, num_workers=args.jobs)
+    num_workers = args.jobs or len(args.api_base)
+    if num_workers > 1:
+        return partial(run_on_ray, address="local", num_workers=num_workers)
+    return run_here
+
+
+def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
+    """Print how many runs have no result, and the most program calls that they make, by method."""
+    with open_store(experiment.folder, experiment.settings()) as store:
+        missing = [run for run in runs if run not in store]
+    calls: Counter[str] = Counter()
+    for run in missing:
+        calls[run.method] += count_calls(experiment, run)
+    most = f"{calls.total():,} program calls at most, those on held-out examples included"
+    print(f"{len(runs)} runs, {len(missing)} of them without a result: {most}")
+    for method, count in calls.items():
+        print(f"  {method}: {count:,}")
+
+
+def _table(args: argparse.Namespace) -> int:
     """Write the tables of the results in a folder."""
     for table in all_tables(frame_of(read_results(args.out / RESULTS))):
         print(*table.save(args.to or args.out / "table"), sep="\n")
+    return 0

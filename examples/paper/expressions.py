@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from itertools import accumulate, pairwise
 
 from .equivalence import equivalent
 
@@ -65,6 +64,7 @@ _RULES = [
         (r"(?<!\d)\.(?=\d)", "0."),
         (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*(?=[(\[\\])", ""),
         (r"^\s*\+", ""),
+        (r"^([^<>=,]+)>([^<>=,]+)>([^<>=,]+)$", r"\3<\2<\1"),
     ]
 ]
 _END = re.compile(r"(?:(?<!\\)[.,;:\s])+$")
@@ -98,43 +98,6 @@ def tidy(text: str, *, symbols: bool = False) -> str:
         text = number.group(1).replace(",", "") + number.group(2)
     text = re.sub(r"\\[A-Za-z]+", lambda command: command.group() + " ", text)
     return _SPACES.sub(r"\1", re.sub(r"\s+", " ", text).strip())
-
-
-def members(latex: str) -> tuple[str, list[str]]:
-    """The kind of a tidy answer, and its members, those of ``a \\pm b`` both.
-
-    "()", "[]", "(]" and "[)" have an order, "{}" is a set, "," a list, and "" anything else.
-    """
-    kind, inner, depths = "", latex, _depths(latex)
-    closed = depths[-1:] == [0]
-    if closed and latex.startswith(r"\{") and latex.endswith(r"\}") and 0 not in depths[1:-1]:
-        kind, inner = "{}", latex[2:-2]
-    elif closed and latex[0] in "([{" and latex[-1] in ")]}" and 0 not in depths[:-1]:
-        kind, inner = latex[0] + latex[-1], latex[1:-1]
-    parts = [latex] if r"\begin" in latex else _split(inner)
-    if kind != "{}" and len(parts) == 1:
-        kind, parts = "", [latex]
-    parts = [sign for part in parts for sign in _both_signs(part)] if kind in {"", "{}"} else parts
-    return ("," if len(parts) > 1 and not kind else kind), parts
-
-
-def _depths(latex: str) -> list[int]:
-    """How many brackets, of whatever kind, are open after each character."""
-    return list(accumulate((each in "([{") - (each in ")]}") for each in latex))
-
-
-def _split(latex: str) -> list[str]:
-    """Cut a text at the commas and semicolons that no bracket holds."""
-    places = enumerate(zip(latex, _depths(latex), strict=True))
-    cuts = [-1, *(i for i, (each, depth) in places if each in ",;" and depth == 0), len(latex)]
-    return [latex[start + 1 : end].strip() for start, end in pairwise(cuts)]
-
-
-def _both_signs(part: str) -> list[str]:
-    """Both values of an expression with one plus-minus sign; any other as it is."""
-    if part.count(r"\pm") != 1 or r"\mp" in part:
-        return [part]
-    return [re.sub(r"^\+", "", re.sub(r"\\pm ?", sign, part)) for sign in "+-"]
 
 
 _MAX_LENGTH = 1000
@@ -245,144 +208,95 @@ _NAME = re.compile(
     r"(?:\\text ?\{[^{}]*\}|\\?[A-Za-z]+ ?|\([A-Za-z](?:,[A-Za-z])+\)|\|[A-Za-z]+\||\[[A-Z]+\])"
     r"(?:_\{[^{}]*\}|'|\^\{-1\})*(?:\([A-Za-z0-9,|=<>\\ ]*\))?|\\angle [A-Z]+|m\\angle [A-Z]+"
 )
+_TEXT_COMMAND = r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z\s.'-]*|[ivx]{2,}", re.DOTALL)
-_TEXT = re.compile(r"\s*\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm|textrm)\s*\{([^{}]*)\}[\s.,;]*")
 _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
 # A number in another base, "1 2", "007" and indices of i and e are read as other numbers, and prose as a product.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
 _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
-_RELATION = re.compile(r"<|>|\\[lg]eq|\\in(?![A-Za-z])|\\cup")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Whether two answers, without any text around them, are the same."""
+    """Return whether two answers, without any text around them, are the same."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
-    words = _words(gold)
-    if words is not None:
-        return _plain_words(predicted) == words
+    if _is_words(gold):
+        return _plain_words(predicted) == _plain_words(gold)
     answer = _OPTION.sub("", predicted)
-    readings = dict.fromkeys((tidy(answer, symbols=s), tidy(gold, symbols=s)) for s in (False, True))
-    return any(_same(*reading) for reading in readings)
+    return any(_same_tidy(tidy(answer, symbols=symbols), tidy(gold, symbols=symbols)) for symbols in (False, True))
 
 
-def _same(predicted: str, gold: str) -> bool:
-    """Whether two tidy answers are the same."""
+def _same_tidy(predicted: str, gold: str) -> bool:
+    """Return whether two tidy answers are the same."""
     if not predicted or not gold:
         return False
     if predicted == gold:
         return True
     if _CHOICE.fullmatch(gold) and _CHOICE.fullmatch(predicted):
         return predicted.strip("()") == gold.strip("()")
-    answers, expected = predicted.split(r"\cup"), gold.split(r"\cup")
-    if len(answers) == len(expected) > 1:
-        return _same_collection([part.strip() for part in answers], [part.strip() for part in expected])
-    if ":" in predicted or ":" in gold:
+    if ":" in predicted + gold:
         return _ratio(predicted) == _ratio(gold)
-    if members(predicted)[0] or members(gold)[0]:
-        return _same_members(predicted, gold)
-    if "=" in predicted or "=" in gold:
-        return _same_equation(predicted, gold)
-    if predicted.endswith("%") or gold.endswith("%"):
-        return _same_percentage(predicted, gold)
-    first, second = rational(predicted), rational(gold)
-    if first is not None and second is not None:
-        return first == second
-    return _comparable(predicted, gold) and equivalent(predicted, gold)
-
-
-def _same_members(predicted: str, gold: str) -> bool:
-    """Whether two answers are the same of which at least one has members."""
-    (predicted_kind, answers), (gold_kind, expected) = members(predicted), members(gold)
-    if {predicted_kind, gold_kind} <= {"{}", ",", ""}:
-        return _same_collection(answers, expected)
-    if predicted_kind == gold_kind:
-        return len(answers) == len(expected) and all(map(_same, answers, expected))
-    # An interval may also be written as an inequality, or as what a name stands for.
-    if "" not in (predicted_kind, gold_kind):
-        return False
-    if "=" in predicted or "=" in gold:
-        return _same_equation(predicted, gold)
-    written = predicted if not predicted_kind else gold
-    return bool(_RELATION.search(written)) and _comparable(predicted, gold) and equivalent(predicted, gold)
-
-
-def _same_collection(answers: list[str], expected: list[str]) -> bool:
-    """Whether each answer is one of the expected ones, and none is left over."""
-    if len(answers) != len(expected):
-        return False
-    named = {answer.split("=")[0] for answer in answers if "=" in answer}
-    if len(named) > 1 and not any("=" in item for item in expected):
-        return False  # "x = 2, y = 3" is more than "2, 3"
-    left = list(expected)
-    for answer in answers:
-        if (match := next((item for item in left if _same(answer, item)), None)) is None:
-            return False
-        left.remove(match)
-    return True
-
-
-def _same_equation(predicted: str, gold: str) -> bool:
-    """Whether two equations are the same, or an equation and the value that it gives a name."""
-    answers, expected = predicted.split("="), gold.split("=")
-    if not all([*answers, *expected]):
-        return False
-    if len(expected) == 1:
+    if "=" in predicted and "=" not in gold and "," not in predicted:
         # "2 + 3 = 5" and "x = 5" state 5; "x^2 + y^2 = 5" does not.
-        stated = _NAME.fullmatch(answers[0]) or not re.search(r"[A-Za-z]", answers[0])
-        return bool(stated) and _same(answers[-1], gold)
-    if len(answers) == 1:
+        left, _, value = predicted.rpartition("=")
+        name = left.split("=")[0]
+        return bool(_NAME.fullmatch(name) or not re.search("[A-Za-z]", name)) and _same_tidy(value, gold)
+    if "=" in gold and "=" not in predicted and "," not in gold:
         # "y = 2x" gives a name its value, "f = g" does not.
-        gives = len(expected) == 2 and _NAME.fullmatch(expected[0]) and not _NAME.fullmatch(expected[1])
-        return bool(gives) and _same(predicted, expected[1])
-    if len(answers) == len(expected) == 2 and answers[0] == expected[0]:
-        return _same(answers[1], expected[1])
-    return _comparable(predicted, gold) and equivalent(predicted, gold)
+        name, _, value = gold.partition("=")
+        return bool(_NAME.fullmatch(name) and not _NAME.fullmatch(value)) and _same_tidy(predicted, value)
+    return _same_value(predicted, gold)
 
 
-def _same_percentage(predicted: str, gold: str) -> bool:
-    """Whether two answers are the same of which at least one is a percentage.
-
-    The sign may be left out, or the share written as a number, where that cannot be mistaken for the other.
-    """
-    first, second = rational(predicted.rstrip("%")), rational(gold.rstrip("%"))
-    if first is None or second is None:
-        return False
-    if predicted.endswith("%") and gold.endswith("%"):
+def _same_value(predicted: str, gold: str) -> bool:
+    """Return whether two numbers, collections or other expressions are the same."""
+    # The sign of a percentage may be left out.
+    first = rational(predicted.rstrip("%") if gold.endswith("%") else predicted)
+    second = rational(gold.rstrip("%"))
+    if first is not None and second is not None and not gold.endswith("%"):
         return first == second
-    percent, plain = (first, second) if predicted.endswith("%") else (second, first)
-    return percent / 100 == plain or (percent == plain and abs(plain) > 1)
+    if first is not None and first == second:
+        return True
+    if _differ_in_form(predicted, gold):
+        return False
+    return _is_readable(predicted, gold) and equivalent(predicted, gold)
 
 
-def _comparable(predicted: str, gold: str) -> bool:
-    """Whether a computer algebra system would read both as they are meant."""
+def _differ_in_form(predicted: str, gold: str) -> bool:
+    """Return whether two collections differ in a way that math-verify overlooks."""
+    if "=" not in gold and len(set(re.findall(r"([A-Za-z]) ?=", predicted))) > 1:
+        return True  # "x = 2, y = 3" is more than "2, 3".
+    if "," not in predicted or "," not in gold:
+        return False
+    # It reads a tuple as a list, and drops repeated members of a set.
+    return predicted.count(",") != gold.count(",") or (predicted[0] in "([") != (gold[0] in "([")
+
+
+def _is_readable(predicted: str, gold: str) -> bool:
+    """Return whether math-verify, which ignores case, would read both as they are meant."""
     plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
-    letters = {letter for latex in plain for letter in latex if letter.isalpha()}
-    twice = any(letter.swapcase() in letters for letter in letters)
-    return not twice and not any(map(_MISREAD.search, plain))
+    letters = set(filter(str.isalpha, plain[0] + plain[1]))
+    in_both_cases = any(letter.swapcase() in letters for letter in letters)
+    return not in_both_cases and not any(map(_MISREAD.search, plain))
 
 
 def _ratio(latex: str) -> str:
-    """A ratio or a time of day, spelled one way."""
-    fraction = re.fullmatch(r"\\frac ?\{(\d+)\}\{(\d+)\}", latex)
-    text = f"{fraction[1]}:{fraction[2]}" if fraction else re.sub(r"\\text ?\{([^{}]*)\}", r"\1", latex)
-    return re.sub(r"(?<=\d)/(?=\d)", ":", re.sub(r"[\s.]", "", text).lower())
+    """Return a ratio or a time of day, spelled one way."""
+    text = re.sub(r"\\text|[{}\s.]", "", latex).lower()
+    return re.sub(r"(?<=\d)/(?=\d)", ":", text)
 
 
-def _words(gold: str) -> str | None:
-    """The words of an answer in words; None where it is mathematics."""
-    text = _TEXT.fullmatch(gold)
-    inner = text[1] if text else gold
-    if text and re.search(r"[A-Za-z]{3}", inner):
-        return _plain_words(gold)
-    if not _WORDS.fullmatch(inner.strip()) or re.search(rf"\b(?:{FUNCTIONS})\b", inner):
-        return None
-    return _plain_words(gold)
+def _is_words(gold: str) -> bool:
+    """Return whether an answer is in words, and not mathematics."""
+    text = re.fullmatch(rf"\s*{_TEXT_COMMAND}[\s.,;]*", gold)
+    if text:
+        return bool(re.search(r"[A-Za-z]{3}", text[1]) or _WORDS.fullmatch(text[1].strip()))
+    return bool(_WORDS.fullmatch(gold.strip())) and not re.search(rf"\b(?:{FUNCTIONS})\b", gold)
 
 
 def _plain_words(text: str) -> str:
-    """A text in small letters, without markup, punctuation and a leading article."""
-    inner = re.sub(r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}", r"\1", text)
+    """Return a text in small letters, without markup, punctuation and a leading article."""
+    inner = re.sub(_TEXT_COMMAND, r"\1", text)
     inner = re.sub(r"[$\"'.,;:!\\]|\\[()]", " ", inner).casefold()
     return re.sub(r"^(?:the|an|a) ", "", " ".join(inner.split()))

@@ -1,12 +1,11 @@
-"""Scores a program's orders on examples that no optimizer has seen."""
+"""Score a program's orders on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import dspy
 
@@ -18,46 +17,58 @@ from plr_dspy.search.space import Ordering
 
 
 def digest(examples: Sequence[dspy.Example]) -> str:
-    """A name for these examples, in this order."""
+    """Return a hash of these examples, in this order."""
     text = json.dumps([example.toDict() for example in examples], sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class HeldOut:
-    """A program in the order chosen, and the calls on held-out examples; a folder keeps them, for one metric alone."""
+    """A program and the held-out examples to score it on.
+
+    If `folder` is given, it keeps the finished calls, so that no call is made twice. Use one folder for each metric.
+    """
 
     def __init__(
         self,
         program: dspy.Module,
         *,
-        metric: Any,
+        metric: Callable[..., float],
         examples: Sequence[dspy.Example],
         num_threads: int,
         folder: Path | None = None,
     ) -> None:
         self.slots = ProgramSlots(program)
+        self._work = MetricWork(metric, examples)
         self._examples = range(len(examples))
-        self._path = None if folder is None else folder / f"held_out-{digest(examples)}.jsonl"
-        self._work, self._num_threads = MetricWork(metric, examples), num_threads
+        self._num_threads = num_threads
+        self._path = None
+        if folder is not None:
+            self._path = folder / f"held_out-{digest(examples)}.jsonl"
 
     def scores(self) -> list[float]:
-        """Scores of the program as it is, one for each example."""
+        """Score the program as it is on each example."""
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Score each ordering on each example, ``[orderings, examples]``; the next run repeats calls that failed."""
-        log, names = RunLog(self._path), [str(number) for number in self._examples]
+        """Score each ordering on each example, ``[orderings, examples]``.
+
+        Raises:
+            RuntimeError: if any call failed. The next run repeats the failed calls alone.
+        """
+        log = RunLog(self._path)
+        names = [str(number) for number in self._examples]
         log.number_examples(names)
         evaluator = ProgramEvaluator(self.slots, self._work, names=names, log=log, num_threads=self._num_threads)
         try:
-            cells = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
-            failed = [cell for row in cells.values() for cell in row.values() if cell.outcome == FAILED]
+            rows = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
+            cells = [list(row.values()) for row in rows.values()]
+            failed = [cell for row in cells for cell in row if cell.outcome == FAILED]
             if failed:
                 log.repeat_failed()
                 raise RuntimeError(
                     f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
                     "run the same again to repeat them"
                 )
-            return [[cell.score or 0.0 for cell in row.values()] for row in cells.values()]
+            return [[cell.score or 0.0 for cell in row] for row in cells]
         finally:
             log.close()

@@ -10,37 +10,37 @@ from typing import Any, TypeAlias
 
 import dspy
 
+from plr_dspy import completion_lm
+from plr_dspy.local import LocalServer, Route
+
 from .tasks import Format
 
 LOCAL = "local"
 """Name of the local model, in place of a litellm name."""
 
 MakeLM: TypeAlias = Callable[[int], dspy.LM]
-"""Makes an LM whose answers have at most so many tokens."""
+"""Makes an LM whose answers have at most this many tokens."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Which model answers and where it is, as plain data, so that workers on other machines can open it.
+    """A model and its addresses, as plain data that can be sent to workers on other machines.
 
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
-        api_bases: Addresses of servers that all serve the model. Each run keeps to one of them, so that the prefix
-            cache of a server holds the orderings of few runs; a router would send each call of an ordering elsewhere.
+        api_bases: Addresses of servers of the model. Each worker keeps to one of them, so that the prefix cache of a
+            server holds the orderings of few runs. A router would spread the calls of an ordering over all servers.
         api_key_env: Environment variable that holds the key.
-        cache: Whether DSPy caches the answers: then calls that several methods make cost once, and the seconds say
-            nothing.
-        temperature: Sampling temperature of the answers.
+        cache: Whether DSPy caches answers. Calls that several methods make then cost once, and times mean nothing.
     """
 
     model: str = LOCAL
     api_bases: tuple[str, ...] = ()
     api_key_env: str | None = None
     cache: bool = False
-    temperature: float = 0.0
 
     def check(self, format: Format) -> None:
-        """Raise ValueError unless the key is set, and the address fits the model and the format of prompts."""
+        """Raise ValueError if the key is not set, or if the address does not fit the model and the prompt format."""
         if self.model == LOCAL and self.api_bases:
             raise ValueError(f"api_bases: the local model has no address; got {self.api_bases}: pass a model")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
@@ -54,27 +54,32 @@ class ServedModel:
 
     @contextmanager
     def open(self, *, format: Format, number: int = 0, num_threads: int | None = None) -> Iterator[MakeLM]:
-        """Yield what makes LMs for prompts of a format; the local model's server runs while this context lasts.
+        """Yield a function that makes LMs; the local model's server runs while this context lasts.
 
-        The number picks one of several servers; the threads are those of the local model, by default one a core.
+        Args:
+            format: Prompt format of the LMs.
+            number: Number of the worker, which picks one of several servers.
+            num_threads: Threads of the local model; None takes one for each core.
         """
-        from plr_dspy.lm.engines import completion_lm
-        from plr_dspy.local import LocalServer
-
         self.check(format)
-        common: dict[str, Any] = {"cache": self.cache, "temperature": self.temperature}
         if self.model == LOCAL:
-            route: Any = "completion" if format == "plain" else "chat"
             with LocalServer(num_threads=num_threads) as server:
-                yield lambda max_tokens: server.lm(route, max_tokens=max_tokens, **common)
-            return
+                yield lambda max_tokens: self._local_lm(server, format, max_tokens)
+        else:
+            yield lambda max_tokens: self._served_lm(format, number, max_tokens)
+
+    def _local_lm(self, server: LocalServer, format: Format, max_tokens: int) -> dspy.LM:
+        route: Route = "completion" if format == "plain" else "chat"
+        return server.lm(route, max_tokens=max_tokens, cache=self.cache)
+
+    def _served_lm(self, format: Format, number: int, max_tokens: int) -> dspy.LM:
+        options: dict[str, Any] = {"max_tokens": max_tokens, "cache": self.cache, "temperature": 0.0}
         if self.api_bases:
-            common["api_base"] = self.api_bases[number % len(self.api_bases)]
+            options["api_base"] = self.api_bases[number % len(self.api_bases)]
         if format == "plain":
-            common["api_key_env"] = self.api_key_env
-            yield lambda max_tokens: completion_lm(self.model, max_tokens=max_tokens, **common)
-            return
-        if self.api_bases or self.api_key_env is not None:
-            # Clients refuse to have no key, and servers of one's own do not look at it.
-            common["api_key"] = os.environ.get(self.api_key_env or "") or "not-needed"
-        yield lambda max_tokens: dspy.LM(self.model, max_tokens=max_tokens, **common)
+            return completion_lm(self.model, api_key_env=self.api_key_env, **options)
+        if self.api_key_env is not None:
+            options["api_key"] = os.environ[self.api_key_env]
+        elif self.api_bases:
+            options["api_key"] = "not-needed"  # Clients refuse to have none, and local servers ignore it.
+        return dspy.LM(self.model, **options)

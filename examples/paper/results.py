@@ -1,4 +1,4 @@
-"""What the runs of an experiment gave: one result a run, as JSON lines; a run that is there is not made again."""
+"""The results of an experiment: JSON lines, one for each run. A run that has a result is not made again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .protocol import Run
 RESULTS = "results.jsonl"
 """Name of the file with the results, in the folder of an experiment."""
 
-# Strict, so that "8" or true in a file is an error, not the number that it could be taken for.
+# Strict, so that "8" or true in a file is an error and not a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -27,14 +27,14 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class Result:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
-        settings, versions: Everything else that decides the result, and what it was made with.
-        orderings: The chosen ordering, one permutation for each block of demos; None where each input has its own.
-        accuracy, scores: Of the held-out examples; all methods of one task and seed meet the same ones.
+        settings, versions: The settings of the experiment, and the versions of the software.
+        orderings: The chosen ordering, one permutation for each block of demos; None if each input has its own.
+        accuracy, scores: Of the held-out examples; all methods of one task and seed share these.
         program_calls: Program calls by phase of the search, and in "total".
-        tokens: Tokens by kind, "prompt" and "completion"; empty where they are not known.
+        tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
         seconds: Wall-clock time of the search.
         data: Digests of the "pool" and of the "test" examples, which are the same for one task and seed.
     """
@@ -46,7 +46,7 @@ class Result:
     model: Name
     format: Name
     settings: dict[str, Any]
-    versions: dict[str, Any]
+    versions: dict[str, str]
     orderings: tuple[tuple[Count, ...], ...] | None
     accuracy: Annotated[Number, Field(ge=0, le=1)]
     scores: Annotated[tuple[Number, ...], Field(min_length=1)]
@@ -73,40 +73,46 @@ RESULT = TypeAdapter(Result)
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a file of results, if there is one; the error of a broken line names it."""
+    """Read a file of results; a missing file has none."""
+    if not path.exists():
+        return []
     results = []
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
-        try:
-            if line.strip():
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            try:
                 results.append(RESULT.validate_json(line))
-        except ValueError as error:
-            message = f"line {number} of {path} is no result: {error}\nremove it and make its run again"
-            raise ValueError(message) from error
+            except ValueError as error:
+                raise ValueError(
+                    f"line {number} of {path} is no result: {error}\nremove it and make its run again"
+                ) from error
     return results
 
 
 class Store(dict[Run, Result]):
-    """The results in the folder of an experiment, by run; see `opened`."""
+    """The results in the folder of an experiment, by run; see `open_store`."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self._path = path
         for result in read_results(path):
-            there = {name: result.settings.get(name) for name in settings}
-            if differing := [name for name in settings if there[name] != settings[name]]:
-                both = ", ".join(f"{name}={there[name]!r} there, {settings[name]!r} now" for name in differing)
-                raise ValueError(f"{path} holds results of other settings ({both}): take another folder")
+            for name, value in settings.items():
+                if result.settings.get(name) != value:
+                    raise ValueError(
+                        f"{path} holds results of other settings ({name}={result.settings.get(name)!r} there, "
+                        f"{value!r} now): take another folder"
+                    )
             self[result.run] = result
 
     def add(self, result: Result) -> None:
         """Write the result of a run; it is on disk when this returns."""
         self[result.run] = result
-        write_atomically(self._path, b"".join(RESULT.dump_json(each) + b"\n" for each in self.values()))
+        lines = [RESULT.dump_json(stored) + b"\n" for stored in self.values()]
+        write_atomically(self._path, b"".join(lines))
 
 
 @contextmanager
-def opened(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Hold the results of an experiment for this process alone; results in the file must have the same settings."""
+def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
+    """Lock the results of an experiment for this process; those in the file must have the same settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:

@@ -1,4 +1,4 @@
-"""Makes the runs of an experiment that have no result yet: one after another here, or by many workers on Ray."""
+"""Make the runs of an experiment that have no result yet: one after another here, or by many workers on Ray."""
 
 from __future__ import annotations
 
@@ -18,45 +18,48 @@ from typing import Any, TypeAlias
 
 import dspy
 
-from plr_dspy import __version__
+from plr_dspy import Report, __version__
 from plr_dspy.runtime import Redactor
 
 from .data import load
 from .held_out import HeldOut, digest
 from .model import MakeLM
 from .protocol import Draw, Experiment, Run, draw, new_method
-from .results import Result, opened
+from .results import Result, Store, open_store
 from .tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES_IN_A_ROW = 3
-"""So many failed runs in a row end an experiment: a dead server fails all."""
+MAX_FAILURES_IN_A_ROW = 3
+"""This many failed runs in a row end an experiment, because a dead server fails all."""
 
 VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
-"""What a result says that it was made with."""
+
+Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "Result | Exception"]]]
+"""Makes runs, and yields each with its result, or with its exception, as soon as it has ended."""
 
 
 @functools.lru_cache(maxsize=2)
-def _examples(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
-    """The train and the test part of a task, read once in a process."""
+def _load(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
+    """Load the train and the test part of a task, once in a process."""
     return load(TASKS[task], data_dir=data_dir)
 
 
 def _draw(experiment: Experiment, run: Run) -> Draw:
-    """The demos and the examples of a run."""
-    return draw(run, experiment, *_examples(run.task, experiment.data_dir))
+    train, test = _load(run.task, experiment.data_dir)
+    return draw(run, experiment, train, test)
 
 
-def _data(drawn: Draw) -> dict[str, str]:
-    """Digests of the examples that all methods and numbers of demos share."""
+def _digests(drawn: Draw) -> dict[str, str]:
+    """Return digests of the examples that all methods and numbers of demos share."""
     return {"pool": digest(drawn.pool), "test": digest(drawn.test)}
 
 
 @contextmanager
-def _prepared(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[dspy.Module, Any, Draw]]:
-    """Yield the program in the order drawn, the optimizer, and the examples of a run; the LM is in place meanwhile."""
-    task, drawn = TASKS[run.task], _draw(experiment, run)
+def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[dspy.Module, Any, Draw]]:
+    """Yield the program in the order drawn, the optimizer, and the examples of a run, with the LM in place."""
+    task = TASKS[run.task]
+    drawn = _draw(experiment, run)
     program = task.program(experiment.format)
     for predictor in program.predictors():
         predictor.demos = list(drawn.demos)
@@ -64,7 +67,7 @@ def _prepared(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[d
         run.method,
         task,
         experiment,
-        train=_examples(run.task, experiment.data_dir)[0],
+        train=_load(run.task, experiment.data_dir)[0],
         num_threads=experiment.num_threads,
         seed=run.seed,
         log_dir=experiment.folder_of(run),
@@ -76,49 +79,57 @@ def _prepared(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[d
 
 
 def count_calls(experiment: Experiment, run: Run) -> int:
-    """Program calls that a run makes at most, those on the held-out examples included; none is made."""
-    with _prepared(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
+    """Return the most program calls of a run, with those on the held-out examples, without making any."""
+    with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
         return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + len(drawn.test))
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw, order, and score on the held-out examples; what was paid for is kept in its folder."""
-    lm = make_lm(TASKS[run.task].max_tokens(experiment.format))
-    with _prepared(experiment, run, lm) as (program, optimizer, drawn):
+    """Make one run: draw, order, and score on the held-out examples. Its folder keeps all finished calls."""
+    task = TASKS[run.task]
+    lm = make_lm(task.max_tokens(experiment.format))
+    with _prepare(experiment, run, lm) as (program, optimizer, drawn):
         started = time.monotonic()
         compiled = optimizer.compile(program, trainset=drawn.pool)
-        seconds, report = time.monotonic() - started, optimizer.report
-        scores = HeldOut(
+        seconds = time.monotonic() - started
+        held_out = HeldOut(
             compiled,
-            metric=TASKS[run.task].metric(experiment.metric),
+            metric=task.metric(experiment.metric),
             examples=drawn.test,
             folder=experiment.folder_of(run),
             num_threads=experiment.num_threads,
-        ).scores()
-        kinds = ("prompt", "completion")
-        tokens = {k: sum(each.get(f"{k}_tokens", 0) for each in report.tokens.values()) for k in kinds}
-        return Result(
-            **run._asdict(),
-            model=experiment.model.model,
-            format=experiment.format,
-            settings=experiment.settings(),
-            versions=VERSIONS,
-            orderings=None if run.method == "DEmO" else tuple(tuple(slot.ordering) for slot in report.slots),
-            accuracy=sum(scores) / len(scores),
-            scores=tuple(scores),
-            program_calls=dict(report.program_calls),
-            tokens=tokens if any(tokens.values()) else {},
-            seconds=round(seconds, 3),
-            schema=1,
-            data=_data(drawn),
         )
+        scores = held_out.scores()
+    report = optimizer.report
+    orderings = None
+    if run.method != "DEmO":
+        orderings = tuple(tuple(slot.ordering) for slot in report.slots)
+    return Result(
+        **run._asdict(),
+        model=experiment.model.model,
+        format=experiment.format,
+        settings=experiment.settings(),
+        versions=VERSIONS,
+        orderings=orderings,
+        accuracy=sum(scores) / len(scores),
+        scores=tuple(scores),
+        program_calls=dict(report.program_calls),
+        tokens=_count_tokens(report),
+        seconds=round(seconds, 3),
+        schema=1,
+        data=_digests(drawn),
+    )
 
 
-Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "Result | Exception"]]]
-"""Makes runs, and yields each with its result, or with what it raised, as soon as it has ended."""
+def _count_tokens(report: Report) -> dict[str, int]:
+    """Sum the tokens of all models by kind; empty if no model counts them."""
+    counts = {}
+    for kind in ("prompt", "completion"):
+        counts[kind] = sum(tokens.get(f"{kind}_tokens", 0) for tokens in report.tokens.values())
+    return counts if any(counts.values()) else {}
 
 
-def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run, Result | Exception]]:
+def run_here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run, Result | Exception]]:
     """Make runs in this process, in their order."""
     with experiment.model.open(format=experiment.format) as make_lm:
         for run in runs:
@@ -129,92 +140,114 @@ def here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run, Res
 
 
 class Worker:
-    """A process of a Ray cluster, which keeps the model open from run to run; those on a machine share its cores."""
+    """A process of a Ray cluster that keeps the model open from run to run."""
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
-        self._experiment, self._stack = experiment, ExitStack()
-        threads = max(1, (os.cpu_count() or 1) // num_workers)
-        model, prompts = experiment.model, experiment.format
-        self._make_lm = self._stack.enter_context(model.open(format=prompts, number=number, num_threads=threads))
+        self._experiment = experiment
+        self._stack = ExitStack()  # stays open as long as the process
+        num_threads = max(1, (os.cpu_count() or 1) // num_workers)
+        model = experiment.model.open(format=experiment.format, number=number, num_threads=num_threads)
+        self._make_lm = self._stack.enter_context(model)
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
-        """Make one run; what it raises comes as text, because not all exceptions can be sent."""
+        """Make one run; an exception comes as text, because not all can be sent."""
         try:
             return run, make_run(self._experiment, run, self._make_lm)
         except Exception as error:
             return run, RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def on_ray(
-    experiment: Experiment, runs: Sequence[Run], *, address: str = "local", num_workers: int | None = None
+def run_on_ray(
+    experiment: Experiment, runs: Sequence[Run], *, address: str, num_workers: int | None
 ) -> Iterator[tuple[Run, Result | Exception]]:
-    """Make runs on a Ray cluster; their outcomes come in the order in which they end.
+    """Make runs on a Ray cluster, and yield them in the order in which they end.
 
-    The experiment's folder, its data and this file must be where every machine sees them under the same path. The
-    address "local" starts a cluster here. As many runs are made at a time as the cluster has CPUs, or `num_workers`.
+    The experiment's folder, its data and this file must have the same path on every machine.
+
+    Args:
+        experiment: The settings of all runs.
+        runs: The runs to make.
+        address: Address of the cluster; "local" starts one here.
+        num_workers: Runs at the same time; None takes the number of the cluster's CPUs.
     """
     if importlib.util.find_spec("ray") is None:
         raise ImportError("several workers need Ray: pip install 'plr-dspy[ray]'")
     import ray
     from ray.util import ActorPool
 
-    path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
-    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, path))}}
-    before = signal.getsignal(signal.SIGTERM)
-    cpus = {"num_cpus": num_workers} if address == "local" and num_workers else {}
-    ray.init(address=address, log_to_driver=False, include_dashboard=False, **cpus)
+    num_cpus = num_workers if address == "local" else None
+    python_path = str(Path(__file__).parents[1])
+    if "PYTHONPATH" in os.environ:
+        python_path += os.pathsep + os.environ["PYTHONPATH"]
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(address=address, num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray has set its own.
-        count = min(len(runs), num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
-        remote: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=environment)(Worker)
-        workers = ActorPool([remote.remote(experiment, number, count) for number in range(count)])
-        yield from workers.map_unordered(lambda worker, run: worker.run.remote(run), runs)
+            signal.signal(signal.SIGTERM, handler)  # Ray has set its own.
+        count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
+        make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(Worker)
+        workers = [make_worker.remote(experiment, number, count) for number in range(count)]
+        yield from ActorPool(workers).map_unordered(lambda worker, run: worker.run.remote(run), runs)
     finally:
         ray.shutdown()
 
 
 @dataclass
 class Outcome:
-    """How many runs of a grid had a result before, how many have been made, and what those raised that failed."""
+    """The number of runs that had a result before, the number made now, and the exceptions of those that failed."""
 
     there: int = 0
     made: int = 0
     failed: dict[Run, Exception] = field(default_factory=dict)
 
 
-def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = here) -> Outcome:
+def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = run_here) -> Outcome:
     """Make the runs that have no result yet; each result is on disk as soon as its run has ended.
 
-    A run that fails leaves no result: the same grid makes it again, and pays for none of its finished calls twice.
-    Where several in a row have failed, what the last one raised is raised.
+    A run that fails leaves no result. The same grid makes it again, and repeats none of its finished calls.
+
+    Raises:
+        ValueError: if the folder holds results of other settings or examples.
+        Exception: of the last run, if several in a row have failed.
     """
-    with opened(experiment.folder, experiment.settings()) as store:
+    with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
-        known = {(result.task, result.seed): result for result in store.values() if result.data}
-        for place, run in {(run.task, run.seed): run for run in missing}.items():
-            if place in known and _data(_draw(experiment, run)) != known[place].data:
-                raise ValueError(
-                    f"{experiment.folder} holds {known[place].run} on other examples than those of {run.task!r} now: "
-                    "take the data that it was made with, or another folder"
-                )
-        hide = Redactor([], variables=[experiment.model.api_key_env])
-        outcome, in_a_row = Outcome(there=len(runs) - len(missing)), 0
+        outcome = Outcome(there=len(runs) - len(missing))
         if outcome.there:
             logger.info("%d of %d runs have a result already", outcome.there, len(runs))
-        for run, result in engine(experiment, missing) if missing else ():
+        if not missing:
+            return outcome
+        _check_same_examples(experiment, missing, store)
+        hide = Redactor([], variables=[experiment.model.api_key_env])
+        num_failures = 0
+        for run, result in engine(experiment, missing):
             if isinstance(result, Exception):
                 outcome.failed[run] = result
-                in_a_row += 1
                 logger.error("%s failed: %s: %s", run, type(result).__name__, hide(str(result)))
-                if in_a_row >= MOST_FAILURES_IN_A_ROW:
+                num_failures += 1
+                if num_failures == MAX_FAILURES_IN_A_ROW:
                     raise result
-                continue
-            in_a_row = 0
-            store.add(result)
-            outcome.made += 1
-            done, calls = outcome.there + outcome.made, result.program_calls["total"]
-            accuracy = f"accuracy {result.accuracy:.3f} on {len(result.scores)} examples"
-            cost = f"{calls:,} program calls, {result.seconds:.0f} s"
-            logger.info("%d/%d %s: %s, %s", done, len(runs), run, accuracy, cost)
+            else:
+                num_failures = 0
+                store.add(result)
+                outcome.made += 1
+                _log_result(result, outcome.there + outcome.made, len(runs))
         return outcome
+
+
+def _check_same_examples(experiment: Experiment, missing: Sequence[Run], store: Store) -> None:
+    """Raise ValueError if the runs to make would see other examples than the results of their task and seed."""
+    stored = {(result.task, result.seed): result for result in store.values() if result.data}
+    first_runs = {(run.task, run.seed): run for run in reversed(missing)}
+    for place in stored.keys() & first_runs.keys():
+        if _digests(_draw(experiment, first_runs[place])) != stored[place].data:
+            raise ValueError(
+                f"{experiment.folder} holds {stored[place].run} on other examples than those of {place[0]!r} now: "
+                "take the data that it was made with, or another folder"
+            )
+
+
+def _log_result(result: Result, number: int, total: int) -> None:
+    accuracy = f"accuracy {result.accuracy:.3f} on {len(result.scores)} examples"
+    cost = f"{result.program_calls['total']:,} program calls, {result.seconds:.0f} s"
+    logger.info("%d/%d %s: %s, %s", number, total, result.run, accuracy, cost)

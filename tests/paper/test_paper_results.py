@@ -6,7 +6,7 @@ import pytest
 from result_records import record, result
 
 from paper.protocol import Experiment, Run
-from paper.results import RESULTS, opened, read_results
+from paper.results import RESULTS, open_store, read_results
 from paper.runner import run_grid
 
 RUNS = [Run("mr", 4, seed, method) for seed in (1, 2) for method in ("Static", "Ours")]
@@ -36,7 +36,7 @@ class TestGrid:
         first, second = made_on(tmp_path, RUNS[:3]), made_on(tmp_path)
         assert first[0] + second[0] == RUNS
         assert (first[1].there, first[1].made, second[1].there, second[1].made) == (0, 3, 3, 1)
-        with opened(tmp_path, SETTINGS) as store:
+        with open_store(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
         made_on(tmp_path)
         with pytest.raises(ValueError, match=r"pool=20 there, 40 now.*another folder"):
