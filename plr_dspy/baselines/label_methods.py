@@ -37,7 +37,7 @@ from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.ledger import FAILED, Cell
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
@@ -135,7 +135,7 @@ class LabelCompilation(Compilation):
     def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
         shape: dict[str, Any] = {"plan": job.plan, "num_train": work.num_probing, "original": job.original}
         super().__init__(optimizer.search(job), scorer, **shape)
-        self.means: dict[Ordering, Array] = {}
+        self.means: dict[Candidate, Array] = {}
         self._optimizer, self._job, self._work, self._winner = optimizer, job, work, job.original
 
     def run(self) -> Outcome:
@@ -146,7 +146,7 @@ class LabelCompilation(Compilation):
         orderings, scorer, work = self.search.ask(), self.scorer, self._work
         # The first one alone: if the LM gives no log-probabilities, no other call is made.
         scorer.cells({ordering: range(1) for ordering in orderings[:1]})
-        rows: Mapping[Ordering, Mapping[int, Cell]] = {}
+        rows: Mapping[Candidate, Mapping[int, Cell]] = {}
         if work.first and len(written := scorer.cells(dict.fromkeys(orderings, range(1)))) == len(orderings):
             cells = [row[0] for row in written.values()]
             if all(cell.outcome == FAILED for cell in cells):
@@ -183,10 +183,10 @@ class LabelCompilation(Compilation):
             chosen=len(results) - 1,
         )
 
-    def _best(self, count: int | None = None) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Candidate]:
         return [self._winner]
 
-    def _scores(self, rows: Mapping[Ordering, Mapping[int, Cell]]) -> dict[Ordering, float]:
+    def _scores(self, rows: Mapping[Candidate, Mapping[int, Cell]]) -> dict[Candidate, float]:
         """The criterion of each order, from its cells; sets `means`."""
         cells, probing = [cell for row in rows.values() for cell in row.values()], self._work.probing
         # Inputs that failed for an order count for none, unless that leaves no input: then such an order is the worst.

@@ -13,7 +13,7 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
-from plr_dspy.search.space import Ordering, Scores
+from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import Array, paired_interval, paired_probability
 
 CONFIDENCE = 0.95
@@ -27,7 +27,7 @@ class Result:
     """What a finalist, an ordering that met the others on the selection split, came to."""
 
     origin: str  # "original", "best seen", "mode", "draw"; or "calibrated": the original, where it is scored without
-    ordering: Ordering
+    ordering: Candidate
     score: float  # mean score on the selection split
     gain: Gain  # over the original on new examples, no further than the highest and the lowest score
     estimate: float = 0.0  # the gain without that limit, by which results are compared
@@ -38,7 +38,7 @@ class Result:
 class Outcome:
     """What a compile found; many of these are as in `Report`."""
 
-    ordering: Ordering  # the chosen one
+    ordering: Candidate  # the chosen one
     distributions: Sequence[PlackettLuce]  # the final ones, of each block
     history: list[Iteration]
     program_calls: dict[str, int]
@@ -52,7 +52,7 @@ class Outcome:
     fitted: FittedModel | None = None  # to all scores, those of the final comparison included
     answered: Sequence[tuple[int, Any, Any]] = ()  # what a metric over a set reads of both programs, by example
 
-    def scale_of_metric(self, reference: Ordering) -> Callable[[float], float]:
+    def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
 
         By a metric over a set the model's scores are linear, and those of the comparison are not.
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def judge(
-    entries: Sequence[tuple[str, Ordering]],
+    entries: Sequence[tuple[str, Candidate]],
     examples: Sequence[int],
     scores: Scores,
     model: OrderingModel,
@@ -186,7 +186,7 @@ def comparison(
     )
 
 
-def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, examples: Collection[int] | None) -> Outcome:
+def measure(outcome: Outcome, scorer: CellScorer, original: Candidate, *, examples: Collection[int] | None) -> Outcome:
     """The outcome by a metric over a set itself, on those of some examples (None for all) that both programs answered.
 
     Scores stand for the metric half way between both, so that their mean difference is that of the metric but for terms
@@ -231,7 +231,7 @@ def measure(outcome: Outcome, scorer: CellScorer, original: Ordering, *, example
     of_shares = DEVIATIONS * influence.error_of_shares
     gain = gains[outcome.chosen] = replace(gain, deviation=min(wider * gain.deviation, high - low))
 
-    def with_interval(ordering: Ordering, value: float, further: float = 0.0) -> tuple[float, float, float]:
+    def with_interval(ordering: Candidate, value: float, further: float = 0.0) -> tuple[float, float, float]:
         least, most = fitted.interval(ordering, value, reference=original)
         least = value - math.hypot(wider * (value - least), of_shares)
         most = value + math.hypot(wider * (most - value), of_shares) + further
@@ -302,7 +302,7 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
 
 
 def _effect_on_metric(
-    outcome: Outcome, scorer: CellScorer, original: Ordering, expected: Sequence[float]
+    outcome: Outcome, scorer: CellScorer, original: Candidate, expected: Sequence[float]
 ) -> dict[str, Any]:
     """Fields of what calibration does by a metric over a set: the metric of the answers that the calls gave, and of
     what was returned, and the original calibrated, the scores that are `expected` of the candidates."""
@@ -322,7 +322,7 @@ def _effect_on_metric(
     return told
 
 
-def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
+def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
     """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
@@ -337,7 +337,7 @@ def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
 
 
 def calibration_effect(
-    fitted: FittedModel, original: Ordering, chosen: Ordering, *, applied: bool
+    fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
     """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
 

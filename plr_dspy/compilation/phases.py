@@ -19,7 +19,7 @@ from plr_dspy.scoring.causes import cause_of, main_cause
 from plr_dspy.scoring.ledger import FAILED, WRONG, Cell
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.search import Search, mean_score, reason_to_stop
-from plr_dspy.search.space import Ordering, Scores, is_rule
+from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram, candidate_from_json
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +109,13 @@ class Compilation:
     scorer: CellScorer = field(kw_only=False)  # of the train split, then the selection split
     plan: Plan
     num_train: int
-    original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
+    original: Candidate  # what the user has: an ordering, or `WITHOUT_DEMOS`
     min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     advice: str = FirstSigns.advice
     ending: Mapping[str, Any] = field(default_factory=dict)  # arguments that say when the search ends, beside the plan
     shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
-    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()  # more entrants
 
     def __post_init__(self) -> None:
         scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
@@ -139,10 +138,10 @@ class Compilation:
         by_scores = not self.search.model.calibrating  # calibrated answers may differ where scores do not
         self._signs = FirstSigns(scorer, self.num_train, self.sample, by_scores=by_scores, advice=self.advice)
         self._history: list[Iteration] = []
-        self._told: set[Ordering] = set()
-        self._first_round: list[Ordering] = []  # which every search fills with random orderings
+        self._told: set[Candidate] = set()
+        self._first_round: list[Candidate] = []  # which every search fills with random orderings
         # What was scored of the round that ended the search, and whether it was told; None of one that was not cut.
-        self._cut: tuple[list[tuple[Ordering, list[int]]], bool] | None = None
+        self._cut: tuple[list[tuple[Candidate, list[int]]], bool] | None = None
 
     def run(self) -> Outcome:
         """Search, race the best, compare the winners with the original on the selection split, and choose."""
@@ -161,12 +160,12 @@ class Compilation:
             evidence = count_evidence(self.staged.scores())  # failed calls may differ
             return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
         # What was done is done again as it was, whatever calls the ledger has got from others since.
-        entries, done, winners = self._finalists(), ended.get("done"), list[Ordering]()
+        entries, done, winners = self._finalists(), ended.get("done"), list[Candidate]()
         if plan.racing:
             self._begin("race", calls_to_come=plan.final_calls)
             if done is not None:
-                self.staged.score({tuple(map(tuple, ordering)): examples for ordering, examples in done["asked"]})
-                winners = [tuple(map(tuple, ordering)) for ordering in done["winners"]]
+                self.staged.score({candidate_from_json(saved): examples for saved, examples in done["asked"]})
+                winners = [candidate_from_json(saved) for saved in done["winners"]]
             else:
                 entrants = [ordering for _, ordering in entries[1:]]
                 winners = self.race(entrants, ended["race_calls"], kept=ended["kept"])
@@ -189,9 +188,9 @@ class Compilation:
         rounds = course["rounds"] if ended is None else ended["rounds"]
         cut = [] if ended is None or ended["cut"] is None else [ended["cut"]]
         decided = itertools.chain(*rounds, *(scored for scored, _ in cut))
-        scorer.ask_again((tuple(map(tuple, ordering)), examples) for ordering, examples in decided)
+        scorer.ask_again((candidate_from_json(saved), examples) for saved, examples in decided)
         for number, (scored, told) in enumerate([*((each, True) for each in rounds), *cut]):
-            wanted = {tuple(map(tuple, ordering)): examples for ordering, examples in scored}
+            wanted = {candidate_from_json(saved): examples for saved, examples in scored}
             kept = 0 if ended else self.plan.race_calls + self.plan.final_calls
             if scorer.affordable(wanted, kept=kept) != wanted:  # The budget is smaller now.
                 scorer.ledger.note({"replayed": rounds[:number]})
@@ -199,7 +198,7 @@ class Compilation:
             self.search.ask()  # which draws what it drew before
             self.staged.score(wanted)
             if told:
-                self._tell([tuple(map(tuple, ordering)) for ordering, _ in scored])
+                self._tell([candidate_from_json(saved) for saved, _ in scored])
         self.stopped = self.stopped if ended is None else ended["stopped"]
         return ended
 
@@ -279,13 +278,13 @@ class Compilation:
         num_replies = 0
         for ordering, examples in wanted.items():
             first[ordering] = examples[: FIRST_ANSWERS - num_replies]
-            num_replies += len(first[ordering]) if any(ordering) else 0
+            num_replies += len(first[ordering]) if isinstance(ordering, WholeProgram) or any(ordering) else 0
             if num_replies == FIRST_ANSWERS:
                 self.scorer.cells(first)
                 self._signs.check()
                 return
 
-    def _tell(self, orderings: Sequence[Ordering]) -> None:
+    def _tell(self, orderings: Sequence[Candidate]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
             self._refer(self._best() if self._history else orderings)
@@ -306,17 +305,17 @@ class Compilation:
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
                 best_score_so_far=limited(best.score),
-                best_ordering=best.ordering,
+                best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
                 program_calls=self.scorer.num_cells(),
             )
         )
 
-    def _refer(self, orderings: Sequence[Ordering]) -> None:
+    def _refer(self, orderings: Sequence[Candidate]) -> None:
         """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
         fitted = self.search.fitted
         self.scorer.refer((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
-    def _best(self, count: int | None = None) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Candidate]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
@@ -328,7 +327,7 @@ class Compilation:
         kept = MARGIN * max(calls_to_come / planned, self._least_compared / affordable)
         budget.allow(1.0 - min(MAX_KEPT, kept), kept=self._least_compared)
 
-    def _finalists(self) -> list[tuple[str, Ordering]]:
+    def _finalists(self) -> list[tuple[str, Candidate]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
         plan, search = self.plan, self.search
         best = self._best()[: plan.num_best_seen]
@@ -338,20 +337,19 @@ class Compilation:
         if best or not plan.racing:
             found += [("mode", search.mode())] if plan.with_mode else []
             found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-            found += [("further", each) for each in self.further(best, self.scores())]
-        origins: dict[Ordering, str] = {}
+        origins: dict[Candidate, str] = {}
         for origin, ordering in found:
             origins.setdefault(ordering, origin)
         return [(origin, ordering) for ordering, origin in origins.items()]
 
-    def race(self, entrants: Sequence[Ordering], num_calls: int, *, kept: int = 0) -> list[Ordering]:
+    def race(self, entrants: Sequence[Candidate], num_calls: int, *, kept: int = 0) -> list[Candidate]:
         """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
         Each heat has an equal share of the calls; others are kept for what follows. Entrants that are new are scored as
         often as the least scored one, where half of the calls pay for that, and stay out otherwise. The original is
         scored first, by its share, and in the last heat as often as the others there; it cannot win. Nor can what the
-        model says nothing of. Returns the winners, best first, the best rule and the best ordering before the others;
-        when time or money is up by what is known; none without entrants.
+        model says nothing of. Returns the winners, best first, the best whole program and the best ordering before the
+        others; when time or money is up by what is known; none without entrants.
         """
         staged, plan, original = self.staged, self.plan, self.original
         level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
@@ -399,10 +397,11 @@ class Compilation:
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
         holds = self.search.space.holds
-        return [order for order in self._first_round if order != self.original and holds(order) and any(order)]
+        drawn = [candidate for candidate in self._first_round if candidate != self.original]
+        return [candidate for candidate in drawn if holds(candidate) and any(candidate)]
 
     def _choose(
-        self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
+        self, entries: Sequence[tuple[str, Candidate]], rows: Sequence[Sequence[float]], examples: Sequence[int]
     ) -> Outcome:
         """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
         if len(rows) < 2:
@@ -458,7 +457,7 @@ class Compilation:
         return replace(outcome, candidates=candidates)
 
     def _compare(
-        self, orderings: Sequence[Ordering], share: float = 1.0, *, asked: Sequence[int] | None = None
+        self, orderings: Sequence[Candidate], share: float = 1.0, *, asked: Sequence[int] | None = None
     ) -> tuple[list[list[float]], list[int], Sequence[int]]:
         """Rows of scores on a share of the selection split, or on what was asked before, of the first finalists that
         calls, time and money pay for; the examples that they are on, and those that were asked for."""
@@ -523,7 +522,7 @@ class Compilation:
         return replace(outcome, calibration=effect, offsets=offsets)
 
 
-def _first(ranked: Sequence[Ordering], number: int) -> list[Ordering]:
-    """So many of the best, and before these the best rule and the best ordering, where both are there."""
-    best = {is_rule(each): each for each in reversed(ranked)}.values()
-    return sorted(ranked, key=lambda each: each not in best)[:number]
+def _first(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
+    """Return this many of the best, the best whole program and the best ordering before the others."""
+    best = {isinstance(candidate, WholeProgram): candidate for candidate in reversed(ranked)}.values()
+    return sorted(ranked, key=lambda candidate: candidate not in best)[:number]

@@ -21,7 +21,7 @@ from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.ledger import Cell
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class LabelWork(MetricWork):
             outputs = [[read(own_copy(each), answer) for answer in predictions] for each in self.examples]
             self.influence.table, self.influence.of_labels = scores, outputs
 
-        def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
+        def told(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
             cell = scorer.ledger.cells.get(scorer.key(ordering, example))
             return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
@@ -131,9 +131,9 @@ class LabelWork(MetricWork):
 
 
 def _shown(program: dspy.Module) -> dict[str, tuple[list[Any], Any]]:
-    """The demos that predictors have, and the rules by which they find others."""
+    """Return the demos that predictors have, and how they find others."""
     predictors = program.named_predictors()
-    return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "rule", None)) for n, each in predictors}
+    return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "nearest", None)) for n, each in predictors}
 
 
 def label_scores(

@@ -16,7 +16,7 @@ from plr_dspy.runtime import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA_VERSION: Literal[18] = 18  # the version of the JSON format
+SCHEMA_VERSION: Literal[19] = 19  # the version of the JSON format
 
 
 class Part(BaseModel):
@@ -29,7 +29,8 @@ class Iteration(Part):
     """One ask, score, tell round of a search.
 
     Orderings were scored, `num_new` of them for the first time; `mean_score` and `best_score` are of this round, and
-    `best_score_so_far` and `best_ordering`, a permutation for each block, of all rounds, as the search estimates it.
+    `best_score_so_far` and `best_ordering`, a permutation for each block or the name of a whole program, of all rounds,
+    as the search estimates it.
     `program_calls` are those since the start.
     """
 
@@ -39,7 +40,7 @@ class Iteration(Part):
     mean_score: float
     best_score: float
     best_score_so_far: float
-    best_ordering: tuple[tuple[int, ...], ...]
+    best_ordering: tuple[tuple[int, ...], ...] | str
     program_calls: int
 
     def __str__(self) -> str:
@@ -123,8 +124,8 @@ class Alternative(Part):
 class RetrievalReport(Part):
     """What was chosen where demos may be found for each input."""
 
-    rule: dict[str, Any] | None  # of the returned program, as it is saved; None if all inputs are shown the same demos
-    text: str  # the rule in words
+    variation: str | None  # of the nearest demos that was chosen; None if all inputs are shown the same demos
+    text: str  # the variation in words
     num_pooled: int  # demos that it finds some of, which lie in the program's file
     alternatives: list[Alternative]  # ways to show demos, the returned one included
 
@@ -300,7 +301,7 @@ class Report(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[18] = SCHEMA_VERSION
+    schema_version: Literal[19] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
@@ -310,8 +311,8 @@ class Report(Part):
 
     @property
     def retrieves(self) -> bool:
-        """Whether demos that are found for each input were chosen, and not only ordered."""
-        return self.retrieval is not None and self.retrieval.rule is not None
+        """Whether demos that are found for each input were chosen."""
+        return self.retrieval is not None and self.retrieval.variation is not None
 
     @property
     def chosen_of_number(self) -> Alternative | None:

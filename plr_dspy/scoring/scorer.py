@@ -11,14 +11,14 @@ from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.influence import Influence
 from plr_dspy.scoring.ledger import FAILED, Cell, CellKey, Ledger
-from plr_dspy.search.space import Ordering, is_rule
+from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
 MIN_FAILURES = 8  # so many calls in one round of several orderings, all of them failed, say that something is down
 MIN_TRIES = 3  # failed calls, and no other, after which an example is given up
-FIRST_OF_RULE = 4  # fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all
-Wanted = dict[Ordering, list[int]]  # orderings with the examples that each is to have been scored on
+FIRST_OF_PROGRAM = 4  # fewest examples of the first look at a whole program: nothing else tells of its score
+Wanted = dict[Candidate, list[int]]  # orderings with the examples that each is to have been scored on
 
 
 class Payer(Protocol):
@@ -27,10 +27,10 @@ class Payer(Protocol):
     ledger: Ledger
     budget: Budget
 
-    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
-        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
+    def fingerprint(self, ordering: Candidate, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a whole program, on an example."""
 
-    def pay(self, cells: Mapping[CellKey, Ordering | None]) -> None:
+    def pay(self, cells: Mapping[CellKey, Candidate | None]) -> None:
         """Make the calls of these cells, none of which has been paid, as long as the budget lets them begin."""
 
 
@@ -52,13 +52,13 @@ class CellScorer:
 
     def __post_init__(self) -> None:
         self.ledger, self.budget, self.phase = self.payer.ledger, self.payer.budget, "search"
-        self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
+        self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._asked: dict[CellKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
-        self._asked_of: dict[Ordering, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
+        self._asked_of: dict[Candidate, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
 
-    def key(self, ordering: Ordering, example: int) -> CellKey:
+    def key(self, ordering: Candidate, example: int) -> CellKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
-        asked = ordering, example if is_rule(ordering) else None
+        asked = ordering, example if isinstance(ordering, WholeProgram) else None
         if asked not in self._fingerprints:
             self._fingerprints[asked] = self.payer.fingerprint(*asked)
         return self._fingerprints[asked], example
@@ -67,7 +67,7 @@ class CellScorer:
         """Cells that this phase was the first to ask for; without a name, all that were asked for."""
         return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
 
-    def ask_again(self, wanted: Iterable[tuple[Ordering, Iterable[int]]]) -> None:
+    def ask_again(self, wanted: Iterable[tuple[Candidate, Iterable[int]]]) -> None:
         """Make the calls of these that an earlier part made, and which failed for a reason outside the program.
 
         Those that time or money no longer pay for stay as they were, since rounds were decided on them.
@@ -94,13 +94,13 @@ class CellScorer:
             found[ordering] = examples
         return found
 
-    def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+    def cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, Cell]]:
         """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
 
         Cells that are known cost nothing. A RuntimeError where others would exceed the budget's calls; exceptions of
         the program or the metric come as the payer lets them out.
         """
-        asked: dict[CellKey, Ordering] = {}
+        asked: dict[CellKey, Candidate] = {}
         for ordering, examples in wanted.items():
             self._asked_of.setdefault(ordering, {}).update(dict.fromkeys(examples))
             for example in examples:
@@ -122,7 +122,7 @@ class CellScorer:
         whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
         return {ordering: known[ordering] for ordering in whole}
 
-    def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, Cell]]:
+    def known_cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, Cell]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         cells = self.ledger.cells
         return {
@@ -141,13 +141,13 @@ class CellScorer:
             )
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def outputs(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, Any]:
+    def outputs(self, ordering: Candidate, labels: Mapping[int, int]) -> dict[int, Any]:
         """What a metric over a set reads of an ordering's answers, by example: of some examples, of given labels."""
         assert self.influence is not None
         found = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
         return found | {e: self.influence.of_labels[e][labels[e]] for e in found.keys() & labels.keys()}
 
-    def refer(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
+    def refer(self, orderings: Iterable[tuple[Candidate, Mapping[int, int]]], *, least: int = 1) -> None:
         """Score cells by a metric over a set near what these orderings answer, each with the labels that calibration
         makes of its answers: so many first ones at least, and as many as a reference takes."""
         assert self.influence is not None
@@ -158,7 +158,7 @@ class CellScorer:
             answered += self.outputs(ordering, labels).items()
         self.influence.refer(answered)
 
-    def cells_of(self, ordering: Ordering) -> dict[int, Cell]:
+    def cells_of(self, ordering: Candidate) -> dict[int, Cell]:
         """The paid cells of an ordering that were asked for, by example, as the ledger has them."""
         keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
         return {e: self.ledger.cells[key] for e, key in keys.items() if key in self.ledger.cells}
@@ -168,7 +168,7 @@ class CellScorer:
         return {key: self.ledger.cells[key] for key in self._asked if key in self.ledger.cells}
 
     def table(
-        self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
+        self, orderings: Sequence[Candidate], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
         """The examples that ran for any of the orderings, and a row of scores on them for each ordering, as `cells`.
 
@@ -211,7 +211,7 @@ class StagedScores:
     num_train: int
     num_first: int  # examples of an ordering's first score
     num_more: int  # and of each further one
-    favoured: Ordering | None = None  # its failed calls count for nothing
+    favoured: Candidate | None = None  # its failed calls count for nothing
     shifted: bool = False  # whether orderings begin an example later each time that the split has been gone through
     strata: Sequence[Sequence[int]] = ()  # from which orderings are scored by turns, however many there are of each
 
@@ -223,11 +223,11 @@ class StagedScores:
         self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
         self._under_way: Wanted = {}
 
-    def num_asked(self, ordering: Ordering) -> int:
+    def num_asked(self, ordering: Candidate) -> int:
         """Examples that the ordering has been scored on."""
         return len(self.asked.get(ordering, []))
 
-    def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
+    def wanted(self, orderings: Sequence[Candidate], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
         found, num_seen, strata = {}, len(self.asked), self._strata
@@ -242,7 +242,7 @@ class StagedScores:
             if asked:  # The turn begins with the example that it began with.
                 number = next(number for number, group in enumerate(strata) if asked[0] in group)
                 place = number + len(strata) * strata[number].index(asked[0])
-            least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
+            least = FIRST_OF_PROGRAM if isinstance(ordering, WholeProgram) and not asked else 0
             more = self.num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
             taken = {*asked, *given_up}
@@ -251,7 +251,7 @@ class StagedScores:
             found[ordering] = [*asked, *itertools.islice((e for e in turn if e not in taken), count)]
         return found
 
-    def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:
+    def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Candidate]:
         """Score orderings on their examples, and return those that were: the first only when time or money is up, or
         calls are `kept` for others.
 
@@ -282,14 +282,14 @@ class StagedScores:
         self.asked |= {ordering: list(cells) for ordering, cells in rows.items()}
         return list(rows)
 
-    def salvage(self) -> list[Ordering]:
+    def salvage(self) -> list[Candidate]:
         """Take those orderings of a round that was not ended which were scored whole; costs nothing."""
         known = self.scorer.known_cells(self._under_way)
         whole = {o: list(row) for o, row in known.items() if row and len(row) == len(self._under_way[o])}
         self.asked |= whole
         return list(whole)
 
-    def scores(self) -> dict[Ordering, dict[int, float]]:
+    def scores(self) -> dict[Candidate, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
         rows, found = self.scorer.known_cells(self.asked), {}
         ran = _ran(rows.values())
