@@ -14,7 +14,8 @@ random search     BootstrapFewShotWithRandomSearch with 16 candidates; "half of 
 PLFewShot         "PLFewShot calibrated", "PLFewShot auto" and "PLFewShot auto calibrated" have calibrate=True and
                   demos="auto"; with ", then calibrated" BatchCalibration of the choice has 64 of the calls
 nearest last      `--demos` demos found for each input; "frequent labels" prefers those of most neighbours, as
-                  max_metric_calls=0 does; "nearest first", "random order", "vote" (their most frequent label), "KNNFewShot" (DSPy's, which bootstraps the nearest)
+                  max_metric_calls=0 does; "nearest first", "random order", "vote" (their most frequent label),
+                  "KNNFewShot" (DSPy's, which bootstraps the nearest)
 
 With `--share` so many of the examples have one label, which the seed decides, and the F1 of this label is what counts;
 "F1" before PLReorder, scores, calibrate or calibrated chooses by it. A side has the program calls after its name, as
