@@ -234,7 +234,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     if to_order and any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
         raise TypeError(
             f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
-            "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which shows the nearest demos"
+            "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which shows nearest demos"
         )
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
