@@ -123,13 +123,13 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 18}',
-            chosen.model_dump_json().replace('"schema_version":18', '"schema_version":17'),
+            '{"schema_version": 19}',
+            chosen.model_dump_json().replace('"schema_version":19', '"schema_version":18'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 18") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 19") as caught:
                 Report.load(path)
-        assert "schema_version: Input should be 18): pass a file" in str(caught.value)
+        assert "schema_version: Input should be 19): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
