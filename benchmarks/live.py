@@ -14,11 +14,8 @@ random search     BootstrapFewShotWithRandomSearch with 16 candidates; "half of 
 PLFewShot         "PLFewShot calibrated", "PLFewShot auto" and "PLFewShot auto calibrated" have calibrate=True and
                   demos="auto"; with ", then calibrated" BatchCalibration of the choice has 64 of the calls
 nearest last      `--demos` demos found for each input; "frequent labels" prefers those of most neighbours, as
-                  max_metric_calls=0 does; "nearest first", "random order", "nearest, PLReorder" (learns the order),
-                  "vote" (their most frequent label), "KNNFewShot" (DSPy's, which bootstraps the nearest)
-others' order     the same demos in the order of a rule that was learnt on the other tasks; "others' choice" of such a
-                  rule among the 16 nearest, "own choice" of one that was learnt on the task itself, from `--choices`
-                  for each labelled example, whose calls are not counted
+                  max_metric_calls=0 does; "nearest first", "random order", "vote" (their most frequent label),
+                  "KNNFewShot" (DSPy's, which bootstraps the nearest)
 
 With `--share` so many of the examples have one label, which the seed decides, and the F1 of this label is what counts;
 "F1" before PLReorder, scores, calibrate or calibrated chooses by it. A side has the program calls after its name, as
@@ -37,7 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -56,12 +53,11 @@ from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReord
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
-from plr_dspy.plackett_luce.distribution import choose, fit_coefficients
 from plr_dspy.programs.splits import source_of
 from plr_dspy.report.data import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
-from plr_dspy.retrieval.predict import FEATURES, Pool, Retrieval, Rule, retrieve_in
-from plr_dspy.retrieval.slots import PENALTY, default_rule
+from plr_dspy.retrieval.nearest import NearestDemos, Pool
+from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval
 from quickstart import BUNDLED, load_data, mean
@@ -69,11 +65,7 @@ from quickstart import BUNDLED, load_data, mean
 ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
-ORDERS, NEAREST = 10, 16
-"""Orders that "TopK calibrated" tries, and labelled examples that learnt rules choose among."""
-
-PROPOSAL = [{"similarity": 2.0, "rank": 1.0}.get(name, 0.0) for name in FEATURES]
-"""The coefficients that choices are drawn with, which rules are learnt from: near ones, in all orders."""
+ORDERS = 10  # that "TopK calibrated" tries
 
 Made = tuple[Any, ...]  # a program, the calls that it took, and what a report expects of it, if there is one
 
@@ -96,9 +88,8 @@ def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
 
 
 class Draw:
-    """One draw of examples of a task, and what every side makes of it; `others` are those of the other tasks."""
+    """One draw of examples of a task, and what every side makes of it."""
 
-    others: list["Draw"]
     rare: str | None = None  # the label whose F1 counts
 
     def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
@@ -161,25 +152,6 @@ class Draw:
     def pool(self) -> Pool:
         """The labelled examples as demos that are found for an input."""
         return Pool(self.program(EMPTY), self.labelled, [source_of(each.inputs()) for each in self.labelled])
-
-    @cached_property
-    def coefficients(self) -> np.ndarray:
-        """Of a rule that is fitted to choices which made the right label likelier than the mean choice did."""
-        rng, right = np.random.default_rng(self.seed), self.output.numbers(self.labelled)
-        found = [self.pool.features(each.inputs(), NEAREST, without=each.inputs()) for each in self.labelled]
-        candidates, features = zip(*found, strict=True)
-        drawn = [
-            [choose(PROPOSAL, each, self.args.demos, rng=rng) for each in features] for _ in range(self.args.choices)
-        ]
-        likely = np.zeros((len(drawn), len(self.labelled)))
-        for likelihoods, rankings in zip(likely, drawn, strict=True):
-            choices = [[items[i] for i in chosen[::-1]] for items, chosen in zip(candidates, rankings, strict=True)]
-            program = Chosen(self, self.labelled, choices)
-            with self.answering():
-                told = read_replies(program, self.labelled, self.output, num_threads=self.args.threads)
-            likelihoods[told.inputs] = np.exp(told.log_probabilities[range(len(told.inputs)), right[told.inputs]])
-        weights = np.maximum(0.0, likely - likely.mean(axis=0)).ravel()
-        return fit_coefficients(features * len(drawn), list(itertools.chain(*drawn)), weights, l2=PENALTY)
 
 
 class Chosen(dspy.Predict):
@@ -244,24 +216,18 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     return max(found, key=itemgetter(0))[1], ORDERS * len(examples)
 
 
-def found(draw: Draw, _: int | None, *, rule: Rule) -> Made:
-    """Demos found for each input by a rule."""
-    retrieval = Retrieval(draw.pool, replace(rule, num_demos=draw.args.demos))
+def nearest(draw: Draw, _: int | None, **variation: Any) -> Made:
+    """Return the program that shows each input its nearest demos."""
+    retrieval = Retrieval(draw.pool, NearestDemos(draw.args.demos, **variation))
     return retrieve_in(draw.program(EMPTY), {"self": retrieval}), 0
 
 
 def in_random_order(draw: Draw, _: int | None) -> Made:
     """The nearest demos in an order of each input's own."""
-    rng, rule = np.random.default_rng(draw.seed), Rule(num_demos=draw.args.demos)
-    choices = [rng.permutation(draw.pool.shown(each.inputs(), rule)).tolist() for each in draw.test]
+    rng = np.random.default_rng(draw.seed)
+    last = NearestDemos(draw.args.demos)
+    choices = [rng.permutation(draw.pool.shown(each.inputs(), last)).tolist() for each in draw.test]
     return Chosen(draw, draw.test, choices), 0
-
-
-def learnt(draw: Draw, _: int | None, *, on: str, num_candidates: int | None = None) -> Made:
-    """Demos found by a rule learnt on the task itself, or on the others; the nearest ones where no number is given."""
-    fitted = [each.coefficients for each in (draw.others if on == "others" else [draw])]
-    named = dict(zip(FEATURES, np.round(np.mean(fitted, axis=0), 3).tolist(), strict=True))
-    return found(draw, None, rule=Rule(coefficients=named, num_candidates=num_candidates or draw.args.demos))
 
 
 def knn_few_shot(draw: Draw, _: int | None) -> Made:
@@ -323,14 +289,10 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PLReorder, then calibrated": partial(batch_calibrated, base="PLReorder"),
     "PLFewShot, then calibrated": partial(batch_calibrated, base="PLFewShot"),
     "PLFewShot auto, then calibrated": partial(batch_calibrated, base="PLFewShot auto"),
-    "nearest, PLReorder": partial(optimized, kind=PLReorder, base="nearest last"),
-    "nearest last": partial(found, rule=Rule()),
-    "nearest first": partial(found, rule=Rule(nearest_last=False)),
-    "frequent labels": partial(found, rule=default_rule(8, None, labels_count=True)),
+    "nearest last": nearest,
+    "nearest first": partial(nearest, nearest_last=False),
+    "frequent labels": partial(nearest, prefer="frequent labels"),
     "random order": in_random_order,
-    "others' order": partial(learnt, on="others"),
-    "others' choice": partial(learnt, on="others", num_candidates=NEAREST),
-    "own choice": partial(learnt, on="own", num_candidates=NEAREST),
     "vote": lambda draw, _: (Vote(draw.pool, draw.args.demos), 0),
     "KNNFewShot": knn_few_shot,
 }
@@ -378,7 +340,7 @@ def print_sides(title: str, draws: Sequence[dict[str, Result]], against: Sequenc
 
 def main() -> None:
     given = {"tasks": [BUNDLED], "data_dir": Path, "seeds": [0], "pool": 108, "test": 200, "share": 0.0}
-    given |= {"sides": USUAL, "against": [str], "demos": 8, "choices": 8}
+    given |= {"sides": USUAL, "against": [str], "demos": 8}
     args = options(__doc__, among={"tasks": [BUNDLED, *CLASSIFICATION]}, **given, **SERVED)
     if unknown := [side for side in args.sides if side.partition("@")[0] not in SIDES]:
         raise SystemExit(f"--sides must be of {list(SIDES)}, with @ and a number of calls; got {unknown}")
@@ -389,7 +351,6 @@ def main() -> None:
         for seed in args.seeds:
             draws = {task: Draw(task, seed, args, make_lm) for task in args.tasks}
             for task, draw in draws.items():
-                draw.others = [each for each in draws.values() if each is not draw]
                 with draw.answering():
                     found[task].append({side: draw.result(side) for side in args.sides})
     against = args.against or args.sides[:1]

@@ -36,7 +36,7 @@ from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.retrieval.predict import Pool, Rule
+from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.search.search import ThompsonSearch
 
 
@@ -130,7 +130,7 @@ def pools(num_demos: int) -> Iterator[dict[str, Any]]:
         pool, taken = Pool(dspy.Predict("text -> label"), demos, [""] * size), []
         shown = timed(pool.shown, taken)
         for text in texts[size:]:
-            shown({"text": text}, Rule(num_demos))
+            shown({"text": text}, NearestDemos(num_demos))
         yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(taken):.1f}"}
 
 

@@ -39,7 +39,7 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
@@ -51,7 +51,7 @@ ONE_DEVIATION = 2 * ndtr(1.0) - 1  # confidence of an interval of one standard e
 WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
-Rows = Mapping[Ordering, Mapping[int, CallRecord]]
+Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 
 @arguments
@@ -154,7 +154,7 @@ class LabelCompilation(CompileRun):
         super().__init__(
             optimizer.search(job), scorer, plan=job.plan, num_train=work.num_probing, original=job.original
         )
-        self.means: dict[Ordering, Array] = {}
+        self.means: dict[Candidate, Array] = {}
         self._optimizer = optimizer
         self._job = job
         self._work = work
@@ -186,7 +186,7 @@ class LabelCompilation(CompileRun):
             return self._outcome(ordering=self._winner, stop=stop)
         return self._compared(*table)
 
-    def _probe(self, orderings: Sequence[Ordering]) -> Rows:
+    def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the cells of the probing inputs; empty if time or money is up."""
         scorer = self.scorer
         # Call once first: if the LM gives no log-probabilities, no other call is made.
@@ -222,10 +222,10 @@ class LabelCompilation(CompileRun):
             chosen=len(candidates) - 1,
         )
 
-    def _best(self, count: int | None = None) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Candidate]:
         return [self._winner]
 
-    def _scores(self, rows: Rows) -> dict[Ordering, float]:
+    def _scores(self, rows: Rows) -> dict[Candidate, float]:
         """Return the criterion of each order; also fill `means`."""
         if not rows:
             return {}
@@ -235,7 +235,7 @@ class LabelCompilation(CompileRun):
         for row in rows.values():
             failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
         inputs = [i for i in self._work.probing if i not in failed] or self._work.probing
-        tables: dict[Ordering, list[list[float] | None]] = {}
+        tables: dict[Candidate, list[list[float] | None]] = {}
         for ordering, row in rows.items():
             if all(row[i].outcome != FAILED for i in inputs):
                 tables[ordering] = [row[i].value for i in inputs]

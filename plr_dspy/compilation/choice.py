@@ -15,7 +15,7 @@ from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
-from plr_dspy.search.space import Ordering, Scores
+from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import Array, paired_interval, paired_probability
 
 CONFIDENCE = 0.95
@@ -29,7 +29,7 @@ class Result:
     """What a finalist, an ordering that met the others on the selection split, came to."""
 
     origin: str  # "original", "best seen", "mode", "draw"; or "calibrated": the original, where it is scored without
-    ordering: Ordering
+    ordering: Candidate
     score: float  # mean score on the selection split
     gain: Gain  # over the original on new examples, no further than the highest and the lowest score
     estimate: float = 0.0  # the gain without that limit, by which results are compared
@@ -40,7 +40,7 @@ class Result:
 class Outcome:
     """What a compile found; many of these are as in `Report`."""
 
-    ordering: Ordering  # the chosen one
+    ordering: Candidate  # the chosen one
     distributions: Sequence[PlackettLuce]  # the final ones, of each block
     history: list[Iteration]
     program_calls: dict[str, int]
@@ -54,7 +54,7 @@ class Outcome:
     fitted: FittedModel | None = None  # to all scores, those of the final comparison included
     answered: Sequence[tuple[int, str | None, str | None]] = ()  # by a metric over a set: example, labels of both
 
-    def scale_of_metric(self, reference: Ordering) -> Callable[[float], float]:
+    def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
 
         By a metric over a set the model's scores are linear, and those of the comparison are not.
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def judge(
-    entries: Sequence[tuple[str, Ordering]],
+    entries: Sequence[tuple[str, Candidate]],
     examples: Sequence[int],
     scores: Scores,
     model: OrderingModel,
@@ -223,7 +223,7 @@ class _ComparedAnswers:
 
 
 def rescore_with_set_metric(
-    outcome: Outcome, scorer: CellScorer, original: Ordering, *, examples: Collection[int] | None
+    outcome: Outcome, scorer: CellScorer, original: Candidate, *, examples: Collection[int] | None
 ) -> Outcome:
     """Return the outcome by a metric over a set itself, on the given examples (None: all) that both programs answered.
 
@@ -309,7 +309,7 @@ def _score_by_metric(
 
 
 def _comparison_by_metric(
-    outcome: Outcome, compared: _ComparedAnswers, gain: Gain, original: Ordering, as_it_is: float
+    outcome: Outcome, compared: _ComparedAnswers, gain: Gain, original: Candidate, as_it_is: float
 ) -> Comparison:
     """Compare the chosen candidate with the original by the metric itself."""
     assert outcome.comparison is not None
@@ -344,7 +344,12 @@ def _comparison_by_metric(
 
 
 def _interval_by_metric(
-    outcome: Outcome, metric: ConfusionScores, ordering: Ordering, value: float, original: Ordering, larger: float = 0.0
+    outcome: Outcome,
+    metric: ConfusionScores,
+    ordering: Candidate,
+    value: float,
+    original: Candidate,
+    larger: float = 0.0,
 ) -> tuple[float, float, float]:
     """Return an expected value with its interval, which new examples with other shares of labels widen."""
     assert outcome.fitted is not None
@@ -390,7 +395,7 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
 
 
 def _effect_on_metric(
-    outcome: Outcome, scorer: CellScorer, original: Ordering, expected: Sequence[float]
+    outcome: Outcome, scorer: CellScorer, original: Candidate, expected: Sequence[float]
 ) -> CalibrationEffect | None:
     """Return what calibration does by the metric of the answers, and by the `expected` metric of the candidates."""
     metric = scorer.influence
@@ -416,7 +421,7 @@ def _effect_on_metric(
     return effect.model_copy(update={**rounded, "always": always})
 
 
-def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
+def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
     """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
@@ -431,7 +436,7 @@ def count_evidence(scores: Scores, *compared: Ordering) -> Evidence:
 
 
 def calibration_effect(
-    fitted: FittedModel, original: Ordering, chosen: Ordering, *, applied: bool
+    fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
     """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
 

@@ -5,21 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.scoring.scorer import StagedScores
-from plr_dspy.search.space import Ordering, is_rule
+from plr_dspy.search.space import Candidate, WholeProgram
 
 KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
 
 
 def run_race(
-    entrants: Sequence[Ordering],
+    entrants: Sequence[Candidate],
     *,
-    original: Ordering,
+    original: Candidate,
     staged: StagedScores,
-    estimate: Callable[[], Mapping[Ordering, float]],
+    estimate: Callable[[], Mapping[Candidate, float]],
     plan: Plan,
     num_calls: int,
     kept: int = 0,
-) -> list[Ordering]:
+) -> list[Candidate]:
     """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
     The original is scored first, by its share of the calls, and in the last heat as often as the others there; it
@@ -35,7 +35,7 @@ def run_race(
         kept: Calls of the budget to leave to what follows.
 
     Returns:
-        The winners, best first, the best rule and the best ordering before the others. If time or money is up, those
+        The winners, best first, the best whole program and the best ordering before the others. If time or money is up, those
         that are known to be best; none without entrants.
     """
     level, spent = _score_new(entrants, staged, num_calls, kept)
@@ -64,7 +64,7 @@ def run_race(
     return first_of_each_kind(alive, num_winners)
 
 
-def _score_new(entrants: Sequence[Ordering], staged: StagedScores, num_calls: int, kept: int) -> tuple[int, int]:
+def _score_new(entrants: Sequence[Candidate], staged: StagedScores, num_calls: int, kept: int) -> tuple[int, int]:
     """Score entrants that the search has not scored as often as the least scored one, by half of the calls at most.
 
     Returns:
@@ -83,7 +83,7 @@ def _calls_up_to(level: int, counts: Sequence[int]) -> int:
     return sum(max(0, level - count) for count in counts)
 
 
-def first_of_each_kind(ranked: Sequence[Ordering], number: int) -> list[Ordering]:
-    """Return this many of the best, and before them the best rule and the best ordering, if both are there."""
-    best = {is_rule(ordering): ordering for ordering in reversed(ranked)}.values()
+def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
+    """Return this many of the best, and before them the best whole program and the best ordering, if both are there."""
+    best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

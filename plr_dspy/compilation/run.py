@@ -24,7 +24,7 @@ from plr_dspy.report.data import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.search import Search, mean_score, reason_to_stop
-from plr_dspy.search.space import Ordering, Scores
+from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CompileRun:
     scorer: CellScorer = field(kw_only=False)  # of the train split, then the selection split
     plan: Plan
     num_train: int
-    original: Ordering  # what the user has: an ordering, or `WITHOUT_DEMOS`
+    original: Candidate  # what the user has: an ordering, or `WITHOUT_DEMOS`
     min_probability: float | None = None  # that it takes to replace the original; None: odds where plans race, else 0
     sample: Callable[[], str] = str  # says one of the program's answers, for messages
     advice: str = FutilityCheck.advice
@@ -69,7 +69,6 @@ class CompileRun:
     patience: int | None = None  # rounds without a better ordering that end it
     shifted: bool = False  # as in `StagedScores`
     on_round: Callable[[Iteration], object] = lambda last: None
-    further: Callable[[Sequence[Ordering], Scores], Sequence[Ordering]] = lambda best, scores: ()  # more entrants
 
     def __post_init__(self) -> None:
         scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
@@ -97,8 +96,8 @@ class CompileRun:
             advice=self.advice,
         )
         self._history: list[Iteration] = []
-        self._told: set[Ordering] = set()
-        self._first_round: list[Ordering] = []  # which every search fills with random orderings
+        self._told: set[Candidate] = set()
+        self._first_round: list[Candidate] = []  # which every search fills with random orderings
 
     def run(self) -> Outcome:
         """Search, race the best, compare the winners with the original on held-out examples, and choose."""
@@ -177,7 +176,7 @@ class CompileRun:
             race_calls = min(race_calls, round(share * plan.race_calls), budget.calls_left - final_calls)
         return RestOfRun(share=share, race_calls=max(0, race_calls), final_calls=final_calls)
 
-    def _race(self, entrants: Sequence[Ordering], rest: RestOfRun) -> list[Ordering]:
+    def _race(self, entrants: Sequence[Candidate], rest: RestOfRun) -> list[Candidate]:
         """Return the winners of the race of the best orderings."""
         self._begin("race", to_come=rest.final_calls)
         winners = run_race(
@@ -212,13 +211,13 @@ class CompileRun:
         num_replies = 0
         for ordering, examples in wanted.items():
             first[ordering] = examples[: FIRST_ANSWERS - num_replies]
-            num_replies += len(first[ordering]) if any(ordering) else 0
+            num_replies += len(first[ordering]) if isinstance(ordering, WholeProgram) or any(ordering) else 0
             if num_replies == FIRST_ANSWERS:
                 self.scorer.cells(first)
                 self._futility.check()
                 return
 
-    def _tell(self, orderings: Sequence[Ordering]) -> None:
+    def _tell(self, orderings: Sequence[Candidate]) -> None:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
             self._refer(self._best() if self._history else orderings)
@@ -239,21 +238,21 @@ class CompileRun:
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
                 best_score_so_far=limited(best.score),
-                best_ordering=best.ordering,
+                best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
                 program_calls=self.scorer.num_cells(),
             )
         )
 
-    def _refer(self, orderings: Sequence[Ordering]) -> None:
+    def _refer(self, orderings: Sequence[Candidate]) -> None:
         """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
         fitted = self.search.fitted
         self.scorer.linearize_at((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
-    def _best(self, count: int | None = None) -> list[Ordering]:
+    def _best(self, count: int | None = None) -> list[Candidate]:
         """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
-    def _finalists(self) -> list[tuple[str, Ordering]]:
+    def _finalists(self) -> list[tuple[str, Candidate]]:
         """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
         plan, search = self.plan, self.search
         best = self._best()[: plan.num_best_seen]
@@ -263,8 +262,7 @@ class CompileRun:
         if best or not plan.racing:
             found += [("mode", search.mode())] if plan.with_mode else []
             found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-            found += [("further", each) for each in self.further(best, self.scores())]
-        origins: dict[Ordering, str] = {}
+        origins: dict[Candidate, str] = {}
         for origin, ordering in found:
             origins.setdefault(ordering, origin)
         return [(origin, ordering) for ordering, origin in origins.items()]
@@ -284,10 +282,11 @@ class CompileRun:
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
         holds = self.search.space.holds
-        return [order for order in self._first_round if order != self.original and holds(order) and any(order)]
+        drawn = [candidate for candidate in self._first_round if candidate != self.original]
+        return [candidate for candidate in drawn if holds(candidate) and any(candidate)]
 
     def _choose(
-        self, entries: Sequence[tuple[str, Ordering]], rows: Sequence[Sequence[float]], examples: Sequence[int]
+        self, entries: Sequence[tuple[str, Candidate]], rows: Sequence[Sequence[float]], examples: Sequence[int]
     ) -> Outcome:
         """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
         if len(rows) < 2:
@@ -334,7 +333,7 @@ class CompileRun:
             candidates.append(replace(each, gain=gain))
         return replace(outcome, candidates=candidates)
 
-    def _compare(self, orderings: Sequence[Ordering], share: float = 1.0) -> tuple[list[list[float]], list[int]]:
+    def _compare(self, orderings: Sequence[Candidate], share: float = 1.0) -> tuple[list[list[float]], list[int]]:
         """Score finalists on a share of the selection split.
 
         Returns:
@@ -360,7 +359,7 @@ class CompileRun:
             self._note_limit()
         return rows, examples
 
-    def _affordable_examples(self, orderings: Sequence[Ordering], share: float) -> list[int]:
+    def _affordable_examples(self, orderings: Sequence[Candidate], share: float) -> list[int]:
         """Return the examples of a share of the selection split that the budget pays for with these orderings."""
         scorer = self.scorer
         count = max(MIN_COMPARED, round(share * self.plan.num_selection_examples))

@@ -21,7 +21,7 @@ from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class LabelWork(MetricWork):
         if self.influence is not None:  # It updates the table in place.
             scores = self.influence.table[:, : len(self.output.labels)]
 
-        def told(ordering: Ordering, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
+        def told(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
             cell = scorer.log.records.get(scorer.key(ordering, example))
             return None if cell is None or cell.label_logprobs is None else (cell.label_logprobs, cell.unseen_labels)
 
@@ -128,9 +128,9 @@ class LabelWork(MetricWork):
 
 
 def _shown(program: dspy.Module) -> dict[str, tuple[list[Any], Any]]:
-    """The demos that predictors have, and the rules by which they find others."""
+    """Return the demos that predictors have, and how they find others."""
     predictors = program.named_predictors()
-    return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "rule", None)) for n, each in predictors}
+    return {n: (list(each.demos), getattr(getattr(each, "retrieval", None), "nearest", None)) for n, each in predictors}
 
 
 def label_scores(

@@ -43,8 +43,7 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
 from plr_dspy.report.text import result, shorten
-from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
-from plr_dspy.retrieval.slots import FoundSlots, RetrievalSlots
+from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import Redactor, interrupts, progress_bar
 from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.causes import cause_of
@@ -54,7 +53,7 @@ from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering
+from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, WholeProgram
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class Reorderer(Checked, Teleprompter, ABC):
 
     Subclasses have their own `plan`, mostly their own `search`, and override what else is not as here.
     Arguments and attributes are those of `PLReorder`, and what users call things. Where one `chooses_by_score` of the
-    metric, a student without demos is a candidate as it is. One that `orders_found` demos takes programs that find
-    their demos for each input.
+    metric, a student without demos is a candidate as it is. One that `chooses_demos` takes programs that find their
+    demos for each input.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -84,7 +83,7 @@ class Reorderer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
-    orders_found: ClassVar[bool] = False
+    chooses_demos: ClassVar[bool] = False
     signal: ClassVar[Any] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
@@ -197,9 +196,8 @@ class Reorderer(Checked, Teleprompter, ABC):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
     ) -> dict[str, Any]:
         """Return what can be ordered or chosen, as fields of the job; `others` are demos, which never score."""
-        finds = any(isinstance(predictor, RetrievingPredict) for predictor in program.predictors())
-        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos and not finds else []
-        slots = FoundSlots(program) if finds else ProgramSlots(program)
+        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        slots = ProgramSlots(program)
         if not slots.slots:
             why, adding = "", "pass num_demos=8, which adds labelled ones, or "
             if self.get_params().get("num_demos", 0) is not None:
@@ -298,10 +296,6 @@ class Reorderer(Checked, Teleprompter, ABC):
         self, job: Job, work: MetricWork, scorer: CellScorer, responses: LabelResponses | None, bar: tqdm
     ) -> CompileRun:
         """Make the compile of a job, once it is known what its search learns from."""
-        further: dict[str, Any] = {}
-        if isinstance(job.slots, RetrievalSlots):
-            inputs = [dict(each.inputs().items()) for each in job.scored_examples]
-            further = {"further": partial(job.slots.further, inputs=inputs)}
         return CompileRun(
             self.search(job, responses),
             scorer,
@@ -315,7 +309,6 @@ class Reorderer(Checked, Teleprompter, ABC):
             patience=getattr(self, "patience", None),
             shifted=responses is not None,
             on_round=lambda last: bar.set_postfix_str(f"round {last.index + 1}, mean score {last.mean_score:.3f}"),
-            **further,
         )
 
     def _conclude(
@@ -376,7 +369,7 @@ def _note_fixed_only(log: RunLog) -> None:
 
 
 def _program_as_scored(
-    job: Job, work: MetricWork, shares: Sequence[float], ordering: Ordering, offsets: Sequence[float]
+    job: Job, work: MetricWork, shares: Sequence[float], ordering: Ordering | WholeProgram, offsets: Sequence[float]
 ) -> dspy.Module:
     """Make the program in an order, calibrated by the offsets that it was scored with; without any, as it came."""
     program = job.slots.build(ordering)
@@ -405,7 +398,7 @@ def build_report(job: Job, outcome: Outcome, scorer: CellScorer, *, names: Seque
     errors = error_counts(scorer.log.records.items(), names)
     if job.attempts:
         errors = [*attempt_errors(job.attempts), *errors]
-    # Without calls a rule stands where the original does.
+    # Without calls, nearest demos stand in the place of the original.
     original = job.slots.original if isinstance(job.slots, PoolSlots) else job.original
     return Report(
         original=_program_state(job, original, scorer),
@@ -450,7 +443,7 @@ def _confusion(job: Job, metric: SetMetric, outcome: Outcome) -> Confusion:
     return Confusion(labels=labels, original=counts(before), returned=counts(after))
 
 
-def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramState:
+def _program_state(job: Job, ordering: Ordering | WholeProgram, scorer: CellScorer) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
     cells = scorer.cells_of(ordering).values()
     return ProgramState(
@@ -462,7 +455,7 @@ def _program_state(job: Job, ordering: Ordering, scorer: CellScorer) -> ProgramS
     )
 
 
-def _slot_reports(job: Job, outcome: Outcome, shown: Ordering) -> list[SlotReport]:
+def _slot_reports(job: Job, outcome: Outcome, shown: Ordering | WholeProgram) -> list[SlotReport]:
     """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
     ordering, original = job.slots.shown(outcome.ordering), job.slots.shown(shown)
     distributions, predictors = iter(outcome.distributions), dict(job.program.named_predictors())

@@ -4,7 +4,7 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,19 +19,20 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
-from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
+from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.report.text import count
-from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
 from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.run_log import CallRecord, error_counts
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
 class Scored(NamedTuple):
     """An ordering, the offsets of labels that calibrate it, and what a report says that it is expected to score."""
 
-    ordering: Ordering
+    ordering: Candidate
     offsets: Sequence[float]
     expected: dict[str, Any]
 
@@ -340,31 +341,35 @@ def choice_of_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> tupl
 def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]) -> RetrievalReport:
     """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, Scored] = {}
-    for each in scored:
-        rule, shown = slots.rule_of(each.ordering), any(slots.permutations(each.ordering).values())
-        kind = ("no demos", "the best fixed demos")[shown]
-        if rule is not None:
-            kind = ("the best rule for each input", "both together")[shown]
-        if each.ordering == job.original:
-            kind = "your program, calibrated" if each.offsets else "your program"
-        kinds.setdefault(kind, each)
-        if each.ordering in slots.space.beside[:1]:
-            kinds["the nearest demos, nearest last"] = each
+    for candidate in scored:
+        variation = slots.variation(candidate.ordering)
+        if candidate.ordering == job.original:
+            kind = "your program, calibrated" if candidate.offsets else "your program"
+        elif variation is not None:
+            kind = "the best found demos"
+        elif slots.num_demos(candidate.ordering):
+            kind = "the best fixed demos"
+        else:
+            kind = "no demos"
+        kinds.setdefault(kind, candidate)
+        if _name_of(candidate.ordering) == NEAREST_LAST:
+            kinds["the nearest demos, nearest last"] = candidate
     models = {str(lm.model) for lm in job.models}
     price = price_of(*models) if len(models) == 1 else None
-    rule, number = slots.rule_of(outcome.ordering), sum(len(pool.demos) for pool in slots.found.values())
-    fixed = sum(map(len, slots.permutations(outcome.ordering).values()))
+    variation = slots.variation(outcome.ordering)
+    alternatives = []
+    for kind, candidate in kinds.items():
+        cost = None if price is None else 1_000 * candidate.expected["tokens"] * price["prompt"]
+        found_tokens = slots.found_tokens(candidate.ordering)
+        alternatives.append(Alternative(name=kind, found_tokens=found_tokens, cost=cost, **candidate.expected))
     return RetrievalReport(
-        rule=None if rule is None else {**asdict(rule), "order": list(rule.order)},
-        text=("" if rule is None else f"{f'{fixed} fixed ones, then ' * bool(fixed)}{rule}"),
-        num_pooled=number,
-        alternatives=[
-            Alternative(
-                name=kind,
-                found_tokens=slots.found_tokens(each.ordering),
-                cost=None if price is None else 1_000 * each.expected["tokens"] * price["prompt"],
-                **each.expected,
-            )
-            for kind, each in kinds.items()
-        ],
+        variation=None if variation is None else _name_of(outcome.ordering),
+        text="" if variation is None else str(variation),
+        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
+        alternatives=alternatives,
     )
+
+
+def _name_of(candidate: Candidate) -> str:
+    """Return the name of a whole program; empty for an arrangement."""
+    return candidate.name if isinstance(candidate, WholeProgram) else ""

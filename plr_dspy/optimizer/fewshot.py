@@ -25,8 +25,8 @@ from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json
 from plr_dspy.programs.objects import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
-from plr_dspy.retrieval.predict import CalledBlindly
-from plr_dspy.retrieval.slots import LARGE_POOL, RetrievalSlots, default_rule, variations
+from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
+from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.scoring.scorer import CellScorer
@@ -65,6 +65,15 @@ def _with_pool(program: dspy.Module, slots: PromptSlots) -> dspy.Module:
     return ProgramFactory(program).build(demos)
 
 
+def _without_retrieval(student: dspy.Module) -> dspy.Module:
+    """Return a copy of a student that finds its demos, which shows none of these."""
+    program = ProgramFactory(student).build({})
+    for predictor in program.predictors():
+        if isinstance(predictor, RetrievingPredict):
+            predictor.find_no_more()
+    return program
+
+
 @arguments
 class PLFewShot(PLReorder):
     """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
@@ -77,10 +86,10 @@ class PLFewShot(PLReorder):
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
         demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
-            that are most like it, by a rule that the search chooses: how many, in what order, and by what beside
-            likeness. With "auto" both compete, and mixtures of both. What comes back holds the trainset, and so does
-            its file. With ``max_metric_calls=0`` as well, no call is made: the nearest ones are shown, the nearest
-            last; of 320 or more, rather those with a label that is frequent among the neighbours.
+            that are most like it, in the best of five ways: the nearest last, half as many, rather those with frequent
+            labels among the neighbours, rather those unlike each other, the nearest first. With "auto" both compete.
+            What comes back holds the trainset, and so does its file. With ``max_metric_calls=0`` as well, no call is
+            made: the nearest are shown last, and of a pool of 320 or more, rather those with frequent labels.
         embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
         candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
@@ -109,7 +118,7 @@ class PLFewShot(PLReorder):
 
     name = "PLFewShot"
     searched: ClassVar[str] = "demos"
-    orders_found: ClassVar[bool] = False
+    chooses_demos: ClassVar[bool] = True
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_iterations: ClassVar[None] = None  # type: ignore[misc]
     num_samples: ClassVar[None] = None  # type: ignore[misc]
@@ -174,8 +183,11 @@ class PLFewShot(PLReorder):
         if teacher is not None and not isinstance(teacher, dspy.Module):
             raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
         given = [] if isinstance(self.candidates, str) else self.candidates
+        student = program if any(isinstance(each, RetrievingPredict) for each in program.predictors()) else None
+        if student is not None:
+            program = _without_retrieval(student)
         examples = {} if given else demo_examples(trainset, valset, rng)
-        if not (given or examples or any(predictor.demos for _, predictor in program.named_predictors())):
+        if not (student or given or examples or any(predictor.demos for predictor in program.predictors())):
             beside, held = " that valset does not hold" * bool(valset), {source_of(e.inputs()) for e in valset}
             number = len({source_of(e.inputs()) for e in trainset} - held)
             raise ValueError(
@@ -187,7 +199,7 @@ class PLFewShot(PLReorder):
             attempts = stand_ins(program, examples, self.max_bootstrapped, beside_labelled=self.candidates == "both")
         if self.demos != "fixed" and not given:
             findable = {index: trainset[index] for index in by_content(trainset)}  # also prompts stay the same
-        slots = self._slots(program, examples, findable, attempts)
+        slots = self._slots(program, examples, findable, attempts, student=student)
         if not (slots.slots or attempts):
             cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"
             raise ValueError(
@@ -196,9 +208,15 @@ class PLFewShot(PLReorder):
                 "the signature"
             )
         _warn_of_demos(program, slots)
+        original = slots.original
+        if self.max_metric_calls == 0:
+            assert isinstance(slots, RetrievalSlots)
+            original = slots.without_calls
         return {
+            "program": program,
+            "student": student,
             "slots": slots,
-            "original": slots.original if self.max_metric_calls != 0 else slots.space.beside[0],
+            "original": original,
             "others": [*(examples.values() if self.demos != "retrieved" else ()), *given],
             "demo_examples": examples,
             "findable": findable,
@@ -214,7 +232,8 @@ class PLFewShot(PLReorder):
         teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
         attempts, ended_early = make_attempts(job, teaching)
         labelled = self.candidates != "bootstrapped"
-        slots = self._slots(job.program, job.demo_examples, job.findable, attempts, labelled=labelled)
+        given = {"labelled": labelled, "student": job.student}
+        slots = self._slots(job.program, job.demo_examples, job.findable, attempts, **given)
         if ended_early and slots.space.num_distinct < 2:
             limits = {"max_seconds": self.max_seconds, "max_cost": self.max_cost}
             shares = [f"a quarter of {name}={limit:g}" for name, limit in limits.items() if limit is not None]
@@ -247,8 +266,12 @@ class PLFewShot(PLReorder):
         *,
         labelled: bool = True,
         fixed_only: bool = False,
+        student: dspy.Module | None = None,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; the examples as they are only where they are labelled."""
+        """Return what can be chosen after these attempts; the examples as they are only where they are labelled.
+
+        A student that finds its demos competes as it is.
+        """
         every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
             program,
             labelled={**examples, **findable} if labelled else {},
@@ -261,9 +284,13 @@ class PLFewShot(PLReorder):
             name: [each for each in demos if each.origin in fixed or each.origin not in places]
             for name, demos in every.items()
         }
-        limits = {"min_demos": self.min_demos, "max_demos": self.max_demos}
-        if fixed_only or self.demos == "fixed":
-            return PoolSlots(program, pools, **limits, max_tokens=self.max_demo_tokens)
+        limits: dict[str, Any] = {"min_demos": self.min_demos, "max_demos": self.max_demos}
+        limits["max_tokens"] = self.max_demo_tokens
+        own = [] if student is None else [(OWN, student)]
+        if fixed_only or (self.demos == "fixed" and not own):
+            return PoolSlots(program, pools, **limits)
+        if self.demos == "fixed":
+            return RetrievalSlots(program, pools, nearest={}, found={}, programs=own, **limits)
         retrieved = {
             name: sorted([each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1))
             for name, demos in every.items()
@@ -277,27 +304,23 @@ class PLFewShot(PLReorder):
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )
-        labels_count = self.max_metric_calls == 0 and max(map(len, retrieved.values())) >= LARGE_POOL
-        first = default_rule(self.max_demos, tokens, labels_count=labels_count)
-        others = [rule for rule in variations(first, self.min_demos) if rule != first]
+        _, known = self._embedded.setdefault(id(self.embedder), (self.embedder, {}))
+        if self.demos == "retrieved":
+            limits |= {"min_demos": 0, "max_demos": 0}
         return RetrievalSlots(
             program,
             pools,
-            retrieved=retrieved,
-            examples=findable,
-            rules=[first, *others],
-            min_found=self.min_demos,
-            embedder=self.embedder,
-            known=self._embedded.setdefault(id(self.embedder), (self.embedder, {}))[1],
-            **(limits if self.demos == "auto" else {"min_demos": 0, "max_demos": 0}),
-            max_tokens=self.max_demo_tokens,
+            nearest=variations(self.max_demos, self.min_demos, tokens),
+            found=make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known),
+            programs=own,
+            **limits,
         )
 
     def _without_finding(
         self, job: Job, scorer: CellScorer, error: CalledBlindly
     ) -> tuple[Job, MetricWork, CellScorer]:
         """Return the job with fixed demos alone, if these compete with found ones."""
-        if self.demos != "auto":
+        if self.demos != "auto" or job.student is not None:
             raise error
         logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
         labelled = self.candidates != "bootstrapped"

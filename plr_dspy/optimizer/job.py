@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 import sys
 from ast import literal_eval
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import product
@@ -22,16 +21,16 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
-from plr_dspy.programs.media import countable
+from plr_dspy.programs.checks import Checked, check_given
 from plr_dspy.programs.objects import ProgramFactory, digest, language_models
-from plr_dspy.programs.slots import Messages, PromptSlots, messages_of
+from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
+from plr_dspy.programs.tokens import token_counter
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count
-from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.predict import RetrievingPredict, retrievals_of
 from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import CallRecord, RunLog
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 
 if TYPE_CHECKING:
     from plr_dspy.optimizer.base import Reorderer
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 LIMITS = ("num_threads", "max_errors", "max_seconds", "max_cost")  # arguments that do not decide the course
 # Arguments that do not decide the result, or that an identity or the settings of a job name otherwise.
 NAMED_ELSEWHERE = {*LIMITS, "metric", "seed", "log_dir", "accept_changes", "display_progress"}
-LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"  # while it is set, litellm's import looks for no prices on the network
 SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
 BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
 
@@ -65,13 +63,14 @@ class Job:
     slots: PromptSlots
     splits: Splits
     plan: Plan
-    original: Ordering  # what the user has: the identity, `WITHOUT_DEMOS`, or an arrangement
+    original: Candidate  # what the user has: the identity, `WITHOUT_DEMOS`, an arrangement, or a whole program
     models: Sequence[dspy.BaseLM]  # of the predictors
     examples: Examples  # all that were passed
     scored_examples: Examples  # those of the train split, then those of the selection split, as cells number them
     calibrated_student: CalibratedProgram | None = None  # what is to be calibrated anew
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # that demos are made of, by their numbers
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # that found demos are made of
+    student: dspy.Module | None = None  # one that finds its demos, which `program` does not
     teacher: dspy.Module | None = None  # makes demos; None where the student does
     # At demos: as many as there may be, then those that were made. The plan knows nothing of their calls.
     attempts: Sequence[Attempt] = ()
@@ -83,9 +82,9 @@ class Job:
         return self.examples[: self.num_trainset]
 
     def planned(self, **told: Any) -> Plan:
-        """The plan of the optimizer; where its search can score every ordering, the rest is for the race.
+        """The plan of the optimizer; where its search can score every candidate, the rest is for the race.
 
-        That race is of what is none of them: what the user has, and what is made of the best.
+        That race scores what the user has, if it is not one of them.
         """
         sizes: Any = {"num_train": len(self.splits.train), "num_selection": len(self.splits.selection)}
         sizes |= {"spent": len(self.attempts)} if self.attempts else {}
@@ -94,9 +93,10 @@ class Job:
         every = space.num_distinct * plan.num_train_examples
         if not plan.racing or plan.search_calls < every:
             return plan
-        others = self.slots.most_further + (not space.holds(self.original))
+        is_searched = space.holds(self.original) or self.original in space.programs
         left = plan.search_calls + plan.race_calls - every
-        return replace(plan, most_searched=every, race_calls=min(left, others * plan.num_train_examples))
+        race_calls = 0 if is_searched else min(left, plan.num_train_examples)
+        return replace(plan, most_searched=every, race_calls=race_calls)
 
     def arguments(self) -> dict[str, Any]:
         """The user's arguments that decide the result, as plain data."""
@@ -148,6 +148,7 @@ def prepare(
     valset, rng, name = [] if valset is None else valset, random.Random(seed), optimizer.trainset_name
     program, calibrated = _checked_copy(optimizer, student, trainset, valset)
     choices = optimizer._choices(program, trainset, valset, rng, teacher)
+    program = choices.pop("program", program)
     others, predictors = choices.pop("others", ()), program.named_predictors()
     demos = [demo for _, predictor in predictors for demo in predictor.demos]
     prompted = {field for _, predictor in predictors for field in predictor.signature.input_fields}
@@ -195,12 +196,14 @@ def _checked_copy(
         calibrated, student = student, student.program
     datasets: dict[str, Any] = {optimizer.trainset_name: trainset, "valset": valset}
     check_given(student, name=optimizer.student_name, **datasets)
-    finding = [each for each in student.predictors() if isinstance(each, RetrievingPredict)]
-    sources = [set(each.retrieval.pool.sources) - {""} for each in finding]  # as far as these are known
+    retrievals = retrievals_of(student).values()
+    if retrievals and not optimizer.chooses_demos:
+        raise ValueError(
+            f"{optimizer.student_name} finds its demos for each input, so that there is no order to learn: pass it to "
+            "PLFewShot as the student, or to BatchCalibration"
+        )
+    sources = [set(retrieval.pool.sources) - {""} for retrieval in retrievals]  # as far as these are known
     pools = [{tuple(name for name, _ in literal_eval(source)) for source in each} for each in sources]
-    if pools and not optimizer.orders_found:
-        told = f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders"
-        raise ValueError(f"{told}: {CHOOSE_RULE}")
     named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
     for pooled in pools:
         if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
@@ -293,7 +296,8 @@ def estimate(job: Job) -> Estimate:
     search_calls = plan.program_calls - min(plan.race_calls + plan.final_calls, plan.program_calls)
     num_orders, num_finalists = (min(n, num_distinct) for n in (search_calls // first, plan.num_finalists))
     distinct = {slot.predictor: slot.space.num_distinct for slot in job.slots.slots}
-    distinct |= {"found for each input": len(beside)} if (beside := job.slots.space.beside) else {}
+    if job.slots.space.programs:
+        distinct["found for each input"] = len(job.slots.space.programs)
     of_each = ", ".join(f"{name}: {prompt_count(number)}" for name, number in distinct.items())
     lines = [
         line,
@@ -336,25 +340,6 @@ def size_of_call(job: Job, asked: dspy.Module | None = None) -> tuple[float | No
         return None, None
     cost = None if language_models(job.optimizer.metric) else cost_of(tokens)
     return sum(kinds["prompt_tokens"] for kinds in tokens.values()), None if cost is None or math.isnan(cost) else cost
-
-
-def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts the tokens of messages; a picture or a sound has a fixed number of them."""
-    ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
-    if ours:
-        os.environ[LOCAL_PRICES] = "True"
-    try:
-        import litellm
-    finally:
-        if ours:
-            os.environ.pop(LOCAL_PRICES, None)
-
-    def count(messages: Messages) -> int:
-        # Nothing is downloaded: litellm brings this tokenizer along, and looks at no picture.
-        options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
-        return int(litellm.token_counter("gpt-4o", **options))
-
-    return count
 
 
 def max_calls_of(job: Job) -> int:

@@ -103,7 +103,6 @@ class PLReorder(Reorderer):
 
     name = "PLReorder"
     searched: ClassVar[str] = "orders"  # as of `make_plan`
-    orders_found: ClassVar[bool] = True
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
     calibrate: Flag | Mapping[Any, Number] = False  # type: ignore[misc]

@@ -22,13 +22,12 @@ from plr_dspy.optimizer.job import Job, prepare
 from plr_dspy.optimizer.plreorder import label_work
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
-from plr_dspy.retrieval.slots import FoundSlots
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, likely_shares, right_counts
 from plr_dspy.statistics.comparisons import spread
 
@@ -58,7 +57,6 @@ class OrderSensitivity:
         expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
             better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
         calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
-        reverse: Where demos are found for each input: mean score of the program's own order the other way round.
     """
 
     scores: list[float]
@@ -75,7 +73,6 @@ class OrderSensitivity:
     gain_interval: tuple[float, float]
     program_calls: int
     calibrated: OrderSensitivity | None = None
-    reverse: float | None = None
 
     @property
     def matters(self) -> bool:
@@ -91,8 +88,6 @@ class OrderSensitivity:
             f"{len(self.scores)} of {self.num_distinct:,} orders of the demos {self._range()} on {self.num_examples} "
             f"examples, the program's own {self.scores[0]:.3f} ({self.program_calls:,} program calls)."
         )
-        if self.reverse is not None:
-            said += f" With the demos that it finds the other way round, it scores {self.reverse:.3f}."
         num_answers = len(self.scores) * self.num_examples
         if 2 * self.num_unusable > num_answers and not self.matters:
             return (
@@ -151,7 +146,7 @@ class OrderSensitivity:
         advice = f"a search ({search}), which may pay." if self._is_promising else "no search yet."
         # Its error is the own score's, from few examples, and about twice that of the mean of orders, from few orders.
         more = 4 * self.num_examples
-        count = len(self.scores) + (self.reverse is not None and len(self.scores) < self.num_distinct)
+        count = len(self.scores)
         what = f"examples: {more:,} of them (max_metric_calls={more * count}) about halve these limits."
         if more > self.num_usable:
             all_of_them = f" (all of them: max_metric_calls={self.num_usable * count})"
@@ -170,7 +165,6 @@ class RandomSample(Reorderer):
 
     name = "order_sensitivity"
     student_name, trainset_name = "program", "dataset"
-    orders_found: ClassVar[bool] = True
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
@@ -197,19 +191,8 @@ class RandomSample(Reorderer):
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
             raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
-        if isinstance(prepared.slots, FoundSlots) and self.num_orders == MIN_ORDERS < num_distinct:
-            raise ValueError(
-                f"num_orders must be at least {MIN_ORDERS + 1} where demos are found for each input: one of them is "
-                "the reverse of the program's own"
-            )
         with self._open(prepared) as (job, work, scorer, _):
             orders, influence = self.search(job).ask(), scorer.influence
-            sampled, reverse = slice(len(orders)), None
-            if isinstance(job.slots, FoundSlots):
-                if job.slots.reverse not in orders:  # It is no random one.
-                    orders[-1] = job.slots.reverse
-                    sampled = slice(len(orders) - 1)
-                reverse = orders.index(job.slots.reverse)
             num_usable = len(job.scored_examples)
             asked = list(range(num_usable)) if influence is None else influence.alternate_labels(num_usable)
             asked = asked[: job.plan.num_train_examples]
@@ -236,12 +219,11 @@ class RandomSample(Reorderer):
 
             def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
                 bounds = influence.bounds if influence else None
-                means, scores = np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf))), scores[sampled]
+                means = np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf)))
                 num_searched = min(num_distinct, max(SEARCHED, len(scores)))
                 sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
                 return OrderSensitivity(
-                    scores=means[sampled].tolist(),
-                    reverse=None if reverse is None else float(means[reverse]),
+                    scores=means.tolist(),
                     num_examples=scores.shape[1],
                     num_usable=num_usable,
                     program_calls=scorer.num_cells(),
@@ -255,7 +237,7 @@ class RandomSample(Reorderer):
                 responses = work.responses(scorer, likely_shares(right_counts(work.scores)))
                 if tables := [table_of(labels) for labels in _calibrated_labels(responses, orders, numbers)]:
                     calibrated = sensitivity(max(tables, key=np.mean), num_unusable=0)
-            num_unusable = int((outcomes[sampled] == WRONG).sum())
+            num_unusable = int((outcomes == WRONG).sum())
             return sensitivity(table_of(as_they_are), num_unusable=num_unusable, calibrated=calibrated)
 
 
@@ -287,8 +269,7 @@ def order_sensitivity(
         program: With demos in one predictor at least; it is not changed.
         metric: As in `PLReorder`.
         dataset: Examples with inputs and labels.
-        num_orders: The program's own included, and where demos are found for each input its reverse, so that they are 4
-            at least; all there are if these are fewer.
+        num_orders: The program's own included; all there are if these are fewer.
         max_metric_calls: Budget in program calls; never exceeded. None pays for all examples.
         num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 
@@ -304,7 +285,7 @@ def order_sensitivity(
 def _near_own_answers(
     scorer: CellScorer,
     influence: ConfusionScores,
-    orders: Sequence[Ordering],
+    orders: Sequence[Candidate],
     examples: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> Array:
@@ -320,7 +301,7 @@ def _near_own_answers(
 
 
 def _calibrated_labels(
-    responses: LabelResponses, orders: Sequence[Ordering], examples: NDArray[np.int64]
+    responses: LabelResponses, orders: Sequence[Candidate], examples: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
     """The labels ``[o, e]`` of answers that are calibrated by those of their order, for each guess of shares; -1 for
     those that told none. Empty where most told none."""

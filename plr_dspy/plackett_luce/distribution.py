@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
-from scipy.special import softmax
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
@@ -308,26 +306,3 @@ def choose(
         logits[chosen] = -np.inf
         chosen.append(int((logits if rng is None else logits + rng.gumbel(size=len(logits))).argmax()))
     return tuple(chosen)
-
-
-def fit_coefficients(
-    features: Sequence[Features], rankings: Sequence[Sequence[int]], weights: ArrayLike, *, l2: float
-) -> Array:
-    """The coefficients of the largest weighted likelihood of rankings, of chosen items with features of their own, less
-    ``l2 / 2 * |coefficients|^2``; without this penalty, rankings that agree have no finite maximum."""
-    stages = []  # Of each place of each ranking: the features less those of the item chosen, and the weight.
-    for of_items, ranking, share in zip(features, rankings, np.asarray(weights, dtype=np.float64), strict=True):
-        for place, item in enumerate(ranking):
-            table = of_items(ranking[:place])
-            stages.append((np.delete(table, list(ranking[:place]), axis=0) - table[item], share))
-
-    def loss(coefficients: Array) -> tuple[float, Array]:
-        value, slope = float(l2 / 2 * coefficients @ coefficients), l2 * coefficients
-        for table, share in stages:
-            logits = table @ coefficients
-            value += float(share * np.logaddexp.reduce(logits))
-            slope = slope + share * softmax(logits) @ table
-        return value, slope
-
-    start = np.zeros(stages[0][0].shape[1])
-    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": 1e-8}).x)

@@ -27,7 +27,7 @@ from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallKey, CallRecord, RunLog
 from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -163,12 +163,12 @@ class ProgramEvaluator:
         self._failures: Counter[int] = Counter()  # by example
         self._warnings: Counter[str] = Counter()
 
-    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
-        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
+    def fingerprint(self, ordering: Candidate, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a whole program, on an example."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self._slots.fingerprint(ordering, inputs)
 
-    def pay(self, cells: Mapping[CallKey, Ordering | None]) -> None:
+    def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Pay for cells that have not been paid; for the first ones only when the budget lets no more calls begin.
 
         Cells without an ordering are those of work that runs a program of its own. Exceptions of the work come out
@@ -207,14 +207,14 @@ class ProgramEvaluator:
         if self.budget.unpriced:
             raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
-    def _first_that_finds(self, cells: Mapping[CallKey, Ordering | None]) -> tuple[CallKey, Ordering] | None:
+    def _first_that_finds(self, cells: Mapping[CallKey, Candidate | None]) -> tuple[CallKey, Candidate] | None:
         """Return the first cell whose demos are found for its input: it tells whether they can be, in this program."""
         finding = (
             (key, ordering) for key, ordering in cells.items() if ordering is not None and self._slots.finds(ordering)
         )
         return next(finding, None)
 
-    def _call_all(self, pending: deque[tuple[CallKey, Ordering | None]], programs: Mapping[Any, dspy.Module]) -> None:
+    def _call_all(self, pending: deque[tuple[CallKey, Candidate | None]], programs: Mapping[Any, dspy.Module]) -> None:
         """Make the calls that are pending, one after the other, and note their cells, until something ends it."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:

@@ -32,12 +32,6 @@ PICKLE = ".pkl"
 
 LARGEST = 2**63 - 1  # what a file of JSON can hold
 
-CHOOSE_RULE = (
-    "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which chooses how many demos are "
-    "found for each input, by what, and in what order"
-)
-"""What messages advise for a program that finds its demos."""
-
 TAKEN_BY_MODULES = frozenset({"instance", "self"})
 """Names that no input of a program can have: the calls of DSPy's modules have arguments of these names."""
 TAKEN_BY_PREDICTORS = TAKEN_BY_MODULES | {"completions", "config", "demos", "lm", "new_signature", "signature"}
@@ -240,7 +234,7 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     if to_order and any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
         raise TypeError(
             f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
-            f"{CHOOSE_RULE}"
+            "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which shows nearest demos"
         )
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
         raise TypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")

@@ -1,4 +1,4 @@
-"""What can be ordered or chosen in a program: its demos or pools of demos, and the prompts that orderings render to."""
+"""What a search varies in a program: its demos or pools of demos; and the programs that compete as they are."""
 
 import hashlib
 import json
@@ -14,13 +14,12 @@ from typing import Any
 import dspy
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
+from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
-
-Messages = list[dict[str, Any]]
 
 OWN = "student"  # the origin of demos that the student came with
 
@@ -49,33 +48,45 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone."""
+    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone.
+
+    Beside the orderings compete programs that are taken as they are, given by their names.
+    """
 
     noun = "order"  # what texts call an ordering
-    most_further = 0  # orderings that `further` makes, at most
     embedder: Any = None  # that finds demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
-    def __init__(self, program: dspy.Module) -> None:
+    def __init__(self, program: dspy.Module, programs: Sequence[tuple[str, dspy.Module]] = ()) -> None:
         self.program = program
+        self.programs = [whole for _, whole in programs]
+        self.whole_programs = tuple(WholeProgram(number, name) for number, (name, _) in enumerate(programs))
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
+        self._factories = [ProgramFactory(whole) for whole in self.programs]
+        self._digests: dict[int, str] = {}  # of programs, by their numbers
+
+    def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
+        """Return demo indices by position, for each slot; those of a whole program have none."""
+        if isinstance(candidate, WholeProgram):
+            return {slot.predictor: [] for slot in self.slots}
+        return self._permutations(candidate)
 
     @abstractmethod
-    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Demo indices by position, for each slot."""
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        """Return demo indices by position, for each slot."""
 
-    def showing(self, share: float) -> Ordering:
+    def showing(self, share: float) -> Candidate:
         """An ordering that shows about this share of the demos that may be shown."""
         return self.space.identity
 
-    def demos(self, ordering: Ordering) -> dict[str, list[Any]]:
+    def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
         """The demos of each slot in a new order, in new lists."""
         permutations = self.permutations(ordering)
         return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
 
-    def shown(self, ordering: Ordering) -> dict[str, list[int]]:
+    def shown(self, ordering: Candidate) -> dict[str, list[int]]:
         """Demo indices as prompts show them, for each slot: most adapters show incomplete demos first, and leave some
         out."""
         demos, found = {slot.predictor: slot.demos for slot in self.slots}, {}
@@ -91,24 +102,38 @@ class PromptSlots(ABC):
             found[name] = placed + waiting  # in their own order where messages are not those of single demos
         return found
 
-    def num_demos(self, ordering: Ordering) -> int:
-        """Demos that all predictors together show."""
-        return sum(map(len, self.permutations(ordering).values()))
+    def num_demos(self, candidate: Candidate) -> int:
+        """Return the number of demos that all predictors together show."""
+        if isinstance(candidate, WholeProgram):
+            return sum(len(predictor.demos) for predictor in self.programs[candidate.number].predictors())
+        return sum(map(len, self.permutations(candidate).values()))
 
-    def build(self, ordering: Ordering, *, guarded: bool = False) -> dspy.Module:
-        """A copy of the program in an order; guarded, it shows no demo before it is known which example is scored."""
-        return self._factory.build(self.demos(ordering))
+    def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
+        """Return a copy of a whole program, or of the program in an order.
 
-    def finds(self, ordering: Ordering) -> bool:
-        """Return whether an ordering shows demos that are found for each input."""
+        A guarded one shows no demo before it is known which example is scored.
+        """
+        if isinstance(candidate, WholeProgram):
+            return self._factories[candidate.number].build({})
+        return self._factory.build(self.demos(candidate))
+
+    def finds(self, candidate: Candidate) -> bool:
+        """Return whether a candidate shows demos that are found for each input."""
         return False
 
     def check_calls(self) -> None:  # noqa: B027
         """Raise if a call was made that might have been shown its answer."""
 
-    def fingerprint(self, ordering: Ordering, inputs: Mapping[str, Any] | None = None) -> str:
-        """Digest (128 bits, hexadecimal) of the prompts that the ordering renders to; of a rule, for these inputs."""
-        return self._digest(self.demos(ordering))
+    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
+        """Return a digest (128 bits, hexadecimal) of the prompts that a candidate renders to.
+
+        That of a whole program is of the program, or of its prompts for these inputs, if they are known.
+        """
+        if isinstance(candidate, WholeProgram):
+            if candidate.number not in self._digests:
+                self._digests[candidate.number] = digest(self.programs[candidate.number])
+            return self._digests[candidate.number]
+        return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
         """Of the prompts with the demos of each slot."""
@@ -126,7 +151,7 @@ class ProgramSlots(PromptSlots):
         self.slots = tuple(slot for slot in slots if slot.demos)
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
-    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Demo indices by position: a block's demos take the places that it had before; `WITHOUT_DEMOS` has none."""
         blocks, result = iter(ordering), {}
         if ordering == WITHOUT_DEMOS:
@@ -139,8 +164,8 @@ class ProgramSlots(PromptSlots):
             result[slot.predictor] = permutation
         return result
 
-    def num_demos(self, ordering: Ordering) -> int:
-        return sum(map(len, self.shown(ordering).values()))
+    def num_demos(self, candidate: Candidate) -> int:
+        return sum(map(len, self.shown(candidate).values()))
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
@@ -189,8 +214,9 @@ class PoolSlots(PromptSlots):
         min_demos: int,
         max_demos: int,
         max_tokens: int | None,
+        programs: Sequence[tuple[str, dspy.Module]] = (),  # by their names, the student's own is called `OWN`
     ) -> None:
-        super().__init__(program)
+        super().__init__(program, programs)
         most_tokens = math.inf if max_tokens is None else max_tokens
         least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
         if least > most_tokens:
@@ -218,25 +244,38 @@ class PoolSlots(PromptSlots):
                 f"{min_demos=}; got {max_tokens}: raise it, or lower min_demos"
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
-        self.space = OrderingSpace(kinds, tuple(limits), first, lambda shown: self.tokens(shown) <= most_tokens)
-        # What the student shows, which need not be within the limits.
-        self.original: Ordering = tuple(tuple(i for i, d in enumerate(slot.pool) if d.origin == OWN) for slot in slots)
-        if self.space.holds(self.original) and self.space.allows(self.original):
-            self.space = replace(self.space, identity=self.original)
+        allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
+        self.space = OrderingSpace(kinds, tuple(limits), first, allowed, self.whole_programs)
+        own = tuple(tuple(i for i, demo in enumerate(slot.pool) if demo.origin == OWN) for slot in slots)
+        if self.space.holds(own) and self.space.allows(own):
+            self.space = replace(self.space, identity=own)
+        # What the user has: a program, or an arrangement, which need not be within the limits.
+        students = [whole for whole in self.whole_programs if whole.name == OWN]
+        self.original: Candidate = students[0] if students else own
 
-    def showing(self, share: float) -> Ordering:
+    def showing(self, share: float) -> Candidate:
         """The demos come from the beginning of each pool."""
         some = tuple(tuple(range(max(least, math.ceil(share * most)))) for least, most in self.space.limits)
         return self.space.shortened(some) or self.space.identity
 
-    def permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Numbers of the demos shown by position, for each slot."""
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
-    def tokens(self, ordering: Ordering) -> int:
-        """Tokens of the demos that an arrangement shows."""
-        shown = zip(self.slots, ordering, strict=True)
+    def tokens(self, candidate: Candidate) -> int:
+        """Return the tokens of the demos that a candidate shows."""
+        if isinstance(candidate, WholeProgram):
+            return sum(map(_tokens_of_demos, self.programs[candidate.number].predictors()))
+        shown = zip(self.slots, candidate, strict=True)
         return sum(slot.pool[item].tokens for slot, items in shown for item in items)
+
+
+def _tokens_of_demos(predictor: dspy.Predict) -> int:
+    """Return the tokens of the demos that a predictor has."""
+    if not predictor.demos:
+        return 0
+    count = token_counter()
+    return count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:

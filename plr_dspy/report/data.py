@@ -30,7 +30,8 @@ class Iteration(Part):
     """One ask, score, tell round of a search.
 
     Orderings were scored, `num_new` of them for the first time; `mean_score` and `best_score` are of this round, and
-    `best_score_so_far` and `best_ordering`, a permutation for each block, of all rounds, as the search estimates it.
+    `best_score_so_far` and `best_ordering`, a permutation for each block or the name of a whole program, of all rounds,
+    as the search estimates it.
     `program_calls` are those since the start.
     """
 
@@ -40,7 +41,7 @@ class Iteration(Part):
     mean_score: float
     best_score: float
     best_score_so_far: float
-    best_ordering: tuple[tuple[int, ...], ...]
+    best_ordering: tuple[tuple[int, ...], ...] | str
     program_calls: int
 
     def __str__(self) -> str:
@@ -124,8 +125,8 @@ class Alternative(Part):
 class RetrievalReport(Part):
     """What was chosen where demos may be found for each input."""
 
-    rule: dict[str, Any] | None  # of the returned program, as it is saved; None if all inputs are shown the same demos
-    text: str  # the rule in words
+    variation: str | None  # of the nearest demos that was chosen; None if all inputs are shown the same demos
+    text: str  # the variation in words
     num_pooled: int  # demos that it finds some of, which lie in the program's file
     alternatives: list[Alternative]  # ways to show demos, the returned one included
 
@@ -312,8 +313,8 @@ class Report(Part):
 
     @property
     def retrieves(self) -> bool:
-        """Whether demos that are found for each input were chosen, and not only ordered."""
-        return self.retrieval is not None and self.retrieval.rule is not None
+        """Whether demos that are found for each input were chosen."""
+        return self.retrieval is not None and self.retrieval.variation is not None
 
     @property
     def chosen_of_number(self) -> Alternative | None:

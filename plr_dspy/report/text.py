@@ -90,7 +90,9 @@ def result(report: Report) -> str:
 def original_stays(report: Report) -> bool:
     """Tell whether a compile returned what the user had, as it was."""
     calibrated = report.calibration is not None and report.calibration.applied
-    return not (calibrated or report.retrieves) and all(slot.ordering == slot.original for slot in report.slots)
+    if calibrated or report.retrieves or report.returned.num_demos != report.original.num_demos:
+        return False
+    return all(slot.ordering == slot.original for slot in report.slots)
 
 
 def scores_of_both(c: Comparison) -> tuple[list[tuple[float, float, float]], str]:
@@ -299,7 +301,7 @@ def _verdict(report: Report) -> list[str]:
         worse = ": on these it is worse than the original one" * (c.gain < 0)
         return [f"the order was chosen by its label probabilities, not by these examples{worse}"]
     if c is None and report.retrieves and not report.history:
-        return ["no call was made: this is the rule that needs no search, and its gain is not known"]
+        return ["no call was made: this variation needs no search, and its gain is not known"]
     if c is None and report.evidence is not None:
         return [_stays(report), *_advice(report)]
     if c is None:
@@ -431,8 +433,9 @@ def _retrieval(report: Report) -> list[str]:
     """Say what finds demos, what else there was, and whether a language model is needed at all."""
     lines, alternatives = [], []
     if (found := report.retrieval) is not None:
-        if found.rule is not None:
-            lines.append(f"demos: {found.text}; the file of the program holds all {found.num_pooled:,} of the pool")
+        if found.variation is not None:
+            pooled = f"the file of the program holds all {found.num_pooled:,} of the pool"
+            lines.append(f"demos: {found.variation} ({found.text}); {pooled}")
         for each in found.alternatives:
             some = "all" if each.found_tokens == each.tokens else f"{each.found_tokens:,}"
             moving = f", {some} of which differ by input" if each.found_tokens else ""

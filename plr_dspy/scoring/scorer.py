@@ -11,14 +11,14 @@ from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
-from plr_dspy.search.space import Ordering, is_rule
+from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
 MIN_FAILURES = 8  # so many calls in one round of several orderings, all of them failed, say that something is down
 MIN_TRIES = 3  # failed calls, and no other, after which an example is given up
-FIRST_OF_RULE = 4  # fewest examples of the first look at a rule: its log-probabilities on two do not tell nearly all
-Wanted = dict[Ordering, list[int]]  # orderings with the examples that each is to have been scored on
+FIRST_OF_PROGRAM = 4  # fewest examples of the first look at a whole program: nothing else tells of its score
+Wanted = dict[Candidate, list[int]]  # orderings with the examples that each is to have been scored on
 
 
 class Payer(Protocol):
@@ -27,10 +27,10 @@ class Payer(Protocol):
     log: RunLog
     budget: Budget
 
-    def fingerprint(self, ordering: Ordering, example: int | None) -> str:
-        """What identifies the prompt that the ordering renders to; of a rule, on an example."""
+    def fingerprint(self, ordering: Candidate, example: int | None) -> str:
+        """What identifies the prompt that the ordering renders to; of a whole program, on an example."""
 
-    def pay(self, cells: Mapping[CallKey, Ordering | None]) -> None:
+    def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Make the calls of these cells, none of which has been paid, as long as the budget lets them begin."""
 
 
@@ -52,13 +52,13 @@ class CellScorer:
 
     def __post_init__(self) -> None:
         self.log, self.budget, self.phase = self.payer.log, self.payer.budget, "search"
-        self._fingerprints: dict[tuple[Ordering, int | None], str] = {}
+        self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
         self._asked: dict[CallKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
-        self._asked_of: dict[Ordering, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
+        self._asked_of: dict[Candidate, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
 
-    def key(self, ordering: Ordering, example: int) -> CallKey:
+    def key(self, ordering: Candidate, example: int) -> CallKey:
         """The cell of an ordering on an example; orderings that show it the same prompt share it."""
-        asked = ordering, example if is_rule(ordering) else None
+        asked = ordering, example if isinstance(ordering, WholeProgram) else None
         if asked not in self._fingerprints:
             self._fingerprints[asked] = self.payer.fingerprint(*asked)
         return self._fingerprints[asked], example
@@ -81,13 +81,13 @@ class CellScorer:
             affordable[ordering] = examples
         return affordable
 
-    def cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, CallRecord]]:
+    def cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, CallRecord]]:
         """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
 
         Cells that are known cost nothing. A RuntimeError where new ones would exceed the budget's calls; exceptions of
         the program or the metric come as the payer lets them out.
         """
-        asked: dict[CallKey, Ordering] = {}
+        asked: dict[CallKey, Candidate] = {}
         for ordering, examples in wanted.items():
             self._asked_of.setdefault(ordering, {}).update(dict.fromkeys(examples))
             for example in examples:
@@ -109,7 +109,7 @@ class CellScorer:
         whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
         return {ordering: known[ordering] for ordering in whole}
 
-    def known_cells(self, wanted: Mapping[Ordering, Sequence[int]]) -> dict[Ordering, dict[int, CallRecord]]:
+    def known_cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, CallRecord]]:
         """The cells of these orderings and examples that have been paid; costs nothing."""
         cells = self.log.records
         return {
@@ -125,7 +125,7 @@ class CellScorer:
             raise ValueError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
         return replace(cell, score=self.influence.score(example, cell.value))
 
-    def answers(self, ordering: Ordering, labels: Mapping[int, int]) -> dict[int, str | None]:
+    def answers(self, ordering: Candidate, labels: Mapping[int, int]) -> dict[int, str | None]:
         """Return the labels that an ordering answers, by example; on some examples those given by number."""
         assert self.influence is not None
         answers = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
@@ -133,7 +133,7 @@ class CellScorer:
             answers[example] = self.influence.labels[labels[example]]
         return answers
 
-    def linearize_at(self, orderings: Iterable[tuple[Ordering, Mapping[int, int]]], *, least: int = 1) -> None:
+    def linearize_at(self, orderings: Iterable[tuple[Candidate, Mapping[int, int]]], *, least: int = 1) -> None:
         """Score cells by a metric over a set near the answers of these orderings, each with its calibrated labels.
 
         The reference has the `least` first orderings, and more until it has enough answers.
@@ -146,7 +146,7 @@ class CellScorer:
             reference += self.answers(ordering, labels).items()
         self.influence.linearize_at(reference)
 
-    def cells_of(self, ordering: Ordering) -> dict[int, CallRecord]:
+    def cells_of(self, ordering: Candidate) -> dict[int, CallRecord]:
         """The paid cells of an ordering that were asked for, by example, as the log has them."""
         keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
         return {e: self.log.records[key] for e, key in keys.items() if key in self.log.records}
@@ -156,7 +156,7 @@ class CellScorer:
         return {key: self.log.records[key] for key in self._asked if key in self.log.records}
 
     def table(
-        self, orderings: Sequence[Ordering], examples: Sequence[int], *, favoured: int | None = None
+        self, orderings: Sequence[Candidate], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
         """The examples that ran for any of the orderings, and a row of scores on them for each ordering, as `cells`.
 
@@ -199,7 +199,7 @@ class StagedScores:
     num_train: int
     num_first: int  # examples of an ordering's first score
     num_more: int  # and of each further one
-    favoured: Ordering | None = None  # its failed calls count for nothing
+    favoured: Candidate | None = None  # its failed calls count for nothing
     shifted: bool = False  # whether orderings begin an example later each time that the split has been gone through
     strata: Sequence[Sequence[int]] = ()  # from which orderings are scored by turns, however many there are of each
 
@@ -211,11 +211,11 @@ class StagedScores:
         self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
         self._under_way: Wanted = {}
 
-    def num_asked(self, ordering: Ordering) -> int:
+    def num_asked(self, ordering: Candidate) -> int:
         """Examples that the ordering has been scored on."""
         return len(self.asked.get(ordering, []))
 
-    def wanted(self, orderings: Sequence[Ordering], num_examples: int | None = None) -> Wanted:
+    def wanted(self, orderings: Sequence[Candidate], num_examples: int | None = None) -> Wanted:
         """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
         number those of a first score, or of a further one."""
         found, num_seen, strata = {}, len(self.asked), self._strata
@@ -230,7 +230,7 @@ class StagedScores:
             if asked:  # The turn begins with the example that it began with.
                 number = next(number for number, group in enumerate(strata) if asked[0] in group)
                 place = number + len(strata) * strata[number].index(asked[0])
-            least = FIRST_OF_RULE if is_rule(ordering) and not asked else 0
+            least = FIRST_OF_PROGRAM if isinstance(ordering, WholeProgram) and not asked else 0
             more = self.num_more if asked else self.num_first
             count = max(least, more if num_examples is None else num_examples - len(asked))
             taken = {*asked, *given_up}
@@ -239,7 +239,7 @@ class StagedScores:
             found[ordering] = [*asked, *itertools.islice((e for e in turn if e not in taken), count)]
         return found
 
-    def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Ordering]:
+    def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Candidate]:
         """Score orderings on their examples, and return those that were: the first only when time or money is up, or
         calls are `kept` for others.
 
@@ -270,14 +270,14 @@ class StagedScores:
         self.asked |= {ordering: list(cells) for ordering, cells in rows.items()}
         return list(rows)
 
-    def salvage(self) -> list[Ordering]:
+    def salvage(self) -> list[Candidate]:
         """Take those orderings of a round that was not ended which were scored whole; costs nothing."""
         known = self.scorer.known_cells(self._under_way)
         whole = {o: list(row) for o, row in known.items() if row and len(row) == len(self._under_way[o])}
         self.asked |= whole
         return list(whole)
 
-    def scores(self) -> dict[Ordering, dict[int, float]]:
+    def scores(self) -> dict[Candidate, dict[int, float]]:
         """Scores by example of all orderings; costs nothing."""
         rows, found = self.scorer.known_cells(self.asked), {}
         ran = _ran(rows.values())

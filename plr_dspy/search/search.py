@@ -14,7 +14,7 @@ from plr_dspy.report.data import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
+from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
 MAX_BATCHES, MAX_REDRAWS = 20, 50  # that draws take in the hope of enough that are allowed, and of new ones
 NUM_CANDIDATES = 300  # new orderings each round chooses from, and those that climbing finds; of small spaces, all
@@ -59,10 +59,10 @@ class Search(ABC):
         self.fitted: FittedModel | None = None
 
     @abstractmethod
-    def ask(self) -> list[Ordering]:
-        """Return orderings to score next, one permutation for each block; empty when nothing is left to ask."""
+    def ask(self) -> list[Candidate]:
+        """Return what to score next, orderings and whole programs; empty when nothing is left to ask."""
 
-    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
+    def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Learn from the scores of a round, where the search learns, and return the elites, best first.
 
         Args:
@@ -73,7 +73,10 @@ class Search(ABC):
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
         for ordering in orderings:
-            row = scores.get(self.space.canonical(ordering))
+            if isinstance(ordering, WholeProgram):
+                row = scores.get(ordering)
+            else:
+                row = scores.get(self.space.canonical(ordering))
             if not row:
                 raise ValueError(
                     "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
@@ -109,10 +112,11 @@ class Search(ABC):
                 found += [] if fitted is None else [fitted]
         return found[:num_draws]
 
-    def fresh(self, number: int, known: Container[Ordering]) -> list[Ordering]:
-        """Random orderings that are not known, each once, the identity and what is beside them first; fewer when hardly
+    def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
+        """Random orderings that are not known, each once, after the identity and the whole programs; fewer when hardly
         any are left."""
-        found = dict.fromkeys(o for o in (self.space.identity, *self.space.beside) if o not in known)
+        first: list[Candidate] = [self.space.identity, *self.space.programs]
+        found = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
             if len(found) >= number:
                 break
@@ -126,10 +130,11 @@ class Search(ABC):
         # Deviation: the paper's scores are accuracies; a share of a negative score has no meaning, and all count alike.
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = scores / scores.mean() if self._rule.weighted and bool((scores > 0).all()) else None
+        orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         updated = []
         with one_thread():
             for block, before in enumerate(self._uniform() if anew else self.distributions):
-                rankings = padded([self._read(e.ordering[block]) for e in elites], before.num_items)
+                rankings = padded([self._read(ordering[block]) for ordering in orderings], before.num_items)
                 after, shares = self._rule.update(before, rankings, weights), before.length_probabilities
                 if shares is not None:  # of numbers of items, which go part of the way to those of elites
                     lengths = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
@@ -161,12 +166,12 @@ class RandomSearch(Search):
     def __init__(self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0) -> None:
         super().__init__(space, num_samples=num_samples, seed=seed)
         self._num_orderings = num_orderings
-        self._asked: dict[Ordering, None] = {}  # a set that keeps its order
+        self._asked: dict[Candidate, None] = {}  # a set that keeps its order
 
-    def ask(self) -> list[Ordering]:
+    def ask(self) -> list[Candidate]:
         wanted = max(0, min(self.num_samples, self._num_orderings - len(self._asked)))
         few = self.space.num_distinct <= self._num_orderings
-        found = self.space.enumerate() if few else self.fresh(self.num_samples, self._asked)
+        found = list(self.space.enumerate()) if few else self.fresh(self.num_samples, self._asked)
         batch = [ordering for ordering in found if ordering not in self._asked][:wanted]
         self._asked |= dict.fromkeys(batch)
         return batch
@@ -188,10 +193,10 @@ class CrossEntropySearch(Search):
         TypeError, ValueError: for arguments out of range.
     """
 
-    def ask(self) -> list[Ordering]:
-        return self.draw(self.num_samples)
+    def ask(self) -> list[Candidate]:
+        return list(self.draw(self.num_samples))
 
-    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
+    def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         elites = super().tell(orderings, scores)
         self.refit(elites)
         return elites
@@ -254,12 +259,12 @@ class ThompsonSearch(Search):
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
         self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
         self._by_logprobs = responses is not None
-        self._counts: dict[Ordering, int] = {}  # of the scores that orderings had in the last round
-        self._finished: set[Ordering] = set()  # those that further examples could not be had for
+        self._counts: dict[Candidate, int] = {}  # of the scores that orderings had in the last round
+        self._finished: set[Candidate] = set()  # those that further examples could not be had for
         self._num_rounds = 0
 
-    def ask(self) -> list[Ordering]:
-        """Orderings to score on further examples, of each posterior draw the best one that those before did not take;
+    def ask(self) -> list[Candidate]:
+        """Candidates to score on further examples, of each posterior draw the best one that those before did not take;
         empty when all there are have been scored on all."""
         with one_thread():
             if (fitted := self.fitted) is None:
@@ -273,18 +278,18 @@ class ThompsonSearch(Search):
                 return []
             draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
             draws[:, done] = -np.inf
-            rules = np.array([is_rule(o) for o in pool]) & ~np.array(done)
-            if self._by_logprobs and rules.any():
-                # They tell of orderings alone: rules, of which there are few, would nearly never draw most.
-                draws[0, ~rules] = -np.inf
-            chosen: list[Ordering] = []
+            programs = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~np.array(done)
+            if self._by_logprobs and programs.any():
+                # Log-probabilities tell of orderings alone: the few programs would hardly ever draw the most.
+                draws[0, ~programs] = -np.inf
+            chosen: list[Candidate] = []
             for draw in draws[: min(self.num_samples, done.count(False))]:
                 best = int(draw.argmax())
                 chosen.append(pool[best])
                 draws[:, best] = -np.inf
             return chosen
 
-    def tell(self, orderings: Sequence[Ordering], scores: Scores) -> list[ScoreEstimate]:
+    def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
         with estimates of their scores, best first, within what scores can be."""
         super().tell(orderings, scores)
@@ -297,10 +302,12 @@ class ThompsonSearch(Search):
         earlier = None if self.fitted is None else self.fitted.variances
         # Replaced whole, so that an interrupt finds one that fits together.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        self._best = [each for each in self.fitted.estimates() if self.space.holds(each.ordering)]
-        self._elites = self._best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self.refit(self._elites, anew=True)
-        return self.model.shown(self._elites, scores)
+        best = [estimate for estimate in self.fitted.estimates() if self.space.holds(estimate.ordering)]
+        elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
+        self._best = [estimate.ordering for estimate in best if self.space.holds(estimate.ordering)]
+        self._num_elites = len(elites)
+        self.refit(elites, anew=True)
+        return self.model.shown(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
@@ -308,13 +315,15 @@ class ThompsonSearch(Search):
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.shown([each for each in estimates if each.ordering in scores], scores)
 
-    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """New orderings; of a small space, all."""
+    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
+        """New candidates; of a small space, all."""
+        found: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
-            found = dict.fromkeys(self.space.enumerate())
+            found |= dict.fromkeys(self.space.enumerate())
         else:
-            parents, beam = ([each.ordering for each in best] for best in (self._elites, self._best[:NUM_CLIMBERS]))
-            found = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
+            parents = self._best[: self._num_elites]
+            beam = self._best[:NUM_CLIMBERS]
+            found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
             for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
                 found[self.space.moved(parents[index], rng)] = None
             found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))

@@ -8,30 +8,48 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, or some of them, the first one first
-Scores: TypeAlias = Mapping[Ordering, Mapping[int, float]]  # by example of each ordering
 WITHOUT_DEMOS: Ordering = ((),)  # a program that shows no demos at all; of one block that may show none, an ordering
 MAX_TRIES = 1_000  # draws or moves tried in the hope of one that is allowed
 
 
-def is_rule(ordering: Ordering) -> bool:
-    """Whether this stands for a rule that finds demos for each input: then it holds a negative item."""
-    return any(item < 0 for items in ordering for item in items[-1:])
+@dataclass(frozen=True)
+class WholeProgram:
+    """A candidate that is a program taken as it is; it competes with orderings, and has no features.
+
+    Attributes:
+        number: Its place in the list of programs that the demo space keeps.
+        name: What a report calls it, such as "nearest last".
+    """
+
+    number: int
+    name: str
+
+
+Candidate: TypeAlias = Ordering | WholeProgram
+Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by example of each candidate
+
+
+def candidate_from_json(saved: Any) -> Candidate:
+    """Return the candidate that was written as JSON."""
+    if isinstance(saved, Mapping):
+        return WholeProgram(**saved)
+    return tuple(map(tuple, saved))
 
 
 class ScoreEstimate(NamedTuple):
     """An ordering with what a search takes for its mean score on new examples; without a model, its mean score."""
 
-    ordering: Ordering
+    ordering: Candidate
     score: float
 
 
-def best_first(estimates: Iterable[tuple[Ordering, float]]) -> list[ScoreEstimate]:
+def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstimate]:
     """The estimates in descending order, the earlier of equals first."""
     return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
@@ -50,7 +68,7 @@ class OrderingSpace:
         from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
             question, however many there are.
         sizes: Number of items of each block.
-        beside: Candidates that are no orderings of the blocks, and compete with those (`is_rule`).
+        programs: Whole programs, which compete with the orderings.
 
     Raises:
         ValueError: for limits that do not fit, and an identity that is not in the space.
@@ -60,7 +78,7 @@ class OrderingSpace:
     limits: tuple[tuple[int, int], ...] = ()
     identity: Ordering = ()
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
-    beside: tuple[Ordering, ...] = ()
+    programs: tuple[WholeProgram, ...] = ()
     from_end: bool = field(init=False)
     sizes: tuple[int, ...] = field(init=False, repr=False)
 
@@ -98,7 +116,7 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Number of orderings within the limits that can be told apart, allowed or not, and of those beside them."""
+        """Number of orderings within the limits that can be told apart, allowed or not, and of whole programs."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
             ways = [1] + [0] * most  # of so many items, of the kinds so far
@@ -108,13 +126,11 @@ class OrderingSpace:
                     for length in range(most + 1)
                 ]
             total *= sum(ways[least:])
-        return total + len(self.beside)
+        return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
         """The representative of all orderings that look like this one, like items ascending; allowed or not. A
         ValueError where it is no ordering of this space."""
-        if ordering in self.beside:
-            return tuple(map(tuple, ordering))
         if len(ordering) != len(self.kinds):
             raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
         for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
@@ -123,11 +139,11 @@ class OrderingSpace:
                 raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
         return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
 
-    def holds(self, ordering: Ordering) -> bool:
+    def holds(self, candidate: Candidate) -> TypeGuard[Ordering]:
         """Whether ordered subsets of blocks are within the limits, allowed or not."""
-        if len(ordering) != len(self.limits) or is_rule(ordering):
+        if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
-        shown = zip(map(len, ordering), self.limits, strict=True)
+        shown = zip(map(len, candidate), self.limits, strict=True)
         return all(least <= length <= most for length, (least, most) in shown)
 
     def allows(self, ordering: Ordering) -> bool:
@@ -145,10 +161,10 @@ class OrderingSpace:
             ordering = self._with_block(ordering, block, ordering[block][1:])
         return ordering
 
-    def enumerate(self) -> Iterator[Ordering]:
-        """Every distinct allowed ordering once: the identity first, what is beside, then short before long ones."""
+    def enumerate(self) -> Iterator[Candidate]:
+        """Every distinct allowed candidate once: the identity, the programs, then short before long orderings."""
         yield self.identity
-        yield from self.beside
+        yield from self.programs
         yield from (o for o in _orderings(self.kinds, self.limits) if o != self.identity and self.allows(o))
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:

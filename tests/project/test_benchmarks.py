@@ -81,7 +81,7 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
 
 
 def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_answers(run):
-    table, _ = run("nearest last", "random order", "own choice", "vote", "KNNFewShot", choices=2)
+    table, _ = run("nearest last", "random order", "frequent labels", "vote", "KNNFewShot")
     assert [cells[2] for cells in table[1:]] == ["0"] * 5
     assert all(0 <= float(cells[1]) <= 1 for cells in table[1:])
 

@@ -19,9 +19,7 @@ from label_world import Engine
 from matplotlib import pyplot
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
-from plr_dspy.programs.slots import PooledDemo
-from plr_dspy.retrieval.predict import RetrievingPredict, Rule
-from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.retrieval.predict import RetrievingPredict
 
 WORDS = ["red", "green", "blue"]
 ANSWERS = {word: f"answer {i}" for i, word in enumerate(WORDS)}
@@ -207,15 +205,15 @@ class TestChoice:
         assert score > 90
 
     @pytest.mark.parametrize("likeness_helps", [False, True])
-    def test_the_best_rule_meets_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
+    def test_the_best_found_demos_meet_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
         ordered = OrderSensitiveEngine({each.question: each.answer for each in examples()})
         _, optimizer = compiled(by_colour() if likeness_helps else ordered, demos="auto", max_metric_calls=150)
         (original, *others) = optimizer.report.candidates
         assert original.ordering == {"self": []}
-        assert [not each.ordering["self"] for each in others].count(True) == 1  # a rule has no demos of its own
+        assert [not each.ordering["self"] for each in others].count(True) == 1  # found demos are none of the slot
 
     @pytest.mark.parametrize("calibrate", [False, True])
-    def test_log_probabilities_choose_rules(self, calibrate):
+    def test_log_probabilities_choose_a_variation(self, calibrate):
         optimizer = chooser(metric=exact, signal="auto" if calibrate else "logprobs", calibrate=calibrate)
         engine = Engine()
         with using(engine, "fake/x"), warnings.catch_warnings():
@@ -225,7 +223,7 @@ class TestChoice:
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
         names = {each.name for each in report.retrieval.alternatives}
-        assert names >= {"your program", "the best rule for each input"}
+        assert names >= {"your program", "the best found demos"}
         assert all(0.2 < each.score < 1 for each in report.retrieval.alternatives)
 
     @pytest.mark.parametrize(
@@ -279,20 +277,8 @@ class TestChoice:
         tokens = report(max_metric_calls=0).returned.demo_tokens
         limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
         assert limited.returned.demo_tokens <= tokens // 2 + 2
-        # Where fixed demos leave no demo to those that are found, there is no mixture.
-        for limit, mixed in ((tokens // 2 + 2, False), (tokens, True)):
-            ways = report(demos="auto", min_demos=2, max_demo_tokens=limit).retrieval.alternatives
-            assert ("both together" in [each.name for each in ways]) == mixed
 
-    def test_a_mixture_keeps_the_last_of_the_fixed_demos(self):
-        demos = {"self": [PooledDemo(each, f"trainset[{i}]", 5) for i, each in enumerate(examples(6))]}
-        limits = {"min_demos": 0, "max_demos": 4, "max_tokens": None}
-        finding = {"retrieved": demos, "examples": {}, "rules": [Rule(4)], "embedder": None, "min_found": 0}
-        slots = RetrievalSlots(predict(), demos, **finding, **limits)
-        mixture, *_ = slots.further([((0, 1, 2, 3),), ((-1,),)], {}, inputs=[])
-        assert (slots.permutations(mixture), slots.rule_of(mixture).num_demos) == ({"self": [2, 3]}, 2)
-
-    def test_a_mixture_shows_no_demo_twice(self, tmp_path):
+    def test_a_demo_that_the_program_has_is_not_found_again(self, tmp_path):
         program, _ = compiled(CopyingEngine(), max_metric_calls=0)
         program.demos = examples(2)
         program.save(tmp_path / "p.json")
@@ -308,7 +294,7 @@ class TestChoice:
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
-        """Rules that show an example the same demos share its call, with one another and with fixed arrangements."""
+        """Variations that show an example the same demos share its call, also with fixed arrangements."""
         engine = by_colour()
         trainset, given = examples(12), {"max_demos": 2, "min_demos": 2}
         compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
@@ -333,9 +319,7 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            told = re.search(
-                r"best rule for each input \S+ \((\d+) tokens, (\w+) of which differ by input", str(report)
-            )
+            told = re.search(r"best found demos \S+ \((\d+) tokens, (\w+) of which differ by input", str(report))
             assert told is None if not limit else told[1] != "0" and told[2] == "all"
             assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
             assert "vote of the 4 nearest" in str(report)
@@ -370,71 +354,38 @@ class TestChoice:
         assert optimizer.report.vote is None
 
 
-class FirstMatters(CopyingEngine):
-    """Right where the first demo begins as the question does."""
+class TestStudentsThatFindTheirDemos:
+    def test_are_refused_by_what_orders_demos(self):
+        cure = r"pass it to PLFewShot as the student, or to BatchCalibration"
+        with using(CopyingEngine()) as engine:
+            program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
+            with pytest.raises(ValueError, match=cure):
+                PLReorder(exact_match).compile(program, trainset=examples())
+            with pytest.raises(ValueError, match=cure):
+                order_sensitivity(program, exact_match, examples(), display_progress=False)
+        assert engine.num_calls == 0
 
-    def answer(self, system, texts):
-        asked, first = (dict(FIELD.findall(text))["question"].split()[0] for text in (texts[-1], texts[0]))
-        return self.formatted(system, texts, "right" if asked == first else "wrong")
+    @pytest.mark.parametrize("demos", ["fixed", "retrieved", "auto"])
+    def test_compete_as_they_are(self, demos):
+        """Nothing is better than the student, which stays, and no example is shown its own answer."""
+        with using(by_colour()):
+            student = chooser(max_metric_calls=0, max_demos=2).compile(predict(), trainset=examples())
+        engine = by_colour()
+        program, optimizer = compiled(engine, student=student, demos=demos, max_demos=2, max_metric_calls=150)
+        assert engine.copied == 0
+        report = optimizer.report
+        assert report.original.num_demos == 2
+        assert isinstance(program, RetrievingPredict)
+        assert report.comparison.original > 0.9
+        names = [alternative.name for alternative in report.retrieval.alternatives]
+        assert "your program" in names
 
-
-class TestOrder:
-    """Of demos that a program finds, with one demo that it shows before them or without."""
-
-    @pytest.mark.parametrize("fixed", [[], [dspy.Example(question="pair? which", answer="so")]])
-    def test_it_is_told_and_learnt(self, tmp_path, fixed):
-        texts = [f"pair{i // 2} text{i}" for i in range(40)]
-        pairs = [dspy.Example(question=text, answer="right").with_inputs("question") for text in texts]
-        with using(FirstMatters()) as engine:
-            program = chooser(max_metric_calls=0).compile(predict(), trainset=pairs)
-            program.demos = fixed
-            found = order_sensitivity(program, exact_match, pairs, log_dir=tmp_path / "s", display_progress=False)
-            assert engine.num_calls == found.program_calls <= 300
-            assert (found.scores[0], found.reverse, found.matters) == (0.0, 0.0 if fixed else 1.0, not fixed)
-            assert f"the other way round, it scores {found.reverse:.3f}" in str(found)
-            ordering = PLReorder(exact_match, max_metric_calls=150, log_dir=tmp_path / "o", display_progress=False)
-            ordered = ordering.compile(program, trainset=pairs)
-            again, made = ordering.compile(program, trainset=pairs), engine.num_calls
-            assert made == engine.num_calls == found.program_calls + ordering.report.program_calls["total"]
-            ordered.save(tmp_path / "p.json")
-            for each in (ordered, again, load_program(predict(), tmp_path / "p.json")):
-                shown = [demo["question"] for demo in each.shown({"question": texts[7]})]
-                assert shown[0] == (fixed[0].question if fixed else texts[7])
-            few = chooser(max_metric_calls=0).compile(predict(), trainset=pairs[:3])
-            assert order_sensitivity(few, exact_match, pairs[3:], display_progress=False).num_distinct == 6
-            every = order_sensitivity(program, exact_match, pairs, max_metric_calls=None, display_progress=False)
-            assert (every.num_examples, len(every.scores), every.program_calls) == (40, 9, 400)
-        assert ordered.retrieval.rule.order[:1] == (() if fixed else (0,))
-        assert fixed or ordering.report.comparison.expected_chosen[0] > 0.9
-
-    def test_another_pool_other_inputs_and_one_demo_are_refused(self, tmp_path):
-        """Each in its place: a folder knows the pool, and a pool the inputs that tell whose demos are whose."""
-        embedder = dspy.Embedder(lambda texts: [[len(text), 1.0] for text in texts], caching=False)
+    def test_of_which_the_inputs_of_examples_must_be_known(self):
         numbered = [each.copy(id=str(i)).with_inputs("question", "id") for i, each in enumerate(examples())]
         with using(CopyingEngine()):
-            made = [
-                chooser(max_metric_calls=0, embedder=each).compile(predict(), trainset=examples())
-                for each in (None, embedder)
-            ]
-            order_sensitivity(made[0], exact_match, examples(), log_dir=tmp_path, display_progress=False)
-            with pytest.raises(ValueError, match="the rule and pool of"):
-                order_sensitivity(made[1], exact_match, examples(), log_dir=tmp_path, display_progress=False)
+            student = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=r"must name the inputs .* \[\['question'\]\]"):
-                PLReorder(exact_match).compile(made[0], trainset=numbered)
-            tokens = max(made[0].retrieval.pool.tokens)
-            short = chooser(max_metric_calls=0, max_demo_tokens=tokens).compile(predict(), trainset=examples())
-            with pytest.raises(ValueError, match="one order of its demos only"):
-                order_sensitivity(short, exact_match, examples(), display_progress=False)
-
-    def test_of_a_calibrated_one(self):
-        """What the user has is scored as it is."""
-        with using(Engine(), "fake/x"):
-            program = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
-            ordering = PLReorder(exact, calibrate=True, max_metric_calls=200, display_progress=False)
-            ordered = ordering.compile(program, trainset=LABELLED)
-            as_it_is = order_sensitivity(program, exact, LABELLED, display_progress=False).scores[0]
-        assert isinstance(ordered, CalibratedProgram) and ordered.program.retrieval.pool is program.retrieval.pool
-        assert abs(ordering.report.comparison.expected_original[0] - as_it_is) < 0.1
+                chooser().compile(student, trainset=numbered)
 
 
 def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
@@ -442,7 +393,8 @@ def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
     with using(Engine(), "fake/x"):
         program = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset)
         few = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset[:40])
-    assert program.retrieval.rule.coefficients.keys() - few.retrieval.rule.coefficients.keys() == {"label_share"}
+    assert program.retrieval.nearest.prefer == "frequent labels"
+    assert few.retrieval.nearest.prefer == "nearest"
 
 
 def test_a_calibrated_one_is_loaded(tmp_path):

@@ -8,6 +8,7 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy.scoring.run_log import CallRecord, RunLog
 from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
+from plr_dspy.search.space import WholeProgram
 
 
 def staged(payer, **options):
@@ -38,15 +39,15 @@ class TestExamples:
         assert len(payer.paid) == len(set(payer.paid)) == 40
         assert scores.scores() == {ORDERINGS[0]: row}
 
-    def test_the_first_look_at_a_rule_is_longer(self):
-        """Where two examples are enough for an order, as with log-probabilities, they are not for a rule."""
-        scores, rule = staged(TablePayer(table()), num_first=2), ((-1,),)
-        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], rule]).values()] == [2, 4]
-        assert len(scores.wanted([rule], 1)[rule]) == 4 and len(scores.wanted([rule], 9)[rule]) == 9
+    def test_the_first_look_at_a_program_is_longer(self):
+        """Where two examples are enough for an order, as with log-probabilities, they are not for a whole program."""
+        scores, program = staged(TablePayer(table()), num_first=2), WholeProgram(0, "nearest last")
+        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
+        assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
 
-    def test_rules_share_a_cell_and_are_asked_on_their_own_examples(self):
-        """The first rule shows example 0 what the second shows example 1, and both show example 2 the same."""
-        first, second = ((-1,),), ((-2,),)
+    def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
+        """The first program shows example 0 what the second shows example 1, and both show example 2 the same."""
+        first, second = WholeProgram(0, "nearest last"), WholeProgram(1, "nearest first")
         prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
 
         class Payer(TablePayer):

@@ -15,7 +15,7 @@ from plr_dspy.search.model.effects import EffectProcess, Posterior
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.process import Features
 from plr_dspy.search.model.responses import LabelResponses, ResponseModel
-from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate
+from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate, WholeProgram
 
 SPACE = OrderingSpace.of_sizes(6)
 FEATURES = Features(SPACE)
@@ -67,7 +67,8 @@ class World:
             np.arange(len(self.scores)),
             (logs, np.zeros(logs.shape, dtype=bool)),
             features=self.features,
-            kinds=np.zeros(len(logs), dtype=int),
+            apart=np.zeros(len(logs), dtype=bool),
+            programs=np.zeros(len(logs), dtype=bool),
             told=np.where(self.known, self.right, np.nan),
         )
 
@@ -209,27 +210,27 @@ class TestOrderingModel:
         shown = model.shown([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
         assert [estimate.score for estimate in shown] == [1.0, 0.8, 0.0]
 
-    RULE = ((-1,),)
+    PROGRAM = WholeProgram(0, "nearest last")
 
     def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
-        """A rule beside the orderings: what it scores on examples, and how strongly it answers the second label."""
+        """A program beside the orderings: what it scores on examples, and how strongly it answers the second label."""
         world = World(looks=4, seed=4)
         own, scores = self.responses(world), self.scores_of(world)
         scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
         world.known[0, :wide] = True
         world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
-        scores[self.RULE] = {e: float(value) for e, value in zip(told, right, strict=True)}
+        scores[self.PROGRAM] = {e: float(value) for e, value in zip(told, right, strict=True)}
 
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
             told = said - np.logaddexp.reduce(said)
-            return (told, ()) if ordering == self.RULE else own.told(ordering, example)
+            return (told, ()) if ordering == self.PROGRAM else own.told(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
-        space = dataclasses.replace(SPACE, beside=(self.RULE,))
+        space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 
-    def test_log_probabilities_of_a_rule_tell_nothing_of_what_it_or_others_score(self):
+    def test_log_probabilities_of_a_program_tell_nothing_of_what_it_or_others_score(self):
         told = {"told": range(4), "right": [0, 0, 1, 0], "calibrating": False}
         (one, _), (other, _) = self.fitted(leans=3.0, **told), self.fitted(leans=-3.0, **told)
         assert one.estimates() == other.estimates()
@@ -237,17 +238,17 @@ class TestOrderingModel:
         assert one.gains(first) == other.gains(first)
 
     @pytest.mark.parametrize(("share", "sure"), [(1.0, (0.99, 1.0)), (0.0, (0.0, 0.01))])
-    def test_a_rule_is_worth_what_it_scores(self, share, sure):
+    def test_a_program_is_worth_what_it_scores(self, share, sure):
         fitted, world = self.fitted(range(30), right=[share] * 30, calibrating=False)
-        gain = fitted.gains(world.orderings[0])[self.RULE]
+        gain = fitted.gains(world.orderings[0])[self.PROGRAM]
         assert sure[0] <= gain.probability <= sure[1]
         assert gain.expected == pytest.approx(share - world.right[0].mean(), abs=0.1)
 
     @pytest.mark.parametrize("count", [1, 4, 20])
-    def test_a_rule_is_calibrated_by_its_own_answers(self, count):
+    def test_a_program_is_calibrated_by_its_own_answers(self, count):
         """As if it had also answered four times in the shares that labels have."""
         fitted, _ = self.fitted(range(count), right=[1.0] * count)
         answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
         means, shares = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4), np.array([0.4, 0.6])
         offsets = np.log(shares) - np.log(means)
-        assert fitted.calibration(self.RULE).offsets == pytest.approx(offsets - offsets.mean(), abs=1e-5)
+        assert fitted.calibration(self.PROGRAM).offsets == pytest.approx(offsets - offsets.mean(), abs=1e-5)

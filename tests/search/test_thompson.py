@@ -8,6 +8,7 @@ from plr_dspy import OrderingSpace
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import ThompsonSearch
+from plr_dspy.search.space import WholeProgram
 
 
 def search_in(world, **options):
@@ -80,14 +81,15 @@ class TestSearch:
         assert batches[-1] == []
         assert len(batches) < 20
 
-    def test_by_log_probabilities_rules_have_a_draw_of_their_own_while_one_is_left_to_score(self):
-        rule, first = ((-1,),), []
-        space, silent = OrderingSpace((tuple(range(3)),), beside=(rule,)), LabelResponses(np.eye(2), lambda *cell: None)
+    def test_by_log_probabilities_programs_have_a_draw_of_their_own_while_one_is_left_to_score(self):
+        program, first = WholeProgram(0, "nearest last"), []
+        space = OrderingSpace((tuple(range(3)),), programs=(program,))
+        silent = LabelResponses(np.eye(2), lambda *cell: None)
         for num_scored, score, responses in ((4, 1.0, silent), (3, 0.0, silent), (3, 0.0, None)):
-            known = {space.identity: dict.fromkeys(range(4), 1.0), rule: dict.fromkeys(range(num_scored), score)}
+            known = {space.identity: dict.fromkeys(range(4), 1.0), program: dict.fromkeys(range(num_scored), score)}
             search = ThompsonSearch(space, num_examples=4, responses=responses)
             search.tell([*known, ((2, 1, 0),)], known | {((2, 1, 0),): {0: 0.0}})
-            first.append((asked := search.ask())[0] == rule)
+            first.append((asked := search.ask())[0] == program)
             assert {*asked} == {*space.enumerate()} - {o for o, row in known.items() if len(row) == 4}
         assert first == [False, True, False]
 
@@ -116,16 +118,16 @@ class TestTell:
             assert {estimate.ordering for estimate in found} == world.known.keys()
             assert np.corrcoef([world.truth(estimate.ordering) for estimate in found], scores)[0, 1] > 0.5
 
-    def test_the_original_and_rules_are_never_ruled_out_however_little_they_promise(self):
-        rule = ((-1,),)
-        space = OrderingSpace((tuple(range(6)),), beside=(rule,))
-        orderings = [o for o in space.enumerate() if o != rule][: MAX_MODELLED + 40]
-        scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings} | {o: {0: 0.0} for o in (*orderings[:2], rule)}
+    def test_the_original_and_programs_are_never_ruled_out_however_little_they_promise(self):
+        program = WholeProgram(0, "nearest last")
+        space = OrderingSpace((tuple(range(6)),), programs=(program,))
+        orderings = [o for o in space.enumerate() if o != program][: MAX_MODELLED + 40]
+        scores = {o: dict.fromkeys(range(4), 1.0) for o in orderings} | {o: {0: 0.0} for o in (*orderings[:2], program)}
         search = ThompsonSearch(space, num_examples=8)
         search.tell(orderings, scores)
         known = {estimate.ordering for estimate in search.ranked(scores)}
         assert orderings[0] == space.identity
-        assert (orderings[0] in known, orderings[1] in known, rule in known) == (True, False, True)
+        assert (orderings[0] in known, orderings[1] in known, program in known) == (True, False, True)
 
     @pytest.mark.parametrize(
         ("scores", "message"),

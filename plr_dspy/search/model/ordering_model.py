@@ -13,10 +13,10 @@ import scipy.linalg  # noqa: F401  # brings a library of its own, which is to be
 import torch
 from threadpoolctl import ThreadpoolController
 
-from plr_dspy.search.model.gains import KINDS, Array, Mask, Numbers, gain_of_calibration
-from plr_dspy.search.model.process import APART, ORDERING, RULE, AdditiveProcess, Features, ScoreTable, Worth
+from plr_dspy.search.model.gains import KINDS, Array, Mask, gain_of_calibration
+from plr_dspy.search.model.process import AdditiveProcess, Features, ScoreTable, Worth
 from plr_dspy.search.model.responses import Calibrated, LabelResponses, ResponseModel
-from plr_dspy.search.space import Ordering, OrderingSpace, ScoreEstimate, Scores, best_first, is_rule
+from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
 # Orderings that the process is fitted to, which bounds its time. Half of them are the most promising; the others are
 # evenly spread over the rest: from good ones alone nobody learns what is bad.
@@ -68,30 +68,34 @@ class OrderingModel:
         self.varies_in_length = space.from_end
 
     def fit(
-        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Ordering] = ()
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
     ) -> FittedModel:
         """Fit the process to the orderings kept, those that were scored most, those that promise most, and some of the
         others; it goes on from the variances of an earlier fit in fewer steps."""
         earlier, orderings = earlier or {}, list(scores)
         with one_thread():
-            told, kinds = ScoreTable.of_rows([*scores.values()], self.worth), self._kinds(orderings)
+            told = ScoreTable.of_rows([*scores.values()], self.worth)
+            programs = np.array([isinstance(candidate, WholeProgram) for candidate in orderings], dtype=bool)
             logs = None if self._responses is None else self._responses.table(scores, told.examples)
             if len(orderings) > MAX_MODELLED:
-                responses = self._respond(told, logs, kinds=kinds)
+                responses = self._respond(told, logs, apart=self._apart(orderings), programs=programs)
                 means = np.array(told.adjusted_means * told.trust if responses is None else responses.means)
                 means[np.lexsort((means, told.counts))[-MOST_SCORED:]] = np.inf
-                means[[ordering in kept for ordering in orderings] | (kinds == RULE)] = np.inf
+                means[[ordering in kept for ordering in orderings] | programs] = np.inf
                 top = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
                 spread = np.linspace(top, len(means), MAX_MODELLED - top, endpoint=False).astype(np.int64)
                 ranked = np.argsort(-means, kind="stable")
                 chosen = np.sort(ranked[[*range(top), *spread]])
-                orderings, kinds = [orderings[number] for number in chosen], kinds[chosen]
+                orderings = [orderings[number] for number in chosen]
+                programs = programs[chosen]
                 columns = told.known[chosen].any(axis=0)
                 cells = np.ix_(chosen, columns)
                 told = ScoreTable(told.scores[cells], told.examples[columns], told.worth[chosen])
                 logs = logs and (logs[0][cells], logs[1][cells])
             features = self.features(orderings)
-            responses = self._respond(told, logs, kinds=kinds, features=features, earlier=earlier.get("responses"))
+            apart = self._apart(orderings)
+            kinds = {"apart": apart, "programs": programs}
+            responses = self._respond(told, logs, **kinds, features=features, earlier=earlier.get("responses"))
             table, classes = told.scores, None
             if responses is not None and responses.calibrating:
                 table = responses.calibrated
@@ -102,7 +106,7 @@ class OrderingModel:
                 told if responses is None else ScoreTable(table - responses.expected),
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                kinds=kinds,
+                apart=apart,
                 extra_variances=0.0 if responses is None else responses.mean_variances,
                 earlier=earlier,
             )
@@ -116,12 +120,12 @@ class OrderingModel:
         least, most = min(values, default=0.0), max(values, default=0.0)
         return [ScoreEstimate(ordering, min(max(least, score), most)) for ordering, score in estimates]
 
-    def features(self, orderings: Sequence[Ordering]) -> list[Array]:
+    def features(self, orderings: Sequence[Candidate]) -> list[Array]:
         """Features ``[m, d]`` of each family; all 0 for what the space does not hold, as of a mean ordering."""
         if self._features is None:
             return []
-        apart, identity = self._kinds(orderings) != ORDERING, self._space.identity
-        families = self._features([identity if a else o for o, a in zip(orderings, apart, strict=True)])
+        apart, identity = self._apart(orderings), self._space.identity
+        families = self._features([self._arrangement(candidate) or identity for candidate in orderings])
         return [family * ~apart[:, None] for family in families] if apart.any() else families
 
     def _respond(self, told: ScoreTable, logs: tuple[Array, Mask] | None, **options: Any) -> ResponseModel | None:
@@ -132,11 +136,13 @@ class OrderingModel:
             return None
         return ResponseModel(self._responses, told.examples, logs, told=told.scores, **options)
 
-    def _kinds(self, orderings: Sequence[Ordering]) -> Numbers:
-        """The kind of each, ``[m]``; apart is what is none of the space, or shows no demos."""
-        holds = self._space.holds
-        kinds = [ORDERING if any(o) and holds(o) else RULE if is_rule(o) else APART for o in orderings]
-        return np.array(kinds, dtype=np.int64)
+    def _arrangement(self, candidate: Candidate) -> Ordering | None:
+        """Return an ordering of the space that shows demos; None for other candidates."""
+        return candidate if self._space.holds(candidate) and any(candidate) else None
+
+    def _apart(self, candidates: Sequence[Candidate]) -> Mask:
+        """Return for each candidate whether it has an effect of its own and no features, ``[m]``."""
+        return np.array([self._arrangement(candidate) is None for candidate in candidates], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class FittedModel:
     `predict` and `sample` take any."""
 
     model: OrderingModel
-    orderings: list[Ordering]
+    orderings: list[Candidate]
     process: AdditiveProcess
     responses: ResponseModel | None
     told: ScoreTable
@@ -176,13 +182,13 @@ class FittedModel:
         means = self.process.mean if self.responses is None else self.responses.means + self.process.mean
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
-    def expected_scores(self, reference: Ordering) -> dict[Ordering, float]:
+    def expected_scores(self, reference: Candidate) -> dict[Candidate, float]:
         """What each ordering fitted is expected to score on new examples: the score of one as it is, and the gain."""
         score, gains = self.as_it_is(reference), self.gains(reference)
         expected = np.clip([score + gain.expected for gain in gains.values()], *self._ends).tolist()
         return {ordering: round(value, 9) for ordering, value in zip(gains, expected, strict=True)}
 
-    def as_it_is(self, ordering: Ordering) -> float:
+    def as_it_is(self, ordering: Candidate) -> float:
         """What an ordering is expected to score without calibration, never far from what its own calls say: the program
         that the user has."""
         number = self.orderings.index(ordering)
@@ -193,7 +199,7 @@ class FittedModel:
         most = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
         return float(np.clip(min(max(expected, own - most), own + most), *self._ends))
 
-    def interval(self, ordering: Ordering, score: float, *, reference: Ordering) -> tuple[float, float]:
+    def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """The 95 % interval of an expected score: as wide as the ordering's own calls, and those of the one that its
         gain is over, say.
 
@@ -208,14 +214,14 @@ class FittedModel:
         low, high = np.clip([score - DEVIATIONS * error, score + DEVIATIONS * error], *self._ends).tolist()
         return round(min(score, low), 6), round(max(score, high), 6)
 
-    def _error(self, *orderings: Ordering) -> float:
+    def _error(self, *orderings: Candidate) -> float:
         """The standard error of the sum of mean scores of different orderings, by their own calls."""
         rows = self._both[:, [self.orderings.index(each) for each in set(orderings)]]
         # Scores by a metric over a set differ the more the rarer the examples that decide are in a row.
         spreads = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         return float(np.sqrt((spreads**2 / (~np.isnan(rows[0])).sum(axis=1)).sum()))
 
-    def gains(self, reference: Ordering) -> dict[Ordering, Gain]:
+    def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
         """What is expected of each ordering beside one of them as it is."""
         number, found = self.orderings.index(reference), []
         alone = np.array([[1.0], [0.0]]) * np.ones(len(self.orderings))
@@ -248,7 +254,7 @@ class FittedModel:
         rows = dict(zip(self.orderings, self.table.tolist(), strict=True))
         return {o: {e: rows[o][columns[e]] for e in row} if o in rows else row for o, row in scores.items()}
 
-    def answers(self, ordering: Ordering, *, calibrated: bool | None = None) -> dict[int, int]:
+    def answers(self, ordering: Candidate, *, calibrated: bool | None = None) -> dict[int, int]:
         """The labels, by example, of an ordering's answers where they are, or as a search scores them, calibrated."""
         wanted = self.calibrating if calibrated is None else calibrated
         if self.responses is None or not wanted or ordering not in self.orderings:
@@ -257,13 +263,13 @@ class FittedModel:
         known = labels.known[number]
         return dict(zip(self.told.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
-    def calibration(self, ordering: Ordering) -> Calibrated | None:
+    def calibration(self, ordering: Candidate) -> Calibrated | None:
         """What calibration does to an ordering; None without log-probabilities, and for one that was not fitted."""
         if self.responses is None or ordering not in self.orderings:
             return None
         return self.responses.calibration(self.orderings.index(ordering))
 
-    def predict(self, orderings: Sequence[Ordering]) -> Array:
+    def predict(self, orderings: Sequence[Candidate]) -> Array:
         """What the process expects of orderings, fitted or not, ``[m]``."""
         features = self.model.features(orderings)
         expected = self.process.predict(features)
@@ -273,7 +279,7 @@ class FittedModel:
         """Return scores that lie no further out than the highest and the lowest score."""
         return [float(np.clip(score, *self._ends)) for score in scores]
 
-    def expected_at_random(self, drawn: Sequence[Ordering], longest: Sequence[Ordering]) -> float:
+    def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return what random orderings of the largest number of items are expected to score on average.
 
         Args:
@@ -290,7 +296,7 @@ class FittedModel:
                 mean += float(self.predict(longest).mean() - predicted.mean())
         return float(np.clip(mean, *self._ends))
 
-    def sample(self, others: Sequence[Ordering], num_draws: int, rng: np.random.Generator) -> Array:
+    def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Joint posterior draws of the scores of the orderings fitted, then of others, ``[draws, m + c]``."""
         features = [f[: len(others)] for f in self.model.features(others or self.orderings[:1])]
         if self.responses is None:

@@ -42,12 +42,10 @@ NUM_ALTERNATIONS = 10  # of the two-way fit
 PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; small lets components vanish
 NUM_STEPS, NUM_FIRST_STEPS = 3, 15  # of a fit of variances that goes on from an earlier one, and of the first
 
-# Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it. Rules
-# that find demos for each input have one such effect in common, and of each the other variance for itself.
-APART_VARIANCE, RULE_VARIANCE = 1.0, 0.02
+# Variance of the effect of a program that is not one of the orderings, over the noise's: little is known of it.
+APART_VARIANCE = 1.0
 PRIOR_SHARE, MAX_SHARE = 0.2, 0.95  # of the residual variance, that examples' preferences have: prior mean, and most
 PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
-ORDERING, APART, RULE = range(3)  # rows: orderings, programs alone of their kind, rules that find demos by input
 CENTRES = np.arange(-4.0, 4.01, 0.5)  # of bumps, which add up to a function of the leaning, in its deviations at random
 
 
@@ -359,17 +357,16 @@ class AdditiveProcess:
         *,
         classes: Numbers | None = None,  # of the examples, numbers from 0 without gaps, [E]
         references: Families | None = None,  # of random orderings; without them no leaning is modelled
-        kinds: Numbers | None = None,  # `ORDERING`, `APART` or `RULE`, [m]; None for orderings alone
+        apart: Mask | None = None,  # whether each is a program that is not one of the orderings, [m]; None for none
         extra_variances: Array | float = 0.0,  # prior variances beside those that are estimated, [m]
         earlier: Mapping[str, Any] | None = None,  # `state` of the process that this one goes on from
     ) -> None:
         earlier = earlier or {}
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
         table = ScoreTable(table.scores / self._unit, worth=table.worth)
-        kinds = np.zeros(len(table.counts), dtype=np.int64) if kinds is None else kinds
-        own, alone, rules = (np.diag((kinds == kind) * 1.0) for kind in (ORDERING, APART, RULE))
-        together = np.outer(kinds == RULE, kinds == RULE)
-        self._apart: Array = APART_VARIANCE * (alone + together) + RULE_VARIANCE * rules
+        apart = np.zeros(len(table.counts), dtype=bool) if apart is None else apart
+        own = np.diag((~apart).astype(np.float64))
+        self._apart: Array = APART_VARIANCE * np.diag(apart.astype(np.float64))
         kernels = [family @ family.T for family in features]
         effects = table.adjusted_means * table.trust
         self._with_leaning: Callable[[Families], list[Array]] = list

@@ -2,8 +2,8 @@
 
 The effects of orderings and examples on log-probabilities (`effects`) say which label an ordering would answer on each
 example, and the metric what that label scores there.
-The prompts of rules that find demos for each input differ by example, so that no effect of theirs is common to all: of
-them, what a mean ordering scores is expected.
+The prompts of a whole program may differ by example, as those with demos found for each input do, so that no effect of
+theirs is common to all. What a mean ordering scores is expected of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,8 +17,8 @@ from scipy.special import log_softmax
 
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
 from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, independent_gains
-from plr_dspy.search.model.process import RULE, AdditiveProcess, Earlier, ScoreTable, covariance_of_means, linear
-from plr_dspy.search.space import Ordering
+from plr_dspy.search.model.process import AdditiveProcess, Earlier, ScoreTable, covariance_of_means, linear
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MOST_EXAMPLES = 128  # that expected scores are means of
@@ -70,7 +70,7 @@ class LabelResponses:
     """Where the log-probabilities of labels are found, and what the labels score."""
 
     scores: Array  # what the metric gives for each label on each example, [E, L]
-    told: Callable[[Ordering, int], tuple[Sequence[float], Sequence[int]] | None]
+    told: Callable[[Candidate, int], tuple[Sequence[float], Sequence[int]] | None]
     """By ordering and example, log-probabilities of the labels, and the numbers of those that were not among the
     likeliest tokens; None where they are not known."""
     shares: Array | None = None  # of examples that labels are right for, [L], or guesses, [S, L]; None for even ones
@@ -85,7 +85,7 @@ class LabelResponses:
         """Scores on examples as they count, ``[m, E]``; see `ConfusionScores.reweighted`."""
         return table if self.influence is None else self.influence.reweighted(table, examples)
 
-    def table(self, rows: Mapping[Ordering, Collection[int]], examples: Numbers) -> tuple[Array, Mask]:
+    def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> tuple[Array, Mask]:
         """The log-probabilities of labels of each ordering on its examples, and where a label was not among the
         likeliest tokens, ``[m, E, L]`` each; NaN where they are not known. The columns hold all examples."""
         table = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
@@ -102,7 +102,7 @@ class Silence:
     """What replies without a label, which have a mean `score`, do to expected scores. Orderings may differ in how many
     they are by far more than in the labels said, so that the shares of others, ``[m]``, are a process of their own."""
 
-    def __init__(self, told: Array, heard: Mask, features: Families | None, kinds: Numbers, earlier: Earlier) -> None:
+    def __init__(self, told: Array, heard: Mask, features: Families | None, apart: Mask, earlier: Earlier) -> None:
         self.score, self.shares, self.variances = 0.0, np.ones(len(told)), np.zeros(len(told))
         self.process, self.state = None, list[float]()
         if not (silent := ~np.isnan(told) & ~heard).any():
@@ -110,7 +110,7 @@ class Silence:
         table, self.score = ScoreTable(np.where(np.isnan(told), np.nan, heard)), float(told[silent].mean())
         shares = table.scores[table.known].mean() + table.adjusted_means * table.trust
         if features is not None:
-            self.process = process = AdditiveProcess(features, table, kinds=kinds, earlier={"variances": earlier})
+            self.process = process = AdditiveProcess(features, table, apart=apart, earlier={"variances": earlier})
             shares, self.variances, self.state = process.mean, process.variances, process.state["variances"]
         self.shares = np.clip(shares, 0.0, 1.0)
 
@@ -140,23 +140,24 @@ class ResponseModel:
         examples: Numbers,  # the columns, [E]
         logs: tuple[Array, Mask],  # as of `LabelResponses.table`
         *,
-        kinds: Numbers,  # log-probabilities of rules calibrate these, and no more
+        apart: Mask,  # as in `AdditiveProcess`
+        programs: Mask,  # whole programs, whose log-probabilities calibrate these, and no more, [m]
         told: Array,  # what calls scored, [m, E], NaN for none
         features: Families | None = None,  # None takes effects as measured: quick, and says nothing of others
         earlier: Sequence[Sequence[float]] | None = None,  # the `state` of the fit before
     ) -> None:
-        self._scores, self._apart, self._rules = responses.scores[examples], kinds > 0, kinds == RULE
+        self._scores, self._apart, self._programs = responses.scores[examples], apart, programs
         self._responses, self._examples, self.calibrating = responses, examples, responses.calibrating
-        usual = ~self._rules
+        usual = ~self._programs
         self._drawn = responses.influence is None and _are_drawn(told[usual], logs[0][usual], self._scores)
         self._told, self._logs = told, (np.maximum(logs[0], LEAST), logs[1])
         *earlier_effects, of_silence = earlier or (None, None, None)
-        self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features, kinds, of_silence)
+        self._silence = silence = Silence(told, ~np.isnan(logs[0][..., 0]), features, apart, of_silence)
         self._basis = helmert(self._scores.shape[1])  # from labels to contrasts, [d, L]
         directions = self._scores @ self._basis.T
         lengths = np.sqrt((directions**2).sum(axis=1, keepdims=True))
         self._directions = np.where(lengths > 1e-9, directions / np.maximum(lengths, 1e-9), 0.0)
-        of_orderings = np.where(self._rules[:, None, None], np.nan, self._logs[0])
+        of_orderings = np.where(self._programs[:, None, None], np.nan, self._logs[0])
         self._contrasts = np.clip(of_orderings @ self._basis.T, -LARGEST, LARGEST)
         self._known = ~np.isnan(self._contrasts[..., 0])
         # The examples seen; where these are very many, so many of them, evenly spread.
@@ -183,7 +184,7 @@ class ResponseModel:
         self.means = silence.counted(heard, silence.shares)
         self.always = np.round(counts @ self._scores, 6).tolist()
         if features is not None:
-            drawn = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._rules
+            drawn = self._draw(self._effects, self._variances).var(axis=0, ddof=1) * ~self._programs
             self.mean_variances = silence.shares**2 * drawn + (heard - silence.score) ** 2 * silence.variances
             heard_alone = np.where(self._known, self._expected_alone(), table)
             expected = silence.counted(heard_alone, silence.shares[:, None])
@@ -206,9 +207,9 @@ class ResponseModel:
         even = np.full(logits.shape[2], 1.0 / logits.shape[2])
         own, options = softmax(found), list[Labels]()
         for shares in np.atleast_2d(even if self._responses.shares is None else self._responses.shares):
-            # Of rules, their own cells alone tell.
-            of_rules = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
-            means, offsets = np.where(self._rules[:, None], of_rules, filled), np.zeros_like(filled)
+            # Of whole programs, their own cells alone tell.
+            of_programs = np.log(np.maximum(trust * own + (1 - trust) * shares, 1e-300))
+            means, offsets = np.where(self._programs[:, None], of_programs, filled), np.zeros_like(filled)
             if calibrates := not np.isnan(shares).any():
                 offsets = label_offsets(means, shares, held=never_seen)
             answers = calibrated(logs, offsets[:, None], unseen=unseen).argmax(axis=2)
@@ -310,7 +311,7 @@ class ResponseModel:
     def calibration(self, number: int) -> Calibrated:
         """What calibration does to an ordering fitted."""
         offsets = tuple(np.round(self.labels.offsets[number], 6).tolist())
-        if self._rules[number]:
+        if self._programs[number]:
             before, gain, _ = self.corrected(number)
             least, most = float(self._scores.min()), float(self._scores.max())
             return Calibrated(offsets, *np.clip([before, before + gain], least, most).tolist())
@@ -348,7 +349,7 @@ class ResponseModel:
             by_silence = silence.process.gains(reference).condensed()
             by_silence = by_silence.times(float(self._heard[reference]) - silence.score)
         # Of those that log-probabilities say nothing of, what a mean ordering scores is expected: one stands for all.
-        mute = self._rules | (self._cells.weights <= 0)
+        mute = self._programs | (self._cells.weights <= 0)
         first, seen = int(mute.argmax()), ~mute
         seen[first] = True
         if seen.sum() < 2:
