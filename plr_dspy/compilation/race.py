@@ -35,8 +35,8 @@ def run_race(
         kept: Calls of the budget to leave to what follows.
 
     Returns:
-        The winners, best first, the best whole program and the best ordering before the others. If time or money is up, those
-        that are known to be best; none without entrants.
+        The winners, best first, the best whole program and the best ordering before the others. If time or money is
+        up, those that are known to be best; none without entrants.
     """
     level, spent = _score_new(entrants, staged, num_calls, kept)
     alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
