@@ -22,8 +22,8 @@ from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
 from plr_dspy.programs.checks import Checked, check_given, saved_state
+from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.made_with import other_settings
-from plr_dspy.programs.objects import ProgramFactory, language_models
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import Redactor, progress_bar

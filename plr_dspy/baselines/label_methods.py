@@ -31,7 +31,7 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
-from plr_dspy.programs.objects import digest
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.scoring.ledger import FAILED, Cell

@@ -27,7 +27,7 @@ from plr_dspy.metrics import OVER_SETS, over_set
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import PICKLE, check_given, json_obstacle, shown
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.report.text import KEEP, count
 from plr_dspy.runtime import as_json, progress_bar, write_atomically
 

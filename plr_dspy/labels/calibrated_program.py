@@ -25,8 +25,9 @@ from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
+from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.made_with import settings_of
-from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import Array, calibrated
 

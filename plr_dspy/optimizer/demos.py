@@ -21,7 +21,8 @@ from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call, token_counter
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
-from plr_dspy.programs.objects import ProgramFactory, digest, language_models
+from plr_dspy.programs.copying import ProgramFactory, language_models
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport

@@ -22,8 +22,9 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.over_set import SetMetric
 from plr_dspy.programs.checks import CHOOSE_RULE, Checked, check_given
+from plr_dspy.programs.copying import ProgramFactory, language_models
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.media import countable
-from plr_dspy.programs.objects import ProgramFactory, digest, language_models
 from plr_dspy.programs.slots import Messages, PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES, dollars, prompt_count

@@ -18,7 +18,7 @@ from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.metrics.over_set import SetMetric
-from plr_dspy.programs.objects import language_models
+from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime import Redactor, interrupts

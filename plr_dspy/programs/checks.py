@@ -23,7 +23,7 @@ from typing_extensions import dataclass_transform
 
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
-from plr_dspy.programs.objects import is_language_model, language_models
+from plr_dspy.programs.copying import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import dspy
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, OrderingSpace
 

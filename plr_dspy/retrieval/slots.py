@@ -10,7 +10,7 @@ import dspy
 import numpy as np
 
 from plr_dspy.plackett_luce.distribution import fit_coefficients
-from plr_dspy.programs.objects import digest
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots, ProgramSlots, Slot
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.predict import (
