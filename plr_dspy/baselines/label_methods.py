@@ -19,6 +19,7 @@ from scipy.stats import entropy
 from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
 from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
@@ -72,17 +73,17 @@ class LabelReorderer(Reorderer):
         """Raise unless the program has one predictor with one finite output, and inputs that can be made."""
         predictors = program.predictors()
         if isinstance(self.metric, SetMetric):
-            raise ValueError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
+            raise UserError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
         if isinstance(program, CalibratedProgram):
-            raise ValueError(
+            raise UserError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
                 "student.program, and calibrate what comes of it"
             )
         if len(predictors) != 1:
             needs = f"{self.name} needs a program with one predictor"
-            raise ValueError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
+            raise UserError(f"{needs}; this one has {len(predictors)}: use PLReorder or TopKOrder")
         if decision_adapter(predictors[0]) is not None:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities in their "
                 f"place: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
@@ -107,7 +108,7 @@ class LabelReorderer(Reorderer):
         num_calls, num_compared = (most, num_selection) if budget is None else affordable(budget)
         if num_calls < least:
             enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
-            raise ValueError(
+            raise UserError(
                 f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: raise it, or lower "
                 "num_candidates"
             )
@@ -325,7 +326,7 @@ class LocalE(LabelReorderer):
         taken = set(program.predictors()[0].signature.input_fields)
         for example in trainset:
             if (given := set(example.inputs().keys())) != taken:
-                raise ValueError(
+                raise UserError(
                     f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
                     f"program's own inputs {sorted(given)}; it takes {sorted(taken)}: use PDO, PLReorder or TopKOrder"
                 )
@@ -377,7 +378,7 @@ class PDO(LabelReorderer):
 
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
-            raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
+            raise UserError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]

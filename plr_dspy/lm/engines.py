@@ -16,6 +16,8 @@ from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
 from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
+from plr_dspy.errors import FatalLMError
+
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 CHAT_ONLY = ("response_format", "reasoning", "probabilities", "tool_choice")  # settings that plain completions lack
 SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
@@ -23,12 +25,8 @@ SENT_AS_THEY_ARE = ("max_tokens", "temperature", "top_p", "seed", "frequency_pen
 _ssl_context = functools.cache(httpx.create_ssl_context)  # takes 16 ms, which every new client would spend again
 
 
-class Hopeless(Exception):
-    """Every further call would fail like this one."""
-
-
 # The next call would fail in the same way: stop at once.
-HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
+HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
 @dataclass(eq=False)

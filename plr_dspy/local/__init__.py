@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import dspy
 
+from plr_dspy.errors import MissingPackageError
 from plr_dspy.lm.engines import completion_lm
 
 Route = Literal["completion", "chat"]
@@ -67,7 +68,7 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         if importlib.util.find_spec("xllamacpp") is None:
-            raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
+            raise MissingPackageError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
         # litellm looks up a price table on the network when it is first used, which has no use here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = child = subprocess.Popen(

@@ -14,8 +14,9 @@ import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import NDArray
 
+from plr_dspy.errors import MetricError
 from plr_dspy.lm.plain_text_adapter import name_of_label
-from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, metric_caller, takes
+from plr_dspy.metrics.by_example import SHOWN, as_score, metric_caller, takes
 from plr_dspy.metrics.copies import check_copies, own_copy, own_value
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class SetMetric(ABC):
             try:
                 outputs = None if prediction is unread else self.outputs(own_copy(example), prediction)
                 score = 0.0 if prediction is unread else self.alone(own_copy(example), prediction)
-            except MetricTypeError as error:
+            except MetricError as error:
                 wrong.append(error)
                 raise
             rows.append((*self.facts([example]), outputs))
@@ -224,7 +225,7 @@ class LabelMetric(SetMetric):
     def outputs(self, example: dspy.Example, prediction: Any) -> Any:
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
-            raise MetricTypeError(
+            raise MetricError(
                 f"the metric reads the label at {name!r}, as in the examples, and the program answers {prediction!r}: "
                 "give both the same name, or pass field"
             )
@@ -419,7 +420,7 @@ class RecallAtPrecision(LabelMetric):
             shares = answer.get("probabilities") or {}
             found = next((shares[each] for each in shares if name_of_label(each) == self.label), None)
         if found is None:
-            raise MetricTypeError(
+            raise MetricError(
                 f"{self!r} needs the probability of its label: calibrate the program first (BatchCalibration(), "
                 "without this metric), and pass what comes out; or name an output that holds the probability as "
                 "confidence='...'"

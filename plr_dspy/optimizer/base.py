@@ -26,6 +26,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
 from plr_dspy.compilation.plan import Plan
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
@@ -205,7 +206,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 why, adding = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos), ""
             if self.num_demos and len(trainset) < 3:
                 why, adding = ", and trainset is too small to take some from", "pass 100 examples or more, or "
-            raise ValueError(
+            raise UserError(
                 f"{self.student_name} has no demos to order{why}: {adding}compile it first with "
                 "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
             )

@@ -15,6 +15,7 @@ from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.phases import Compilation
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
@@ -140,10 +141,10 @@ class TeacherWork(MetricWork):
             student = student.program  # The teacher has no calibration.
         names, of_student = [name for name, _ in asked], [name for name, _ in student.named_predictors()]
         if names != of_student:
-            raise ValueError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
+            raise UserError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
         for (name, one), (_, other) in zip(asked, needed, strict=True):
             if not one.signature.equals(other.signature):
-                raise ValueError(
+                raise UserError(
                     f"teacher must ask as student does, and predictor {name!r} has other instructions or fields: give "
                     "it student's signature"
                 )

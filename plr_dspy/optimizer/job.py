@@ -17,6 +17,7 @@ import dspy
 
 from plr_dspy.compilation.phases import MIN_COMPARED
 from plr_dspy.compilation.plan import BUDGETS, MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
@@ -171,7 +172,7 @@ def prepare(
     if not (splits.train and splits.selection):
         from_list = ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
         cure = f"pass more examples{from_list}"
-        raise ValueError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
+        raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
     if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
             "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
@@ -200,11 +201,11 @@ def _checked_copy(
     pools = [{tuple(name for name, _ in literal_eval(source)) for source in each} for each in sources]
     if pools and not optimizer.orders_found:
         told = f"{optimizer.student_name} finds its demos for each input, which only PLReorder orders"
-        raise ValueError(f"{told}: {CHOOSE_RULE}")
+        raise UserError(f"{told}: {CHOOSE_RULE}")
     named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
     for pooled in pools:
         if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
-            raise ValueError(
+            raise UserError(
                 f"{optimizer.trainset_name} must name the inputs that the examples of the pool have, "
                 f"{sorted(map(list, pooled))}; got {sorted(map(list, named - pooled))}: name these in with_inputs"
             )
@@ -379,7 +380,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
     models = [*job.models, *language_models(job.optimizer.metric), *teaching]
     if unknown := {name for lm in models if price_of(name := str(lm.model)) is None}:
-        raise ValueError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
+        raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
     _, expected = size_of_call(job)
     if expected is not None and plan.program_calls and not ledger.num_resumed:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
@@ -387,7 +388,7 @@ def make_budget(job: Job, ledger: Ledger | None = None, started: float | None = 
         calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
         if max_cost < least:
-            raise ValueError(
+            raise UserError(
                 f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
                 f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )

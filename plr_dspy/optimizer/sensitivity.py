@@ -15,6 +15,7 @@ from pydantic import Field
 
 from plr_dspy.compilation.phases import ENOUGH_ANSWERS, FirstSigns
 from plr_dspy.compilation.plan import Plan, random_plan
+from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
@@ -179,7 +180,7 @@ class RandomSample(Reorderer):
         limit = num_orders * num_examples if self.max_metric_calls is None else self.max_metric_calls
         least = num_orders * min(MIN_EXAMPLES, num_examples)
         if limit < least:
-            raise ValueError(
+            raise UserError(
                 f"max_metric_calls must be at least {least}, for {num_orders} orders on "
                 f"{least // num_orders} examples; got {limit}: raise it"
                 + (", or lower num_orders" if num_orders > MIN_ORDERS else "")
@@ -196,9 +197,9 @@ class RandomSample(Reorderer):
         prepared = prepare(self, program, dataset, [], seed=self.seed, teacher=None)
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
-            raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
+            raise UserError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         if isinstance(prepared.slots, FoundSlots) and self.num_orders == MIN_ORDERS < num_distinct:
-            raise ValueError(
+            raise UserError(
                 f"num_orders must be at least {MIN_ORDERS + 1} where demos are found for each input: one of them is "
                 "the reverse of the program's own"
             )

@@ -12,6 +12,8 @@ from typing import Any
 import dspy
 from dspy.primitives.base_module import BaseModule
 
+from plr_dspy.errors import UserTypeError
+
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 """The types of values that contain no other values."""
 CONTAINERS = (list, tuple, set, frozenset, deque)
@@ -47,7 +49,7 @@ class ProgramFactory:
             program = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             if id(predictor) in self._predictors:
-                raise TypeError(
+                raise UserTypeError(
                     f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
                     "so the copy would share it; make it an attribute of a dspy.Module"
                 )

@@ -16,7 +16,7 @@ from dspy.predict.predict import serialize_object
 from pydantic import ConfigDict, TypeAdapter
 from scipy import sparse
 
-from plr_dspy.lm.engines import Hopeless
+from plr_dspy.errors import FatalLMError
 from plr_dspy.plackett_luce.distribution import Features, choose
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
@@ -91,7 +91,7 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
     return vectors, lambda text: (vectorizer.transform([text]) @ by_word).toarray()[0]
 
 
-class CalledBlindly(Hopeless, RuntimeError):
+class CalledBlindly(FatalLMError, RuntimeError):
     """A call cannot know which example is scored, and might be shown the answer."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ import orjson
 from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
+from plr_dspy.errors import UserError
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
@@ -223,7 +224,7 @@ class Ledger:
                 self._take(orjson.loads(line), unsettled)
             except (ValueError, TypeError) as error:
                 again = "remove the line, whose call will be made again, or " * line.startswith(b'{"cell"')
-                raise ValueError(
+                raise UserError(
                     f"line {number} of {path} cannot be read ({error}): {again}pass another log_dir"
                 ) from error
         self._settled = not unsettled
@@ -329,7 +330,7 @@ def open_ledger(
                 f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
             ) from None
         except (OSError, ValueError) as error:  # ValueError: of a null byte
-            raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
+            raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
         values = codec()
         ledger = Ledger(folder / FILE, values)
         stack.callback(lambda: ledger.close())
@@ -342,7 +343,7 @@ def open_ledger(
                 (folder / FILE).unlink()
                 ledger = Ledger(folder / FILE, values)
             elif not accept_changes:
-                raise ValueError(
+                raise UserError(
                     f"log_dir {folder} belongs to another compile: {said}. Pass another log_dir, or compile with what "
                     "it began with to go on from there, or, if the scores paid for there hold all the same, pass "
                     "accept_changes=True"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from plr_dspy.errors import UserError
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.influence import Influence
@@ -135,7 +136,7 @@ class CellScorer:
         if self.influence is None or cell.outcome == FAILED:
             return cell
         if not (cell.outcome or isinstance(cell.value, self.influence.kind)):
-            raise ValueError(
+            raise UserError(
                 "log_dir holds calls of another metric, which did not keep the outputs that this one reads: pass "
                 "another log_dir"
             )
