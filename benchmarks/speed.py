@@ -34,7 +34,7 @@ from plr_dspy import CrossEntropySearch, OrderingSpace, PlainTextAdapter
 from plr_dspy.data import load_reviews
 from plr_dspy.local import LocalServer
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import ProgramSlots
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.search.search import ThompsonSearch

@@ -15,6 +15,7 @@ from dspy.primitives.module import set_attribute_by_name
 from dspy.utils import magicattr
 from scipy import special
 
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import check_answers
@@ -22,8 +23,8 @@ from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
 from plr_dspy.programs.checks import Checked, check_given, saved_state
+from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.made_with import other_settings
-from plr_dspy.programs.objects import ProgramFactory, language_models
 from plr_dspy.programs.splits import Examples
 from plr_dspy.retrieval.predict import loaded, retrieve_in
 from plr_dspy.runtime import Redactor, progress_bar
@@ -70,7 +71,9 @@ def load_program(
             allowed.
     """
     if not isinstance(student, dspy.Module):
-        raise TypeError(f"student must be a dspy.Module; got {type(student).__name__}: pass the one that was compiled")
+        raise UserTypeError(
+            f"student must be a dspy.Module; got {type(student).__name__}: pass the one that was compiled"
+        )
     state = saved_state(path, allow_pickle=allow_pickle)
     program = ProgramFactory(student).build({})
     try:
@@ -93,18 +96,18 @@ def load_program(
         program = retrieve_in(program, retrievals)
         program.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
     except (AttributeError, LookupError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is of another program than the student ({type(error).__name__}: {error}); it holds "
             f"{sorted(state)}: create the student as it was when it was saved. Of a larger program, DSPy saves no part "
             "that an optimizer has compiled by itself: before you save it, set the part's _compiled to False"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{path} cannot be loaded into the student: {error}") from error
+        raise UserError(f"{path} cannot be loaded into the student: {error}") from error
     for name, predictor in program.named_predictors():
         fields, demos = predictor.signature.fields.keys(), list(predictor.demos)
         demos += retrievals[name].pool.demos if name in retrievals else []
         if demos and not any(fields & demo.keys() for demo in demos):
-            raise ValueError(
+            raise UserError(
                 f"{path} is of another program than the student: its demos of predictor {name!r} have none of the "
                 f"fields {list(fields)}"
             )
@@ -250,12 +253,14 @@ def evaluate_programs(
         Exception: of a program or a metric, see `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs or not all(isinstance(name, str) for name in programs):
-        raise TypeError(f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}')
+        raise UserTypeError(
+            f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}'
+        )
     metrics = _by_name(metric)
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
-        raise ValueError(f"devset must hold two examples at least; got {len(devset)}")
+        raise UserError(f"devset must hold two examples at least; got {len(devset)}")
     for each in metrics.values():
         if isinstance(each, SetMetric):
             each.check(devset)
@@ -288,12 +293,12 @@ def _by_name(metric: Metric | Mapping[str, Metric]) -> dict[str, Metric]:
         return {ALONE: metric}
     if not metric or not all(isinstance(name, str) and name for name in metric):
         wanted = 'a dict from names to metrics, such as {"accuracy": metric}'
-        raise TypeError(f"metric must be a metric, or {wanted}; got {metric!r}")
+        raise UserTypeError(f"metric must be a metric, or {wanted}; got {metric!r}")
     for name, each in metric.items():
         try:
             metric_caller(each)
         except TypeError as error:
-            raise TypeError(f"metric[{name!r}]: {error}") from error
+            raise UserTypeError(f"metric[{name!r}]: {error}") from error
     return dict(metric)
 
 

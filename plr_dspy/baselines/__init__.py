@@ -9,6 +9,7 @@ from pydantic import Field
 
 from plr_dspy.baselines.label_methods import COMPARED_SHARE, PDO, DEmO, GlobalE, LocalE, PerInputOrder
 from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
+from plr_dspy.errors import UserError
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
@@ -63,7 +64,7 @@ class TopKOrder(Reorderer):
         if budget is not None:
             least = 2 * num_train + 2 * MIN_EXAMPLES
             if budget < least:
-                raise ValueError(
+                raise UserError(
                     f"max_metric_calls must be at least {least}, for two orders on {num_train} train examples and a "
                     f"comparison; got {budget}: raise it, or use PLReorder, which scores orders on some of them"
                 )

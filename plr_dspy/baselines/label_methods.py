@@ -20,6 +20,7 @@ from scipy.stats import entropy
 from plr_dspy.compilation.choice import Outcome, Result, comparison
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
 from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
@@ -32,7 +33,7 @@ from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
-from plr_dspy.programs.objects import digest
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
@@ -77,20 +78,20 @@ class LabelReorderer(Reorderer):
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output."""
         if isinstance(self.metric, SetMetric):
-            raise ValueError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
+            raise UserError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
         if isinstance(program, CalibratedProgram):
-            raise ValueError(
+            raise UserError(
                 f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
                 "student.program, and calibrate the result"
             )
         predictors = program.predictors()
         if len(predictors) != 1:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} needs a program with one predictor; this one has {len(predictors)}: "
                 "use PLReorder or TopKOrder"
             )
         if decision_adapter(predictors[0]) is not None:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} reads the tokens of labels, and replies to the student state probabilities "
                 f"instead: declare a Literal alone, and use a dspy.LM{OTHERS}"
             )
@@ -122,7 +123,7 @@ class LabelReorderer(Reorderer):
             num_calls, num_compared = affordable(budget)
         if num_calls < least:
             enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
-            raise ValueError(
+            raise UserError(
                 f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: "
                 "raise it, or lower num_candidates"
             )
@@ -403,7 +404,7 @@ class LocalE(LabelReorderer):
         for example in trainset:
             inputs = set(example.inputs().keys())
             if inputs != predictor_inputs:
-                raise ValueError(
+                raise UserError(
                     f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
                     f"program's own inputs {sorted(inputs)}; it takes {sorted(predictor_inputs)}: "
                     "use PDO, PLReorder or TopKOrder"
@@ -458,7 +459,7 @@ class PDO(LabelReorderer):
 
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
-            raise ValueError(f"prior needs setting='prior'; got setting={self.setting!r}")
+            raise UserError(f"prior needs setting='prior'; got setting={self.setting!r}")
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]

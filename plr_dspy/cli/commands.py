@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.plan import BUDGETS, SIGNALS
+from plr_dspy.errors import USER_ERRORS, UserError
 from plr_dspy.metrics import OVER_SETS
 from plr_dspy.runtime import Redactor, Unfailing
 
@@ -34,8 +34,6 @@ OPTIONS = {  # what the command calls the arguments that messages name, where it
 
 METRIC = """FILE.py:NAME or MODULE:NAME of metric(example, prediction); or f1:LABEL, f1 (the mean over labels), mcc, or
 balanced-accuracy, which are metrics over all examples"""
-
-PACKAGE = Path(__file__).parents[1]
 
 EXAMPLE = """
 example:
@@ -101,12 +99,9 @@ def _run(args: argparse.Namespace) -> int:
     except Exception as error:
         if args.debug:
             raise
-        # What a check of this package raised is the user's; what a program, a model or Python raised a failure.
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        checked = Path(place.filename).is_relative_to(PACKAGE) and (place.line or "").startswith("raise")
-        told = " ".join([str(error), *getattr(error, "__notes__", ())])
-        message = Redactor([], variables=[getattr(args, "api_key_env", None)])(told)
-        if checked and isinstance(error, (ValueError, TypeError, ImportError)):
+        full_message = " ".join([str(error), *getattr(error, "__notes__", ())])
+        message = Redactor([], variables=[getattr(args, "api_key_env", None)])(full_message)
+        if isinstance(error, USER_ERRORS):
             alike = {name: f"--{name.replace('_', '-')}" for name in vars(args) if "_" in name}
             for argument, option in (OPTIONS | alike).items():
                 message = message.replace(argument, option)
@@ -121,17 +116,17 @@ def _run(args: argparse.Namespace) -> int:
 def _check_together(args: argparse.Namespace) -> None:
     """Raise unless the arguments go together, as far as that can be told without loading anything."""
     if args.command == "compile" and not args.select and (args.max_demos or args.max_demo_tokens):
-        raise ValueError("--max-demos and --max-demo-tokens need --select")
+        raise UserError("--max-demos and --max-demo-tokens need --select")
     if args.command == "compile" and args.out is None and not args.estimate:
-        raise ValueError("--out: name the file for the program, or pass --estimate")
+        raise UserError("--out: name the file for the program, or pass --estimate")
     if args.command == "predict" and args.out.suffix.lower() == ".csv":
-        raise ValueError("--out: predictions are written as JSON lines; name a file that ends in .jsonl")
+        raise UserError("--out: predictions are written as JSON lines; name a file that ends in .jsonl")
     if args.lm == "local":
         return
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
-        raise ValueError(f"--api-key-env: the variable {args.api_key_env} is not set")
+        raise UserError(f"--api-key-env: the variable {args.api_key_env} is not set")
     if args.adapter == "plain" and args.api_base is None:
-        raise ValueError("--api-base: plain prompts go to a completions endpoint; pass its address")
+        raise UserError("--api-base: plain prompts go to a completions endpoint; pass its address")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from typing import Any
 import dspy
 from dspy.adapters.utils import parse_value
 
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.evaluation import Answers, evaluate_programs, load_program
 from plr_dspy.labels.batch_calibration import BatchCalibration
 from plr_dspy.labels.outputs import label_output
@@ -27,7 +28,7 @@ from plr_dspy.metrics import OVER_SETS, confusion
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import PICKLE, check_given, json_obstacle, shown
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.report.text import KEEP, count
 from plr_dspy.runtime import as_json, progress_bar, write_atomically
 
@@ -43,7 +44,7 @@ def run_compile(args: argparse.Namespace, program: dspy.Module) -> None:
         # Rows may become demos, which are saved with all that they hold.
         rows = {name: trainset for name, each in program.named_predictors() if args.select or not each.demos}
         if obstacle := json_obstacle(program) or json_obstacle(ProgramFactory(program).build(rows)):
-            raise ValueError(f"--out: {obstacle}")
+            raise UserError(f"--out: {obstacle}")
     kind = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(kind)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -68,7 +69,7 @@ def run_calibrate(args: argparse.Namespace, program: dspy.Module) -> None:
     """Calibrate a program, save it, and print what was compared."""
     metric = None if args.metric is None else _named_metric(args.metric, program)
     if obstacle := json_obstacle(program):
-        raise ValueError(f"--out: {obstacle}")
+        raise UserError(f"--out: {obstacle}")
     optimizer = BatchCalibration(num_inputs=args.max_calls, metric=metric, num_threads=args.threads)
     trainset = _read_examples(args.train, args.inputs, program)
     with _language_model(args):
@@ -154,15 +155,15 @@ def _named_object(reference: str, what: str) -> Any:
         folder, module_name = path.parent, path.stem
         loaded = sys.modules.get(path.stem)
         if loaded is not None and getattr(loaded, "__file__", None) != str(path):
-            raise ValueError(f"{what}: another module is called {path.stem!r}; give {path.name} another name")
+            raise UserError(f"{what}: another module is called {path.stem!r}; give {path.name} another name")
     if module_name not in sys.modules:
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise ImportError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
+        raise UserError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        raise ValueError(f"{what}: {place} has no {name!r}")
+        raise UserError(f"{what}: {place} has no {name!r}")
     return getattr(module, name)
 
 
@@ -172,13 +173,13 @@ def named_program(reference: str, saved: Path | None) -> dspy.Module:
     try:
         program = named() if callable(named) and not isinstance(named, dspy.Module) else named
     except Exception as error:
-        raise TypeError(f"{wanted}; {reference} raised {type(error).__name__}: {error}") from error
+        raise UserTypeError(f"{wanted}; {reference} raised {type(error).__name__}: {error}") from error
     if not isinstance(program, dspy.Module):
-        raise TypeError(f"{wanted}; {reference} gave {program!r}")
+        raise UserTypeError(f"{wanted}; {reference} gave {program!r}")
     if saved is None:
         return program
     if saved.suffix == PICKLE:
-        raise ValueError(
+        raise UserError(
             f"{saved} is a pickle, which can run code when it is loaded: save the program as JSON, with "
             "program.save('program.json')"
         )
@@ -193,16 +194,16 @@ def _read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> l
         if missing := [name for name in inputs if not isinstance(row, dict) or name not in row]:
             found = f"it has {list(row)}" if isinstance(row, dict) else f"it is {shown(row)}"
             needs = f"line {number} of {path} must be an object with the inputs {list(inputs)}"
-            raise ValueError(f"{needs}, and lacks {missing}; {found}")
+            raise UserError(f"{needs}, and lacks {missing}; {found}")
         for name in kinds.keys() - row.keys():
             if alike := [each for each in row if each.casefold() == name.casefold()]:
-                raise ValueError(f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: use one name")
+                raise UserError(f"line {number} of {path} has {alike[0]!r}, and the program {name!r}: use one name")
         for name in {each for each in kinds if row.get(each) is not None and kinds[each] is not str}:
             with contextlib.suppress(ValueError):  # What is of no such type is told as it is.
                 row[name] = parse_value(row[name], kinds[name])
         examples.append(dspy.Example(row).with_inputs(*inputs))
     if not examples:
-        raise ValueError(f"{path} holds no example")
+        raise UserError(f"{path} holds no example")
     return examples
 
 
@@ -214,7 +215,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(line)
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f"line {number} of {path} is no JSON ({error}): mend or remove it, or pass a file with an object of "
                 "JSON on each line, or a .csv with a header"
             ) from error
@@ -228,13 +229,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Any]]:
         lines = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip() for name in next(lines, [])]
         if len(set(header)) < len(header):
-            raise ValueError(f"two columns have the same name, in {header}")
+            raise UserError(f"two columns have the same name, in {header}")
         if len(header) == 1 and (other := set(header[0]) & set(";\t|")):
-            raise ValueError(f"commas must come between cells, and not {other.pop()!r}")
+            raise UserError(f"commas must come between cells, and not {other.pop()!r}")
         for cells in filter(None, lines):
             if len(cells) != len(header):
-                raise ValueError(f"{len(cells)} cells, and {len(header)} in the header: quote those with commas")
+                raise UserError(f"{len(cells)} cells, and {len(header)} in the header: quote those with commas")
             yield lines.line_num, dict(zip(header, cells, strict=True))
     except (ValueError, csv.Error) as error:
         number = content[: error.start].count(b"\n") + 1 if isinstance(error, UnicodeDecodeError) else lines.line_num
-        raise ValueError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error
+        raise UserError(f"line {number} of {path} cannot be read as CSV in UTF-8: {error}") from error

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from plr_dspy.errors import UserError
+
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
 MIN_EXAMPLES, MIN_ORDERS = 2, 4  # examples a finalist is compared on, and orders that the first round scores, at least
 MIN_FIRST = {"score": 4, "logprobs": 2}  # fewest examples that an order is scored on at first, by what a call tells
@@ -122,7 +124,7 @@ def make_plan(
         plan = replace(random_plan(15 * 15, batch=15, num_best=1, **whole), **{**own, **fixed})
         least = plan.final_calls + plan.num_samples * plan.num_train_examples
         if max_metric_calls is not None and max_metric_calls < least:
-            raise ValueError(
+            raise UserError(
                 f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
                 f"the finalists; got {max_metric_calls}: raise it, or use auto='light'"
             )
@@ -140,7 +142,7 @@ def make_plan(
         purpose = f"{spent} calls that may make demos, then {purpose}"
         lower = ", or pass candidates='labeled', which makes none by calls"
     came = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass it"
-    raise ValueError(f"max_metric_calls must be at least {enough + spent} for {purpose}; {came}{lower}")
+    raise UserError(f"max_metric_calls must be at least {enough + spent} for {purpose}; {came}{lower}")
 
 
 def _racing_plan(

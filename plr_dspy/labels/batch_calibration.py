@@ -17,6 +17,7 @@ from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
 from plr_dspy.labels.calibration_report import (
     AS_IT_IS,
@@ -112,9 +113,9 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def check_together(self) -> None:
         if self.prior is not None and self.method == "linear":
-            raise ValueError("prior must be None with method='linear', which learns it: leave it out")
+            raise UserError("prior must be None with method='linear', which learns it: leave it out")
         if self.metric is not None and (self.method != "batch" or self.prior is not None):
-            raise ValueError("metric decides with method='batch' and without a prior: leave these out")
+            raise UserError("metric decides with method='batch' and without a prior: leave these out")
 
     def compile(
         self,
@@ -162,13 +163,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             else:
                 shares_from = f"no labels decide: {EVEN}"
         if self.metric is not None and not deciding:
-            raise ValueError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
+            raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
         examples, weights = self._sampled(usable, output, seed=seed)
         left_out[NOT_NEEDED] = len(usable) - len(examples)
         answers, counts = output.numbers(examples), output.counts(usable)
         if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
             seen = sorted({repr(example.get(output.name)) for example in examples})
-            raise ValueError(
+            raise UserError(
                 f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
                 f"{list(output.labels)}; got {', '.join(seen[:5])}: give all examples one, or pass method='batch', "
                 "which needs no labels"
@@ -461,7 +462,7 @@ def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
 def _content_free(trainset: Examples) -> list[dspy.Example]:
     """Examples whose inputs, those of the trainset, have no content."""
     if not trainset:
-        raise ValueError("trainset must hold an example, whose inputs are filled without content")
+        raise UserError("trainset must hold an example, whose inputs are filled without content")
     inputs = dict(trainset[0].inputs().items())
     check_text_inputs("method='contextual'", inputs, cure="pass method='batch'")
     return [dspy.Example(dict.fromkeys(inputs, text)).with_inputs(*inputs) for text in CONTENT_FREE]
@@ -475,7 +476,7 @@ def _different(student: dspy.Module, trainset: Examples) -> tuple[list[dspy.Exam
     warn_of_repeats(num_repeated, len(trainset), name="trainset", what=GIVEN_TWICE)
     usable = list({keys[i]: example for i, example in enumerate(trainset) if i not in shown}.values())
     if len(usable) < 2:
-        raise ValueError(
+        raise UserError(
             f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
             f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
         )

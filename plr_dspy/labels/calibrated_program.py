@@ -20,13 +20,15 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from plr_dspy._version import __version__
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
+from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.made_with import settings_of
-from plr_dspy.programs.objects import ProgramFactory, digest
 from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import Array, calibrated
 
@@ -66,7 +68,7 @@ class Calibration:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
         numbers = [*self.offsets, *self.scales]
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
-            raise ValueError(f"calibration must have a finite offset and scale for each label; got {self}")
+            raise UserError(f"calibration must have a finite offset and scale for each label; got {self}")
 
     @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
@@ -86,16 +88,16 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
-        raise ValueError(f"predictor must be one of {names}; got {predictor!r}")
+        raise UserError(f"predictor must be one of {names}; got {predictor!r}")
     cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
     if any(isinstance(part, PerInputOrder) for _, part in program.named_sub_modules()):
-        raise ValueError(
+        raise UserError(
             "a program of DEmO decides by the probabilities of labels already, and cannot be calibrated: pass the "
             "program that it was made of"
         )
     output = needed_output(program, PURPOSE, only=predictor, cure=cure)
     if any(PROBABILITIES in each.signature.output_fields for each in predictors.values()):
-        raise ValueError(
+        raise UserError(
             f"calibrated predictions hold the probabilities of labels as {PROBABILITIES!r}, and the program has an "
             "output of this name: rename it"
         )
@@ -134,12 +136,12 @@ class CalibratedProgram(dspy.Module):
     ) -> None:
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
-            raise TypeError(
+            raise UserTypeError(
                 f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass an "
                 "instance of one, or the attribute program of a calibrated one"
             )
         if not isinstance(calibration, (Calibration, type(None))):
-            raise TypeError(f"calibration must be a Calibration or None; got {calibration!r}")
+            raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}")
         self.program = ProgramFactory(program).build({})
         self.program._compiled = False  # What is frozen would not be saved.
         self._take(calibration, predictor)
@@ -194,7 +196,7 @@ class CalibratedProgram(dspy.Module):
         """Take the calibration of a predictor's output; a ValueError says where it is of other labels."""
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
-            raise ValueError(
+            raise UserError(
                 f"the calibration is of the labels {list(calibration.labels)}, and the program has "
                 f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
             )
@@ -211,7 +213,7 @@ class CalibratedProgram(dspy.Module):
     def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
         """Become what `dump_state` was taken of, which must be a calibrated program."""
         if "calibration" not in state:
-            raise ValueError(
+            raise UserError(
                 "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
             )
         super().load_state(state, **options)
@@ -263,7 +265,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
             calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
             told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise ValueError(
+            raise UserError(
                 f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
                 "plr_dspy, otherwise calibrate the program anew"
             ) from error

@@ -16,6 +16,7 @@ from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import decided, labels_of, without_none
 from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import are_classes
@@ -206,14 +207,14 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
     if isinstance(output, LabelOutput):
         return output
     if REANCHOR in output:
-        raise ValueError(f"{purpose} is not possible: {output}")
+        raise UserError(f"{purpose} is not possible: {output}")
     kinds = ", ".join(
         f"{name}: {get_annotation_name(field.annotation)}"
         for predictor, each in program.named_predictors()
         if only in (None, predictor)
         for name, field in each.signature.output_fields.items()
     )
-    raise ValueError(
+    raise UserError(
         f"{purpose} needs an output with few possible values: {output} ({kinds}). Give exactly one output such a "
         f"type{cure}"
     )
@@ -224,10 +225,10 @@ def prior_shares(prior: Mapping[Any, float], labels: Mapping[str, Any], *, name:
     given = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(given) or not all(share is not None and share > 0 for share in given):
         told = f"{name} must have a share for each of the labels {list(labels)}, a share above 0"
-        raise ValueError(f"{told}; got {dict(prior)}")
+        raise UserError(f"{told}; got {dict(prior)}")
     shares = np.array(given, dtype=np.float64)
     if abs(shares.sum() - 1.0) > 1e-3:
-        raise ValueError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
+        raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {shares.sum():g}: divide by that")
     return np.asarray(shares / shares.sum())
 
 
@@ -304,4 +305,4 @@ def check_text_inputs(purpose: str, inputs: Mapping[str, Any], *, cure: str) -> 
     for name, value in inputs.items():
         if not isinstance(value, str):
             kind = f"input {name!r} is a {type(value).__name__}"
-            raise ValueError(f"{purpose} makes inputs of its own, which must be text; {kind}: {cure}")
+            raise UserError(f"{purpose} makes inputs of its own, which must be text; {kind}: {cure}")

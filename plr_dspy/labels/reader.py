@@ -19,8 +19,8 @@ from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
+from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
-from plr_dspy.lm.engines import Hopeless
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
@@ -29,7 +29,7 @@ LEAST = -30.0  # the smallest log-probability that is believed: servers write -9
 LEAST_STATED = 0.005  # what a stated probability of 0 may be at most: models state two decimals
 
 
-class NoProbabilities(Hopeless):
+class NoProbabilities(FatalLMError):
     """The provider gives no log-probabilities."""
 
 

@@ -11,6 +11,7 @@ import dspy
 import numpy as np
 from dspy.utils.callback import BaseCallback
 
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
@@ -185,7 +186,7 @@ def check_answers(
         return found
     strange = output.strange(examples)
     if strange.startswith(f"{len(examples)} of") and label_scores(metric, examples, output) == ALL_ALIKE:
-        raise ValueError(
+        raise UserError(
             f"{name}: {strange}, and {ALL_ALIKE}: no answer can be right. Give each example one of the labels, of "
             "their type"
         )

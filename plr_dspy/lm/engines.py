@@ -19,6 +19,8 @@ from dspy.clients.engines.base import validate_request
 from dspy.clients.engines.litellm_errors import litellm_errors
 from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
+from plr_dspy.errors import FatalLMError, UserError
+
 if TYPE_CHECKING:
     from litellm import TextCompletionResponse
 
@@ -33,12 +35,8 @@ NO_CACHE = {"no-cache": True, "no-store": True}
 _ssl_context = functools.cache(httpx.create_ssl_context)
 
 
-class Hopeless(Exception):
-    """Every further call would fail like this one."""
-
-
 # After one of these, the next call would fail in the same way.
-HOPELESS = (Hopeless, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
+HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
 @dataclass(eq=False)
@@ -68,11 +66,11 @@ class CompletionEngine:
 
     def __post_init__(self) -> None:
         if not str(self.api_base).startswith(("http://", "https://")):
-            raise ValueError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
+            raise UserError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
         if self.provider not in PROVIDERS:
-            raise ValueError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
+            raise UserError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
         if not 0 < self.timeout < math.inf:
-            raise ValueError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
+            raise UserError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """Make one attempt; an `LM15Error` says why the server gave no answer."""
@@ -261,7 +259,7 @@ def completion_lm(
         provider = prefix
         model = rest
     if not model:
-        raise ValueError("model: expected the model's name at the server, got an empty name")
+        raise UserError("model: expected the model's name at the server, got an empty name")
     if extra_body:
         # DSPy's cache key lacks the engine, so answers with and without a grammar would be mixed up.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import dspy
 
+from plr_dspy.errors import MissingPackageError, UserError
 from plr_dspy.lm.engines import completion_lm
 
 Route = Literal["completion", "chat"]
@@ -51,7 +52,7 @@ class LocalServer:
         numbers = {"parallel": parallel, "context_length": context_length, "num_threads": num_threads}
         for name, value in numbers.items():
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+                raise UserError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
         self._settings = {**numbers, "model": self.model, "weights": str(self.weights), "sys_path": sys.path}
@@ -67,7 +68,7 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         if importlib.util.find_spec("xllamacpp") is None:
-            raise ImportError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
+            raise MissingPackageError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
         # litellm would look up a price table on the network, which is useless here.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = subprocess.Popen(
@@ -121,7 +122,7 @@ class LocalServer:
         if route == "completion":
             return completion_lm(self.model, **settings)
         if route != "chat":
-            raise ValueError(f"route: expected 'completion' or 'chat', got {route!r}")
+            raise UserError(f"route: expected 'completion' or 'chat', got {route!r}")
         return dspy.LM(f"openai/{self.model}", api_key="local", **settings)
 
 
@@ -160,7 +161,7 @@ def find_weights(path: PathArgument = None) -> Path:
     with file.open("rb") as opened:
         magic = opened.read(4)
     if magic != b"GGUF":
-        raise ValueError(f"{source}: expected a GGUF file, got {file}, which begins with {magic!r}")
+        raise UserError(f"{source}: expected a GGUF file, got {file}, which begins with {magic!r}")
     return file
 
 

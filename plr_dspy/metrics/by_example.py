@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import dspy
 import numpy as np
 
+from plr_dspy.errors import MetricError, UserError, UserTypeError
+
 Metric: TypeAlias = Callable[..., Any]
 
 LARGEST_SCORE = 1e30  # in size: fourth powers of scores are computed
@@ -19,22 +21,24 @@ def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
     """The metric as a function of (example, prediction); further parameters it insists on get None. What cannot be
     called so is a TypeError."""
     if not callable(metric):
-        raise TypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
+        raise UserTypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
     if inspect.isclass(metric):
-        raise TypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
+        raise UserTypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
     called = function_of(metric)
     if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
         cure = "pass metric=lambda example, prediction: run_async(metric(example, prediction))"
-        raise TypeError(f"metric must not be async: {cure}, of dspy.utils.syncify; in notebooks it needs nest_asyncio")
+        raise UserTypeError(
+            f"metric must not be async: {cure}, of dspy.utils.syncify; in notebooks it needs nest_asyncio"
+        )
     if called is None:
         cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
-        raise TypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
+        raise UserTypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
     for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
         extra = [None] * num_extra
         if takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
             return lambda example, prediction: metric(example, prediction, *extra)
     signature = inspect.signature(called)
-    raise TypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
+    raise UserTypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
 
 
 def takes(called: Any, number: int) -> bool | None:
@@ -62,13 +66,9 @@ def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
     return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
 
 
-class MetricTypeError(TypeError):
-    """A metric returned a value of a type that is no score."""
-
-
 def as_score(value: Any) -> float:
     """A metric's value as a float, never rounded; what is no number, such as None or an array of several, is a
-    MetricTypeError, and NaN, infinities, and what is too large to be squared are a ValueError."""
+    MetricError, and NaN, infinities, and what is too large to be squared are a ValueError."""
     number = value.get("score") if isinstance(value, dspy.Prediction) else value
     try:
         number = number.item() if isinstance(number, np.ndarray) else number
@@ -78,12 +78,12 @@ def as_score(value: Any) -> float:
     except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
         score = None
     if score is None:
-        raise MetricTypeError(
+        raise MetricError(
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         )
     if not abs(score) <= LARGEST_SCORE:  # NaN is not, either.
         limits = f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
         cure = "return one for this, too" if math.isnan(score) else "scale it"
-        raise ValueError(f"metric must return a finite number {limits}; got {score}: {cure}")
+        raise UserError(f"metric must return a finite number {limits}; got {score}: {cure}")
     return score

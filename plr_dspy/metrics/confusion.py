@@ -14,8 +14,9 @@ from dspy.adapters.types.decision import Choice, Noul
 from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import ArrayLike
 
+from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
-from plr_dspy.metrics.by_example import SHOWN, MetricTypeError, as_score, takes
+from plr_dspy.metrics.by_example import SHOWN, as_score, takes
 from plr_dspy.metrics.copies import check_copies
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels
 
@@ -85,7 +86,7 @@ class SetMetric(ABC):
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
-            raise ValueError(
+            raise UserError(
                 f"metric: each example must have one label; {name!r} holds a {type(label).__name__}: use a metric by "
                 "example"
             )
@@ -99,7 +100,7 @@ class SetMetric(ABC):
         """Return the label that a program answers to an example, as demos show it."""
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
-            raise MetricTypeError(
+            raise MetricError(
                 f"the metric reads the label at {name!r}, as in the examples, and the program answers {prediction!r}: "
                 "give both the same name, or pass field"
             )
@@ -134,7 +135,7 @@ class SetMetric(ABC):
             others = ", ".join(repr(label) for label, _ in total.most_common(5))
             if len(total) > 5:
                 others += ", ..."
-            raise ValueError(f"metric: no example has {self.label!r}, which {self!r} is about; they have {others}")
+            raise UserError(f"metric: no example has {self.label!r}, which {self!r} is about; they have {others}")
         watched = list(total) if self.label is None else [self.label]
         rarest = min(watched, key=lambda label: min(count[label] for count in counts), default=None)
         if rarest is None or min(count[rarest] for count in counts) >= ENOUGH_EXAMPLES:
@@ -196,7 +197,7 @@ class SetMetric(ABC):
             if prediction is not unread:
                 try:
                     answer = self.answer(example, prediction)
-                except MetricTypeError as error:
+                except MetricError as error:
                     errors.append(error)
                     raise
             pairs.append((right_label, answer))
@@ -220,9 +221,9 @@ class SetMetric(ABC):
             missing = "label beside its inputs" if self.field is None else repr(self.field)
             fields = repr(dict(example.items()))[:SHOWN]
             cure = "leave it out, give it one, or name the label's field as field='...'"
-            raise ValueError(f"metric: an example has no {missing}: {cure}; it holds {fields}")
+            raise UserError(f"metric: an example has no {missing}: {cure}; it holds {fields}")
         if len(names) != 1:
-            raise ValueError(
+            raise UserError(
                 f"metric: several fields beside the inputs may have the label, {names}: name the one that does, such "
                 f"as F1(..., field={names[0]!r})"
             )
@@ -261,13 +262,13 @@ class ConfusionMetric(SetMetric):
     ) -> None:
         super().__init__(field=output)
         if not callable(function) or isinstance(function, SetMetric) or takes(function, 2) is False:
-            raise TypeError(f"function must be callable as function(counts, labels); got {function!r}")
+            raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
         try:
             low, high = map(float, bounds)
         except (TypeError, ValueError):
             low = high = math.nan
         if not low < high:
-            raise ValueError(f"bounds must be the least and the largest value, such as (0.0, 1.0); got {bounds!r}")
+            raise UserError(f"bounds must be the least and the largest value, such as (0.0, 1.0); got {bounds!r}")
         self.function = function
         self.name = name
         self.bounds = (low, high)
@@ -316,11 +317,11 @@ class F1(SetMetric):
         super().__init__(field=field)
         average = average or ("macro" if label is None else "binary")
         if average not in ("binary", "macro", "micro"):
-            raise ValueError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
+            raise UserError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
         if average == "binary" and label is None:
-            raise ValueError(f"average={average!r} needs a label; got {label!r}")
+            raise UserError(f"average={average!r} needs a label; got {label!r}")
         if average != "binary" and label is not None:
-            raise ValueError(f"average={average!r} takes no label; got {label!r}")
+            raise UserError(f"average={average!r} takes no label; got {label!r}")
         self.label = None if label is None else name_of_label(label)
         self.average = average
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import dspy
 
+from plr_dspy.errors import UserTypeError
+
 IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
 FLAT = (list, set)  # containers that are copied at once where they hold nothing but such values
 
@@ -47,7 +49,7 @@ def _check_copy(value: Any, what: str, memo: dict[int, Any]) -> None:
     try:
         copy.deepcopy(value, memo)
     except Exception as error:
-        raise TypeError(
+        raise UserTypeError(
             f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets a copy of its own: "
             "give the class a __deepcopy__, which may return the object itself if the program does not change it, or "
             "pass plain data"

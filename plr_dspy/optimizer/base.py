@@ -26,6 +26,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import only_labels
 from plr_dspy.labels.work import LabelWork
@@ -35,9 +36,10 @@ from plr_dspy.optimizer.job import Estimate, Job, estimate, make_budget, prepare
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
+from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.media import replaced_in
-from plr_dspy.programs.objects import Facts, digest, language_models
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
@@ -204,7 +206,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 why, adding = ", and no prompt of it shows the fields of the examples" * bool(self.num_demos), ""
             if self.num_demos and len(trainset) < 3:
                 why, adding = ", and trainset is too small to take some from", "pass 100 examples or more, or "
-            raise ValueError(
+            raise UserError(
                 f"{self.student_name} has no demos to order{why}: {adding}compile it first with "
                 "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
             )
@@ -272,19 +274,14 @@ class Reorderer(Checked, Teleprompter, ABC):
     def _identity(self, job: Job) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
         settings = job.settings()
-        values = {
-            **dict(job.program.named_sub_modules()),  # those in private attributes, too
-            "the metric": self.metric,
-            "the settings of its models": job.models,
-            "the adapter": dspy.settings.adapter or dspy.ChatAdapter(),
-        }
+        adapter = dspy.settings.adapter or dspy.ChatAdapter()
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
             "the calibration of student": job.calibrated_student and digest(job.calibrated_student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
-            **Facts(values).found,
+            **describe(job.program, self.metric, job.models, adapter),
             "the examples": digest(sorted(map(digest, job.examples))),
         }
 

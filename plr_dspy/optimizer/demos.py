@@ -15,13 +15,15 @@ from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
-from plr_dspy.programs.objects import ProgramFactory, digest, language_models
+from plr_dspy.programs.copying import ProgramFactory, language_models
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
@@ -141,10 +143,10 @@ class TeacherWork(MetricWork):
             student = student.program  # The teacher has no calibration.
         names, of_student = [name for name, _ in asked], [name for name, _ in student.named_predictors()]
         if names != of_student:
-            raise ValueError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
+            raise UserError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
         for (name, one), (_, other) in zip(asked, needed, strict=True):
             if not one.signature.equals(other.signature):
-                raise ValueError(
+                raise UserError(
                     f"teacher must ask as student does, and predictor {name!r} has other instructions or fields: give "
                     "it student's signature"
                 )

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, SkipValidation
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.job import Attempt, Job
@@ -22,7 +23,7 @@ from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
@@ -42,10 +43,10 @@ def _check_candidates(candidates: Any) -> str | list[Any]:
     if isinstance(candidates, str) and candidates in CANDIDATES:
         return candidates
     if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-        raise ValueError(f"candidates must be one of {list(CANDIDATES)}, or a list of demos; got {shown(candidates)}")
+        raise UserError(f"candidates must be one of {list(CANDIDATES)}, or a list of demos; got {shown(candidates)}")
     for number, demo in enumerate(candidates):
         if not isinstance(demo, (dspy.Example, Mapping)):
-            raise TypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
+            raise UserTypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
     return list(candidates)
 
 
@@ -145,17 +146,17 @@ class PLFewShot(PLReorder):
         """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
         super().check_together()
         if self.min_demos > self.max_demos:
-            raise ValueError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
+            raise UserError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
         without_calls = self.demos == "retrieved" and self.calibrate is False and self.candidates != "bootstrapped"
         if self.max_metric_calls == 0 and not without_calls:
             needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
-            raise ValueError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
+            raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
         if self.embedder is not None and not callable(self.embedder):
             told = f"embedder must be one, and not its name; got {shown(self.embedder)}"
-            raise ValueError(f"{told}: pass dspy.Embedder({shown(self.embedder)})")
+            raise UserError(f"{told}: pass dspy.Embedder({shown(self.embedder)})")
         if self.demos == "fixed" and self.embedder is not None:
-            raise ValueError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+            raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.
@@ -167,9 +168,9 @@ class PLFewShot(PLReorder):
             ValueError: when nothing was scored with so many; the message says which numbers there are.
         """
         if self.report is None or not self._found:
-            raise ValueError("program_with needs scored demos: call compile with a budget of calls first")
+            raise UserError("program_with needs scored demos: call compile with a budget of calls first")
         if type(num_demos) is not int or num_demos not in self._found:
-            raise ValueError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
+            raise UserError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
         return self._found[num_demos]()
 
     def _choices(
@@ -181,7 +182,7 @@ class PLFewShot(PLReorder):
         if isinstance(teacher, CalibratedProgram):
             teacher = teacher.program  # which makes demos as the student's does
         if teacher is not None and not isinstance(teacher, dspy.Module):
-            raise TypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
+            raise UserTypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
         given = [] if isinstance(self.candidates, str) else self.candidates
         student = program if any(isinstance(each, RetrievingPredict) for each in program.predictors()) else None
         if student is not None:
@@ -190,7 +191,7 @@ class PLFewShot(PLReorder):
         if not (student or given or examples or any(predictor.demos for predictor in program.predictors())):
             beside, held = " that valset does not hold" * bool(valset), {source_of(e.inputs()) for e in valset}
             number = len({source_of(e.inputs()) for e in trainset} - held)
-            raise ValueError(
+            raise UserError(
                 f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
                 f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
             )
@@ -202,7 +203,7 @@ class PLFewShot(PLReorder):
         slots = self._slots(program, examples, findable, attempts, student=student)
         if not (slots.slots or attempts):
             cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"
-            raise ValueError(
+            raise UserError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
                 f"Pass {cure}, so that right answers of the program make demos, or a list of demos with the fields of "
                 "the signature"
@@ -300,7 +301,7 @@ class PLFewShot(PLReorder):
             tokens = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
             retrieved = {name: [each for each in demos if each.tokens <= tokens] for name, demos in retrieved.items()}
         if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
-            raise ValueError(
+            raise UserError(
                 "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
                 "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
             )

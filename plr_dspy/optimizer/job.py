@@ -17,12 +17,14 @@ import dspy
 
 from plr_dspy.compilation.plan import MIN_ORDERS, NOTHING_TO_DO, Plan, most_calls
 from plr_dspy.compilation.run import MIN_COMPARED
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import check_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import Checked, check_given
-from plr_dspy.programs.objects import ProgramFactory, digest, language_models
+from plr_dspy.programs.copying import ProgramFactory, language_models
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import PromptSlots, messages_of
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.programs.tokens import token_counter
@@ -172,7 +174,7 @@ def prepare(
     if not (splits.train and splits.selection):
         from_list = ", or leave some of these out of candidates" * bool(others and not job.demo_examples)
         cure = f"pass more examples{from_list}"
-        raise ValueError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
+        raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
     if (num_usable := len(job.scored_examples)) < FEW_EXAMPLES and optimizer.chooses_by_score:
         logger.warning(
             "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
@@ -198,7 +200,7 @@ def _checked_copy(
     check_given(student, name=optimizer.student_name, **datasets)
     retrievals = retrievals_of(student).values()
     if retrievals and not optimizer.chooses_demos:
-        raise ValueError(
+        raise UserError(
             f"{optimizer.student_name} finds its demos for each input, so that there is no order to learn: pass it to "
             "PLFewShot as the student, or to BatchCalibration"
         )
@@ -207,7 +209,7 @@ def _checked_copy(
     named = {tuple(sorted(each.inputs().keys())) for each in (*trainset, *valset)}
     for pooled in pools:
         if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
-            raise ValueError(
+            raise UserError(
                 f"{optimizer.trainset_name} must name the inputs that the examples of the pool have, "
                 f"{sorted(map(list, pooled))}; got {sorted(map(list, named - pooled))}: name these in with_inputs"
             )
@@ -363,7 +365,7 @@ def make_budget(job: Job, log: RunLog | None = None, started: float | None = Non
     teaching = [] if job.teacher is None or not job.attempts else language_models(job.teacher)
     models = [*job.models, *language_models(job.optimizer.metric), *teaching]
     if unknown := {name for lm in models if price_of(name := str(lm.model)) is None}:
-        raise ValueError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
+        raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
     _, expected = size_of_call(job)
     if expected is not None and plan.program_calls and not log.tokens_before:
         num_orders = min(MIN_ORDERS, job.slots.space.num_distinct)
@@ -371,7 +373,7 @@ def make_budget(job: Job, log: RunLog | None = None, started: float | None = Non
         calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
         least = (MARGIN * calls + 1) * expected / (1.0 - BOOTSTRAP_SHARE * bool(job.attempts))
         if max_cost < least:
-            raise ValueError(
+            raise UserError(
                 f"max_cost={max_cost:g} is too small for {num_orders} candidates on {plan.num_first_examples} examples "
                 f"and a final comparison on {num_compared}, some {calls} calls: pass max_cost={1.1 * least:.2g} or more"
             )

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from plr_dspy.compilation.plan import Plan, make_plan
+from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
@@ -119,12 +120,12 @@ class PLReorder(Reorderer):
     def check_together(self) -> None:
         """Raise a ValueError where arguments do not go together."""
         if self.auto is None and self.max_metric_calls is None:
-            raise ValueError("auto=None needs a number of program calls: pass max_metric_calls")
+            raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
         asked = self._needing_logprobs
         if self.calibrate is not False and self.signal == "score":
-            raise ValueError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
+            raise UserError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
         if self.auto == "paper" and asked:
-            raise ValueError(f"auto='paper' learns from scores alone, as the paper does: leave out {asked}")
+            raise UserError(f"auto='paper' learns from scores alone, as the paper does: leave out {asked}")
 
     @property
     def _needing_logprobs(self) -> str:
@@ -157,7 +158,7 @@ class PLReorder(Reorderer):
         """
         one_prompt = job.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
-            raise ValueError(
+            raise UserError(
                 "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
                 "program to BatchCalibration"
             )
@@ -167,7 +168,7 @@ class PLReorder(Reorderer):
         if isinstance(found, LabelWork):
             return found
         if found and self._needing_logprobs:
-            raise ValueError(self._no_logprobs(found))
+            raise UserError(self._no_logprobs(found))
         work = super().work(job)
         work.signal = Signal(used="score", reason=found, labels=[])
         return work

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
 from plr_dspy.compilation.plan import Plan, random_plan
+from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import Reorderer
@@ -173,7 +174,7 @@ class RandomSample(Reorderer):
         limit = num_orders * num_examples if self.max_metric_calls is None else self.max_metric_calls
         least = num_orders * min(MIN_EXAMPLES, num_examples)
         if limit < least:
-            raise ValueError(
+            raise UserError(
                 f"max_metric_calls must be at least {least}, for {num_orders} orders on "
                 f"{least // num_orders} examples; got {limit}: raise it"
                 + (", or lower num_orders" if num_orders > MIN_ORDERS else "")
@@ -190,7 +191,7 @@ class RandomSample(Reorderer):
         prepared = prepare(self, program, dataset, [], seed=self.seed, teacher=None)
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
-            raise ValueError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
+            raise UserError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
         with self._open(prepared) as (job, work, scorer, _):
             orders, influence = self.search(job).ask(), scorer.influence
             num_usable = len(job.scored_examples)

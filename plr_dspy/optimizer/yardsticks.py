@@ -24,7 +24,7 @@ from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.optimizer.job import Job
-from plr_dspy.programs.objects import language_models
+from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
 from plr_dspy.report.data import Alternative

@@ -14,11 +14,12 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspy.utils.usage_tracker import UsageTracker
 
+from plr_dspy.errors import MetricError, UserError
 from plr_dspy.lm.engines import HOPELESS
-from plr_dspy.metrics.by_example import SHOWN, Metric, MetricTypeError, as_score, metric_caller
+from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
-from plr_dspy.programs.objects import language_models
+from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
 from plr_dspy.report.data import Signal
 from plr_dspy.runtime import Redactor, interrupts
@@ -205,7 +206,7 @@ class ProgramEvaluator:
             self.log.repeat_failed()
             raise self._ended_by
         if self.budget.unpriced:
-            raise ValueError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
+            raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _first_that_finds(self, cells: Mapping[CallKey, Candidate | None]) -> tuple[CallKey, Candidate] | None:
         """Return the first cell whose demos are found for its input: it tells whether they can be, in this program."""
@@ -283,7 +284,7 @@ class ProgramEvaluator:
         cause = cause_of(error_name(failure))
         if isinstance(failure, HOPELESS):
             reason = "every further call would fail like this"
-        elif isinstance(failure, MetricTypeError) and all(c.outcome for c in list(self.log.records.values())):
+        elif isinstance(failure, MetricError) and all(c.outcome for c in list(self.log.records.values())):
             reason = "the metric cannot score the first answer"
         elif count >= most:
             reason = f"the last of {count} failures (max_errors={most})"

@@ -21,9 +21,10 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipVal
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
+from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
-from plr_dspy.programs.objects import is_language_model, language_models
+from plr_dspy.programs.copying import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def _as_folder(value: Any) -> Path:
             raise TypeError
         return Path(value).expanduser().absolute()
     except (TypeError, RuntimeError) as error:  # RuntimeError: of a home that is not known
-        raise ValueError(f"log_dir must be the path of a folder, or None; got {shown(value)}") from error
+        raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}") from error
 
 
 Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
@@ -79,7 +80,7 @@ def arguments(kind: type[_T]) -> type[_T]:
         try:
             given = signature.bind(*values, **named).arguments
         except TypeError as error:
-            raise TypeError(f"{type(self).__name__}: {error}") from None
+            raise UserTypeError(f"{type(self).__name__}: {error}") from None
         with _in_a_line():
             validate(self, **given)
 
@@ -128,7 +129,7 @@ def _in_a_line() -> Iterator[None]:
             first = errors.setdefault((error["loc"][:1], id(error["input"])), error)
             if first is not error:
                 first["msg"] += error["msg"].replace("Input should be", " or")
-        raise ValueError("; ".join(_sentence(error) for error in errors.values())) from None
+        raise UserError("; ".join(_sentence(error) for error in errors.values())) from None
 
 
 def shown(value: Any) -> str:
@@ -172,30 +173,30 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     with_inputs = f"with_inputs({quoted or '...'})"
     for dataset, examples in datasets.items():
         if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
-            raise TypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
+            raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
         for i, example in enumerate(examples):
             if not isinstance(example, dspy.Example):
                 cure = f"make each one dspy.Example(...).{with_inputs}"
-                raise TypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
+                raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
             if not getattr(example, "_input_keys", None):
-                raise ValueError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
+                raise UserError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
             given = sorted(example.inputs().keys())
             if taken := taken_by_calls.intersection(given):
-                raise ValueError(f"{dataset}[{i}]: {_taken(min(taken))}")
+                raise UserError(f"{dataset}[{i}]: {_taken(min(taken))}")
             if problem := _problem_of_inputs(given, needed, signature):
-                raise ValueError(
+                raise UserError(
                     f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: "
                     f"{_cure_of_inputs(given, needed)}"
                 )
         check_copies(dataset, examples)
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     if lm is None and not language_models(student):
-        raise ValueError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
+        raise UserError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
     if lm is not None and not is_language_model(lm):
         cure = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
-        raise TypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
+        raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
     if adapter is not None and not isinstance(adapter, dspy.Adapter):
-        raise TypeError(
+        raise UserTypeError(
             f"adapter must be a dspy.Adapter; got {adapter!r}: pass one, such as dspy.ChatAdapter(), to dspy.configure"
         )
 
@@ -229,32 +230,32 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     """Raise unless this is a program that can run, and has predictors where it is to be ordered."""
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
-        raise TypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
+        raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
     forwards = [vars(module).get("forward") for _, module in student.named_sub_modules()]
     if to_order and any("KNNFewShot" in getattr(forward, "__qualname__", "") for forward in forwards):
-        raise TypeError(
+        raise UserTypeError(
             f"{name} was compiled by KNNFewShot, which picks demos anew at each call, so that there are none to order: "
             "pass the program that it was made of to PLFewShot(metric, demos='retrieved'), which shows nearest demos"
         )
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
-        raise TypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
+        raise UserTypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
     forward = forward_of(student)
     is_async = inspect.iscoroutinefunction(forward)
     if is_async or (forward is None and hasattr(student, "aforward")):
-        raise TypeError(
+        raise UserTypeError(
             f"{name} is an async program, which cannot run in worker threads as it is: "
             f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile "
             "that; in notebooks that needs nest_asyncio"
         )
     if forward is None and type(student).__call__ is dspy.Module.__call__:
-        raise TypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
+        raise UserTypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
     names = [predictor for predictor, _ in student.named_predictors()]
     if len(set(names)) < len(names):
-        raise ValueError(
+        raise UserError(
             f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
         )
     if to_order and not names:
-        raise ValueError(
+        raise UserError(
             f"{name} has no predictors to order demos in. Create them in __init__, not in forward; those in frozen "
             "(compiled) sub-modules are left alone: compile the sub-module itself, or set its _compiled to False"
         )
@@ -265,7 +266,7 @@ def _check_inputs(student: dspy.Module, name: str) -> None:
     for predictor, each in student.named_predictors():
         for field, info in each.signature.input_fields.items():
             if field in TAKEN_BY_PREDICTORS and info.is_required():
-                raise ValueError(f"{name}: predictor {predictor!r}: {_taken(field)}")
+                raise UserError(f"{name}: predictor {predictor!r}: {_taken(field)}")
 
 
 def _taken(field: str) -> str:
@@ -316,10 +317,12 @@ def _check_demos(student: dspy.Module, to_order: bool) -> None:
     for name, predictor in student.named_predictors():
         demos, shown = predictor.demos, set(predictor.signature.fields)
         if not isinstance(demos, Sequence):
-            raise TypeError(f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none")
+            raise UserTypeError(
+                f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none"
+            )
         for i, demo in enumerate(demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
-                raise TypeError(
+                raise UserTypeError(
                     f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
                 )
         held = {field for demo in demos for field in demo}
@@ -329,7 +332,7 @@ def _check_demos(student: dspy.Module, to_order: bool) -> None:
     if to_order and (obstacle := json_obstacle(student)):
         logger.warning("%s", obstacle)
     if mismatches and len(mismatches) == with_demos:
-        raise ValueError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
+        raise UserError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
 
 
 def json_obstacle(program: dspy.Module) -> str:
@@ -368,15 +371,15 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
         ValueError: if it holds no saved program, or is a pickle and these are not allowed.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path must be that of a file that save wrote; got {path!r}")
+        raise UserTypeError(f"path must be that of a file that save wrote; got {path!r}")
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
-        raise ValueError(
+        raise UserError(
             f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or load "
             "what was saved with save_program=True with dspy.load"
         )
     if path.suffix == PICKLE and not allow_pickle:
-        raise ValueError(
+        raise UserError(
             f"{path} is a pickle, which can run code when it is loaded: pass allow_pickle=True if you trust the file, "
             "or save the program as JSON, with program.save('program.json')"
         )
@@ -387,7 +390,7 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     except Exception as error:  # Pickles may raise anything.
         reason = f" ({type(error).__name__}: {error})" if path.suffix == PICKLE else ""
         cure = "pass a file that program.save('x.json') or program.save('x.pkl') wrote"
-        raise ValueError(f"{path} holds no program{reason}: {cure}") from error
+        raise UserError(f"{path} holds no program{reason}: {cure}") from error
     for name, version in get_dependency_versions().items():
         if versions.get(name) not in (version, None):
             logger.warning("%s was saved with %s %s, and this is %s", path, name, versions[name], version)

@@ -14,7 +14,9 @@ from typing import Any
 import dspy
 from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
-from plr_dspy.programs.objects import ProgramFactory, digest
+from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
@@ -220,7 +222,7 @@ class PoolSlots(PromptSlots):
         most_tokens = math.inf if max_tokens is None else max_tokens
         least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
         if least > most_tokens:
-            raise ValueError(
+            raise UserError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
         slots, limits = list[Slot](), list[tuple[int, int]]()
@@ -239,7 +241,7 @@ class PoolSlots(PromptSlots):
             for slot, (least, _) in zip(slots, limits, strict=True)
         )
         if self.tokens(first) > most_tokens:
-            raise ValueError(
+            raise UserError(
                 f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
                 f"{min_demos=}; got {max_tokens}: raise it, or lower min_demos"
             )
@@ -343,7 +345,7 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
         values = [*(demo.items() for demo in demos), (inputs or {}).items()]
         fields = {name: value for items in values for name, value in items if name in signature.fields}
         kinds = {name: type(value).__name__ for name, value in fields.items() if not isinstance(value, str)}
-        raise TypeError(
+        raise UserTypeError(
             f"{type(adapter).__name__} cannot show the fields {kinds} as {signature.signature!r} has them ({error}): "
             "give each field the type of its values, such as list[int]; DSPy takes a field without a type for text"
         ) from error

@@ -14,8 +14,8 @@ import orjson
 from dspy.predict.predict import serialize_object
 
 from plr_dspy.lm.plain_text_adapter import decided
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.media import named_by_digest
-from plr_dspy.programs.objects import digest
 
 logger = logging.getLogger(__name__)
 

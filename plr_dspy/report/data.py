@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
+from plr_dspy.errors import UserError
 from plr_dspy.report import text
 from plr_dspy.report.stop import StopReason
 from plr_dspy.runtime import write_atomically
@@ -344,7 +345,7 @@ class Report(Part):
         except ValidationError as error:
             found = error.errors()[0]
             what = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
-            raise ValueError(
+            raise UserError(
                 f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} ({what}): pass a file "
                 "that report.save wrote, and read it with the plr_dspy version that wrote it"
             ) from error

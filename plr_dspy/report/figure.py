@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+from plr_dspy.errors import MissingPackageError
 from plr_dspy.report.text import scores_of_both
 
 try:
@@ -12,7 +13,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
+    raise MissingPackageError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
 
 if TYPE_CHECKING:
     from plr_dspy.report.data import Report

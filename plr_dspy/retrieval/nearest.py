@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ConfigDict
 from scipy import sparse
 
+from plr_dspy.errors import UserError
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
 from plr_dspy.statistics.calibration import Array
@@ -214,7 +215,7 @@ class Pool:
         except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
             wrong = f"it raised {error!r}"
         if wrong:
-            raise ValueError(
+            raise UserError(
                 f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
                 f"texts; {wrong}: mend it, or pass another"
             )

@@ -11,7 +11,7 @@ import dspy
 from dspy.predict.predict import serialize_object
 from pydantic import TypeAdapter
 
-from plr_dspy.lm.engines import Hopeless
+from plr_dspy.errors import FatalLMError, UserError
 from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 
 STATE_VERSION = 2  # of what a file holds of a predictor that finds its demos
@@ -19,7 +19,7 @@ STATE_VERSION = 2  # of what a file holds of a predictor that finds its demos
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
-class CalledBlindly(Hopeless, RuntimeError):
+class CalledBlindly(FatalLMError, RuntimeError):
     """A call cannot know which example is scored, and might be shown the answer."""
 
     def __init__(self) -> None:
@@ -159,12 +159,12 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     """
     version = state.get("version", 1)
     if version != STATE_VERSION:
-        raise ValueError(
+        raise UserError(
             f"its demos are found in a way that was saved as version {version}, and this plr_dspy reads version "
             f"{STATE_VERSION}: compile it again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise ValueError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
+        raise UserError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
     examples = [dspy.Example(demo) for demo in state["demos"]]
     known = {name: state[name] for name in ("vectors", "tokens")}
     pool = Pool(predictor, examples, state["sources"], embedder=embedder, **known)

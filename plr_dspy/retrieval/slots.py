@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool

@@ -18,6 +18,7 @@ import orjson
 from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
+from plr_dspy.errors import UserError
 from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
@@ -267,19 +268,19 @@ class RunLog:
                 cure = "pass another log_dir"
                 if line.startswith(b'{"call"'):
                     cure = f"remove the line, whose call will be made again, or {cure}"
-                raise ValueError(f"line {number} of {path} cannot be read ({error}): {cure}") from error
+                raise UserError(f"line {number} of {path} cannot be read ({error}): {cure}") from error
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o600)
         os.ftruncate(self._file, num_whole)
 
     def _read_line(self, content: Any) -> None:
         if not isinstance(content, dict) or not content.keys() & {"call", "schema_version"}:
-            raise ValueError("it is neither a header nor a call record")
+            raise UserError("it is neither a header nor a call record")
         if "call" in content:
             self._read_call(content)
             return
         if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema version {content['schema_version']!r}, and not {SCHEMA_VERSION}")
+            raise UserError(f"schema version {content['schema_version']!r}, and not {SCHEMA_VERSION}")
         self.header = _HEADER.validate_python(content)
 
     def _read_call(self, content: dict[str, Any]) -> None:
@@ -298,7 +299,7 @@ class RunLog:
             return
         record = _RECORD.validate_python(content)
         if record.score is None and not record.outcome and record.value is None:
-            raise ValueError(f"it says nothing of {line.call}")
+            raise UserError(f"it says nothing of {line.call}")
         if cause_of(record.error) is None:
             self._held[line.call] = LoggedCall(record, line.tokens)
         else:
@@ -350,7 +351,7 @@ def open_log(
             elif accept_changes:
                 logger.warning("%s: goes on with what was paid for there, although %s", folder, changes)
             else:
-                raise ValueError(
+                raise UserError(
                     f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir, or compile with "
                     "what it began with to go on from there, or, if the scores paid for there hold all the same, pass "
                     "accept_changes=True"
@@ -383,9 +384,9 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
             ) from None
         except (OSError, ValueError) as error:  # ValueError: of a null byte
-            raise ValueError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
+            raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
         if (folder / FILE_BEFORE_11).exists():
-            raise ValueError(
+            raise UserError(
                 f"log_dir {folder} was written by an earlier version of plr_dspy ({FILE_BEFORE_11}), which this one "
                 "cannot read: pass another log_dir, or finish the compile with the version that began it"
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from plr_dspy.errors import UserError
 from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.causes import cure_of, main_cause
 from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
@@ -122,7 +123,7 @@ class CellScorer:
         if self.influence is None or cell.outcome == FAILED:
             return cell
         if not (cell.outcome or isinstance(cell.value, str)):
-            raise ValueError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
+            raise UserError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
         return replace(cell, score=self.influence.score(example, cell.value))
 
     def answers(self, ordering: Candidate, labels: Mapping[int, int]) -> dict[int, str | None]:

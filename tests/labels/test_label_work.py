@@ -100,9 +100,9 @@ class TestMetricsThatFail:
         [
             (lambda e, p: exact(e, p) and p.reasoning, "AttributeError"),
             (raising(SystemExit()), "SystemExit"),
-            (lambda e, p: float("nan"), "ValueError"),
-            (lambda e, p: p.label, "MetricTypeError"),
-            (None, "TypeError"),
+            (lambda e, p: float("nan"), "UserError"),
+            (lambda e, p: p.label, "MetricError"),
+            (None, "UserTypeError"),
         ],
     )
     def test_are_refused(self, metric, name):

@@ -1,4 +1,4 @@
-"""What counts as the same compile: facts about metrics and programs."""
+"""What counts as the same compile: fingerprints of metrics and programs."""
 
 import concurrent.futures
 import enum
@@ -9,8 +9,9 @@ import queue
 import random
 import re
 import string
+import tempfile
 import threading
-import types
+from pathlib import Path
 
 import dspy
 import numpy as np
@@ -19,7 +20,7 @@ import pydantic
 import pytest
 from fakes import printed_whatever_the_hashes
 
-from plr_dspy.programs.objects import Facts, digest
+from plr_dspy.programs.fingerprint import describe, digest
 
 
 class Weighted:
@@ -67,16 +68,17 @@ def reversed_(metric):
     return wrapper
 
 
+FOLDER = tempfile.TemporaryDirectory()
+FILES = itertools.count()
+
+
 def metric_in(source, **namespace):
+    """Return the metric that a file of the user's defines."""
+    file = Path(FOLDER.name, f"users_{next(FILES)}.py")
+    file.write_text(source)
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}
-    exec(source, namespace)
+    exec(compile(source, file, "exec"), namespace)
     return namespace["metric"]
-
-
-def users_module(name, **contents):
-    module = types.ModuleType(name)
-    vars(module).update(contents)
-    return module
 
 
 def embed(texts):
@@ -92,7 +94,8 @@ SOURCES = {
     "global model": "LM = dspy.LM('openai/N')\ndef metric(e, p):\n    return LM",
     "default": "def metric(e, p, *, least=N):\n    return least",
     "what a helper reads": "LIMIT = N\ndef a():\n    return LIMIT\ndef metric(e, p):\n    return a()",
-    "what a nested function reads": "LIMIT = N\ndef metric(e, p):\n    return [(lambda: LIMIT)() for _ in p]",
+    "closure": "def of(limit):\n    def inner(e, p):\n        return limit\n    return inner\nmetric = of(N)",
+    "lambda": "metric = lambda e, p: N",
     "what a method of a global class reads": (
         "LIMIT = N\nclass A:\n    def b(self):\n        return LIMIT\ndef metric(e, p):\n    A().b()"
     ),
@@ -110,14 +113,7 @@ DIFFERENT = {name: [metric_in(s.replace("N", number)) for number in "12"] for na
     "pattern": (re.compile("a"), re.compile("b")),
     "answer key": (Weighted(1, answer_key="a"), Weighted(1, answer_key="b")),
     "model in an attribute": (Weighted(1, lm=dspy.LM("openai/a")), Weighted(1, lm=dspy.LM("openai/b"))),
-    "function of a module of the user's": tuple(
-        metric_in(
-            "def metric(e, p):\n    return users.helpers.right(e)",
-            users=users_module("users", helpers=users_module("users.helpers", right=lambda e, n=n: n)),
-        )
-        for n in (1, 2)
-    ),
-    "further arguments": (lambda e, p: 1.0, lambda e, p, *rest: 1.0),
+    "value of a partial": tuple(functools.partial(plain, trace=threshold) for threshold in (0.5, 0.6)),
     "shape of an array": (np.zeros((2, 3)), np.zeros((3, 2))),
     "texts that run together": (["a", "b"], ["a', 'b"]),
     "number and text": ([1], ["1"]),
@@ -205,35 +201,33 @@ def stray():
     return {}
 
 
-DOCUMENTED = """
-def metric(example, prediction):
-    DOC
-    def inner():
-        DOC
-        return 1.0
-
-    class Local:
-        DOC
-        limit = inner()
-
-    return None if prediction else Local.limit
+def test_comments_and_blank_lines_do_not_count():
+    text = "def metric(e, p):\n    # COMMENT\n\n    return 1.0"
+    assert digest(metric_in(text)) == digest(metric_in(text.replace("COMMENT", "Another.").replace("\n\n", "\n")))
 
 
-class Judge:
-    DOC
-
-    def __call__(self, example, prediction):
-        DOC
-        return metric(example, prediction)
-"""
+def test_the_other_arguments_on_the_line_of_a_lambda_do_not_count():
+    one, other = (metric_in(f"metric = dict(f=lambda e, p: 1.0, budget={budget})['f']") for budget in (1, 2))
+    assert digest(one) == digest(other)
 
 
-@pytest.mark.parametrize("name", ["metric", "Judge"])
-def test_what_is_said_about_code_does_not_count(name):
-    texts = ["'Says one thing.'", "'Says another.'", "'In more'\n\n# And more lines.\n", ""]
-    source = f"{DOCUMENTED}\n{'metric = Judge()' * (name == 'Judge')}"
-    sources = [source.replace("DOC\n", f"{text}\n") for text in texts]
-    assert len({digest(metric_in(source)) for source in sources}) == 1
+def test_a_function_without_source_text_is_named_in_a_warning(caplog):
+    namespace = {}
+    exec("def sourceless(e, p):\n    return 1.0", namespace)
+    assert digest(namespace["sourceless"]) != digest(plain)
+    assert [record.message for record in caplog.records] == [
+        "sourceless has no source text, so a log_dir will not notice changes of its code"
+    ]
+
+
+def test_an_edit_of_the_file_while_it_runs_does_not_count(tmp_path):
+    file = tmp_path / "app.py"
+    file.write_text("def metric(e, p):\n    return 1.0")
+    namespace = {"__name__": "users"}
+    exec(compile(file.read_text(), file, "exec"), namespace)
+    before = digest(namespace["metric"])
+    file.write_text("def metric(e, p):\n    return 0.5  # better")
+    assert digest(namespace["metric"]) == before
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
@@ -241,20 +235,58 @@ def test_copies_are_the_same(make):
     assert digest(make()) == digest(make())
 
 
+def facts(metric, program=None, model="openai/a"):
+    program = program or dspy.Predict("question -> answer")
+    return describe(program, metric, [dspy.LM(model, api_key="sk-secret")], dspy.ChatAdapter())
+
+
+def changed(before, after):
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def program_with(demos=(), instructions="Answer.", limit=1):
+    program = dspy.ChainOfThought(dspy.Signature("question -> answer", instructions))
+    program.predict.demos = list(demos)
+    program.limit = limit
+    return program
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"demos": [dspy.Example(question="a", answer="b")]}, {"the demos of self.predict"}),
+        ({"instructions": "Answer well."}, {"the signature of self.predict"}),
+        ({"limit": 2}, {"self.limit"}),
+    ],
+)
+def test_what_changed_in_a_program_is_named(change, names):
+    assert changed(facts(plain, program_with()), facts(plain, program_with(**change))) == names
+
+
+def test_what_changed_in_a_metric_or_a_model_is_named():
+    before = facts(Weighted(1))
+    assert changed(before, facts(Weighted(1))) == set()
+    assert changed(before, facts(Weighted(2))) == {"the metric.weight"}
+    assert before["the metric.weight"] == 1
+    assert changed(before, facts(Weighted(1), model="openai/b")) == {"the settings of its models"}
+    assert "the code of the metric" in changed(before, facts(plain))
+    assert changed(facts(Judge()), facts(Judge("Judge harshly."))) == {"the signature of the metric.verdict"}
+    assert "sk-secret" not in repr(before)
+
+
 def test_a_large_graph_is_one_fact_however_deep_the_stack_is():
     nodes = {i: Weighted(i) for i in range(3000)}
     for i, node in nodes.items():
         node.next = nodes[(i + 1) % 3000]
 
-    def found(depth):
-        return Facts({"the metric": Weighted(1, nodes=nodes)}).found if depth == 0 else found(depth - 1)
+    def at_depth(depth):
+        return facts(Weighted(1, nodes=nodes)) if depth == 0 else at_depth(depth - 1)
 
-    before = found(0)
-    assert len(before) < 12
-    assert found(300) == before
+    before = at_depth(0)
+    assert len(before) < 18
+    assert at_depth(300) == before
     nodes[2000].weight = -1
-    changed = {name for name, fact in found(0).items() if fact != before[name]}
-    assert changed == {"the metric.nodes"}
+    assert changed(before, at_depth(0)) == {"the metric.nodes"}
 
 
 def test_the_same_in_processes_that_hash_otherwise():

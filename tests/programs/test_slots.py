@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plr_dspy import PlainTextAdapter
-from plr_dspy.programs.objects import ProgramFactory, language_models
+from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 
 EXAMPLES = questions(60)

@@ -11,7 +11,7 @@ from dspy.utils import DummyLM
 from fakes import Program
 
 from plr_dspy import load_program
-from plr_dspy.programs.objects import ProgramFactory
+from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, RetrievingPredict, retrieve_in
