@@ -28,7 +28,7 @@ from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
-from plr_dspy.metrics.over_set import SetMetric
+from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.base import Reorderer
 from plr_dspy.optimizer.job import Job
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
