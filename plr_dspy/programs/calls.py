@@ -282,7 +282,7 @@ class ProgramEvaluator:
         count = sum(number if e in each_time else 1 for e, number in self._failures.items())
         most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * self.log.num_calls))
         cause = cause_of(error_name(failure))
-        if isinstance(failure, HOPELESS):
+        if isinstance(failure, HOPELESS) or (cause is not None and cause.is_fatal):
             reason = "every further call would fail like this"
         elif isinstance(failure, MetricError) and all(c.outcome for c in list(self.log.records.values())):
             reason = "the metric cannot score the first answer"

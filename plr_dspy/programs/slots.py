@@ -17,7 +17,7 @@ from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.splits import Examples, answer_classes, by_content
+from plr_dspy.programs.splits import Examples, answer_classes, by_content, in_fixed_order
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
@@ -138,9 +138,12 @@ class PromptSlots(ABC):
         return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
-        """Of the prompts with the demos of each slot."""
-        prompts = {name: as_text(messages_of(self._predictors[name], demos)) for name, demos in shown.items()}
-        text = "".join(f"{name}\0{prompt}\0" for name, prompt in prompts.items())
+        """Return the digest of the prompts with the demos of each slot, the same in every process."""
+        text = ""
+        for name, demos in shown.items():
+            ordered_demos = [in_fixed_order(dict(demo.items())) for demo in demos]
+            prompt = as_text(messages_of(self._predictors[name], ordered_demos))
+            text += f"{name}\0{prompt}\0"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

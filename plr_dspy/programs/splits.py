@@ -5,7 +5,7 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -310,9 +310,35 @@ def input_key(value: Any) -> str:
     return " ".join(re.sub(r'"|\\[fnrt]', " ", text).casefold().split())
 
 
+class _SortedSet(frozenset[Any]):
+    """A set whose members come in the same order in every process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=repr))
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}"
+
+
+def in_fixed_order(value: Any) -> Any:
+    """Return a value whose sets, also those within lists, tuples and dicts, have a fixed order.
+
+    Python hashes texts differently in each process, so that a set of them is shown in another order.
+    """
+    kind = type(value)
+    if kind in (set, frozenset):
+        return _SortedSet(in_fixed_order(member) for member in value)
+    if kind in (list, tuple):
+        return kind(in_fixed_order(part) for part in value)
+    if kind is dict:
+        return {key: in_fixed_order(part) for key, part in value.items()}
+    return value
+
+
 def value_key(value: Any) -> bytes:
     """Return bytes that identify a value, equal for an object and for what a saved program loads in its place."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    value = in_fixed_order(value)
     try:
         return orjson.dumps(serialize_object(value), option=options)
     except Exception:
