@@ -350,7 +350,7 @@ def _advice(report: Report) -> list[str]:
     if not evidence.num_differing:
         seen = f"{met} of {usable} examples were scored in two {what}s, and none differently"
         if racing and met >= min(ENOUGH_TO_GIVE_UP, enough):
-            return [f"{seen}: see whether answers can be read and score, and whether the demos reach the model"]
+            return [f"{seen}: the demos may not matter here; if they should, check that they reach the model"]
     if not racing or evidence.num_compared >= enough or _has_all_useful(report):
         return [f"{seen}: only further examples, in the trainset or as a valset, would tell more"]
     if report.stop_reason is not StopReason.BUDGET:

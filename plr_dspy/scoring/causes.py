@@ -14,10 +14,12 @@ class Cause:
     Attributes:
         errors: Names of the exception classes of DSPy and litellm that tell of it.
         cure: What a user can do, as the end of a sentence.
+        is_fatal: Whether every further call would fail in the same way.
     """
 
     errors: tuple[str, ...]
     cure: str
+    is_fatal: bool = False
 
 
 CAUSES = (
@@ -29,15 +31,22 @@ CAUSES = (
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),
         "check the key (api_key), and that it may use this model",
+        is_fatal=True,
     ),
-    Cause(("LMBillingError", "BudgetExceededError"), "add credit at the provider, or raise the limit that it has"),
+    Cause(
+        ("LMBillingError", "BudgetExceededError"),
+        "add credit at the provider, or raise the limit that it has",
+        is_fatal=True,
+    ),
     Cause(
         ("LMUnsupportedModelError", "NotFoundError"),
         "check the name of the model, and that the server at api_base serves it",
+        is_fatal=True,
     ),
     Cause(
         ("LMConfigurationError", "LMNotConfiguredError"),
         "give the LM what it needs to reach its provider, such as api_key and api_base",
+        is_fatal=True,
     ),
     Cause(("LMTransportError", "APIConnectionError"), "see that the server runs, and that api_base is its address"),
     Cause(

@@ -4,6 +4,7 @@ import re
 
 import dspy
 import fakes
+import litellm
 import pytest
 from dspy import lm15
 from fakes import engine_for, exact_match, questions, student, using
@@ -230,3 +231,27 @@ def test_other_errors_have_the_advice_too(cause, caplog):
         else:
             evaluate_programs({"one": student(2)}, exact_match, EXAMPLES)
             assert re.search(advice, caplog.text)
+
+
+def test_one_failed_authentication_ends_a_compile_whatever_class_the_lm_is_of(tmp_path):
+    class AuthenticationError(Exception):
+        """As litellm raises it, which a language model of one's own may let through."""
+
+    AuthenticationError.__module__ = "litellm.exceptions"
+
+    class OwnLM(dspy.BaseLM):
+        num_calls = 0
+
+        def forward(self, prompt=None, messages=None, **options):
+            self.num_calls += 1
+            if self.num_calls == 20:
+                raise AuthenticationError("the key was withdrawn")
+            message = {"role": "assistant", "content": "[[ ## answer ## ]]\nanswer 1\n\n[[ ## completed ## ]]"}
+            usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+            return litellm.ModelResponse(model="own/lm", choices=[{"message": message}], usage=usage)
+
+    lm = OwnLM(model="own/lm")
+    with dspy.context(lm=lm), pytest.raises(AuthenticationError) as raised:
+        chosen(tmp_path)
+    assert lm.num_calls == 20
+    assert "check the key" in advice_of(raised.value)

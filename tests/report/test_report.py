@@ -335,7 +335,7 @@ class TestText:
                 100,
                 (20, 0, 20),
                 {},
-                "scored in two orders, and none differently: see whether answers can be read and score",
+                "scored in two orders, and none differently: the demos may not matter here; if they",
             ),
             (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
