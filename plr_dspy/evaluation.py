@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from scipy import special
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.labels.work import check_answers
+from plr_dspy.labels.work import check_answers, label_scores
 from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
@@ -142,6 +143,24 @@ class ProgramScore:
 
 
 @dataclass(frozen=True)
+class ConstantScore:
+    """What always answering one label scores.
+
+    Attributes:
+        label: The label, as demos show it.
+        score: The metric on the examples.
+    """
+
+    label: str
+    score: float
+
+    @property
+    def name(self) -> str:
+        """Return what a table calls it."""
+        return f"always {self.label!r}"
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What programs score on the same examples; printed, it is a table.
 
@@ -149,15 +168,24 @@ class Evaluation:
         programs: The score of each, by its name.
         num_examples: Examples that each program answered.
         num_failed: Examples that are left out, as a call on them failed.
+        constant: What always answering one label scores, the better of the two most frequent ones; None if the first
+            program has no output of few labels, or if the metric calls a language model or takes long.
     """
 
     programs: Mapping[str, ProgramScore]
     num_examples: int
     num_failed: int = 0
+    constant: ConstantScore | None = None
 
     def __str__(self) -> str:
-        left_out = f", without {self.num_failed} on which a call failed" * (self.num_failed > 0)
-        width, lines = max(map(len, self.programs)), [f"{self.num_examples} examples{left_out}"]
+        left_out = ""
+        if self.num_failed:
+            left_out = f", without {self.num_failed} on which a call failed"
+        lines = [f"{self.num_examples} examples{left_out}"]
+        names = list(self.programs)
+        if self.constant is not None:
+            names.append(self.constant.name)
+        width = max(map(len, names))
         for name, found in self.programs.items():
             parts = ["{:.3f} [{:.3f}, {:.3f}]".format(found.score, *found.interval)]
             if found.difference is not None and (ends := found.difference_interval):
@@ -168,6 +196,8 @@ class Evaluation:
                 recalls = (f"{label} {recall:.2f}" for label, recall in found.recalls.items())
                 parts.append(f"recall {', '.join(recalls)}")
             lines.append(f"  {name:{width}}  {'; '.join(parts)}")
+        if self.constant is not None:
+            lines.append(f"  {self.constant.name:{width}}  {self.constant.score:.3f}, without any call")
         return "\n".join(lines)
 
 
@@ -333,7 +363,7 @@ def compare(scores: Mapping[str, Scores], num_examples: int) -> Evaluation:
         each.least = least
     num_left = len(first.cells)
     programs = {name: each.score(first) for name, each in scores.items()}
-    return Evaluation(programs, num_left, num_examples - num_left)
+    return Evaluation(programs, num_left, num_examples - num_left, first.constant())
 
 
 def _warn_of_unanswered(name: str, cells: Sequence[CallRecord]) -> None:
@@ -386,6 +416,7 @@ class Scores(MetricWork):
             self._labels = metric.output_labels(program, examples)
         super().__init__(metric, examples, self._labels)
         self.name = name  # of the metric; `ALONE` if it has none
+        self.metric = metric
         self.cells, self.predictions = list[CallRecord](), list[Any]()
         self.failed: set[int] = set()  # examples on which the metric itself raised an exception
         self.least = 0.0  # what a reply that could not be read scores
@@ -421,6 +452,32 @@ class Scores(MetricWork):
         if self._over_set is not None:
             right_labels = self._over_set.right_labels(self.examples)
             self.influence = ConfusionScores(self._over_set, right_labels, self._labels)
+
+    def constant(self) -> ConstantScore | None:
+        """Return what the better of the two most frequent labels scores if it is the answer to every example."""
+        output = label_output(self._program)
+        if not isinstance(output, LabelOutput) or output.decision is not None:
+            return None
+        numbers = output.numbers(self.examples)
+        counts = Counter(numbers[numbers >= 0].tolist())
+        names = list(output.labels)
+        frequent = [names[number] for number, _ in counts.most_common(2)]
+        if not frequent:
+            return None
+        if isinstance(self.metric, SetMetric):
+            right_labels = self.metric.right_labels(self.examples)
+            values = []
+            for label in frequent:
+                answers = [label] * len(self.examples)
+                values.append(self.metric.score(right_labels, answers, labels=self._labels))
+        else:
+            few_labels = replace(output, labels={label: output.labels[label] for label in frequent})
+            scores = label_scores(self.metric, self.examples, few_labels)
+            if isinstance(scores, str):
+                return None
+            values = scores.mean(axis=0).tolist()
+        best = int(np.argmax(values))
+        return ConstantScore(frequent[best], values[best])
 
     def scored(self, *others: Scores) -> list[tuple[list[float], float]]:
         """What each answer scores, and all together, of this program and of others: of a metric over a set, near the

@@ -55,8 +55,25 @@ def test_accuracy_recall_and_difference():
     assert never.difference is None
     for low, high, value in ((*half.interval, half.score), (*half.difference_interval, half.difference)):
         assert low < value < high
-    assert "half   0.700 [" in str(found)
+    assert "half         0.700 [" in str(found)
+    assert (found.constant.label, found.constant.score) == ("no", 0.75)
+    assert "\n  always 'no'  0.750, without any call" in str(found)
     assert "1 of the replies could not be read; recall no 0.73, yes 0.60" in str(found)
+
+
+def test_the_constant_answer_is_the_best_one_by_the_metric():
+    devset = examples(20, range(5))
+    calls = []
+
+    def judged(example, prediction):
+        calls.append(prediction)
+        dspy.Predict("label -> verdict")(label=prediction.label)
+        return exact(example, prediction)
+
+    found = evaluated({"never": Answering([])}, {"F1": F1("yes"), "judged": judged}, devset)
+    assert (found["F1"].constant.label, found["F1"].constant.score) == ("yes", pytest.approx(0.4))
+    assert found["judged"].constant is None
+    assert len(calls) == len(devset) + 1
 
 
 def test_a_metric_that_is_never_above_0():
