@@ -61,11 +61,11 @@ class TestSomethingToFind:
     def test_an_original_that_is_best_by_far_stays(self, mode):
         """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
         kept = 0
-        for seed in range(4):
+        for seed in range(6):
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)
             orders = [ordering[0] for ordering in Pool(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
             pool = Pool(landscapes.Rearranged(landscape, truths[0][1]), 100)
             outcome = compiled(pool, mode, BUDGETS[mode], seed)
             kept += not outcome.changed or truths[0][0] - outcome.score < 0.1
-        assert kept == 4
+        assert kept >= 5

@@ -168,7 +168,8 @@ class TestOneAnswer:
             optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
         text = str(optimizer.report)
         assert "the returned program is no better than always answering 'usual'\n" in text
-        assert "the returned program may be no better than 8 random demos\n" in text
+        lowest, highest = optimizer.report.random.interval
+        assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 
     def test_is_left_out_where_a_model_judges(self):
         judge = dspy.Predict("text, label -> score: float")

@@ -98,7 +98,7 @@ class TestIsTold:
     def test_of_the_last_compile(self, saved, tmp_path, caplog):
         path, make = saved
         with dspy.context(lm=lm(), adapter=OTHER):
-            program = PLReorder(exact_match, **OPTIONS).compile(load_program(make(), path), trainset=EXAMPLES)
+            program = PLFewShot(exact_match, **OPTIONS).compile(load_program(make(), path), trainset=EXAMPLES)
         program.save(tmp_path / "again.json")
         assert not said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=OTHER)
         assert said(caplog, tmp_path / "again.json", make(), lm=lm(), adapter=ADAPTER)
