@@ -34,6 +34,16 @@ MAX_ROUNDS = 1_000  # a search ends with its calls, not its rounds, unless the u
 
 
 @dataclass(frozen=True)
+class ProblemSize:
+    """What a plan depends on, beside the optimizer's arguments."""
+
+    num_train: int  # examples
+    num_selection: int
+    num_distinct: int  # prompts in the space
+    num_attempts: int = 0  # calls of the budget that make demos before the search, at most
+
+
+@dataclass(frozen=True)
 class Plan:
     """The shape of one compile; what follows `num_initial` is of racing plans only."""
 

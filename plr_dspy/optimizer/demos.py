@@ -20,7 +20,8 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
-from plr_dspy.optimizer.job import BOOTSTRAP_SHARE, Attempt, Job, size_of_call
+from plr_dspy.optimizer.estimate import BOOTSTRAP_SHARE, size_of_call
+from plr_dspy.optimizer.setup import Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.fingerprint import digest
@@ -117,7 +118,7 @@ def stand_ins(
 
 
 class TeacherWork(MetricWork):
-    """Runs the teacher of a job, or its student, on examples; cells hold the demos that right answers make.
+    """Runs the teacher of a compile, or its student, on examples; cells hold the demos that right answers make.
 
     A teacher without demos that no optimizer has compiled is shown labelled examples, as by DSPy's `BootstrapFewShot`;
     DSPy's `trace` is passed to metrics that take three arguments. Teacher and student must be of the same structure.
@@ -129,17 +130,17 @@ class TeacherWork(MetricWork):
         "failures"
     )
 
-    def __init__(self, job: Job) -> None:
-        optimizer: Any = job.optimizer
-        examples = list(job.demo_examples.values())
-        super().__init__(optimizer.metric, examples)
-        if takes(function_of(optimizer.metric), 3):
-            self._metric = lambda example, prediction: optimizer.metric(example, prediction, dspy.settings.trace)
-        self._threshold = optimizer.metric_threshold
-        teacher = job.program if job.teacher is None else job.teacher
-        asked, needed = teacher.named_predictors(), job.program.named_predictors()
-        student: Any = job.program
-        if isinstance(student, CalibratedProgram) and job.teacher is not None:
+    def __init__(self, setup: CompileSetup) -> None:
+        options = setup.options
+        examples = list(setup.demo_examples.values())
+        super().__init__(options.metric, examples)
+        if takes(function_of(options.metric), 3):
+            self._metric = lambda example, prediction: options.metric(example, prediction, dspy.settings.trace)
+        self._threshold = options.metric_threshold
+        teacher = setup.program if setup.teacher is None else setup.teacher
+        asked, needed = teacher.named_predictors(), setup.program.named_predictors()
+        student: Any = setup.program
+        if isinstance(student, CalibratedProgram) and setup.teacher is not None:
             student = student.program  # The teacher has no calibration.
         names, of_student = [name for name, _ in asked], [name for name, _ in student.named_predictors()]
         if names != of_student:
@@ -152,9 +153,9 @@ class TeacherWork(MetricWork):
                 )
         labelled: dict[str, list[Any]] = {}
         without = not any(each.demos for _, each in asked)
-        if without and (job.teacher is None or not getattr(teacher, "_compiled", False)):
+        if without and (setup.teacher is None or not getattr(teacher, "_compiled", False)):
             rng = random.Random(0)  # as LabeledFewShot, which itself would take the program's model away
-            number = min(optimizer.max_demos, len(examples))
+            number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name in names}
         self.teacher = ProgramFactory(teacher).build(labelled)
         self.models += language_models(self.teacher)
@@ -189,26 +190,26 @@ class TeacherWork(MetricWork):
         return CallRecord(None, value=kept)
 
 
-def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], bool]:
-    """Run the teacher of a job on one example after the other, until enough of its answers were right.
+def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> tuple[list[Attempt], bool]:
+    """Run the teacher of a compile on one example after the other, until enough of its answers were right.
 
     Returns:
         The attempts, and whether calls, or the share of money or time, ended them early.
     """
-    optimizer: Any = job.optimizer
+    options = setup.options
     log = teaching.log
     budget = teaching.budget
     of_student = budget.expected_cost
-    prompt = f"bootstrapped by {digest([job.teacher, optimizer.metric_threshold, optimizer.max_demos, job.seed])}"
-    contents = list(map(digest, job.demo_examples.values()))
+    prompt = f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
+    contents = list(map(digest, setup.demo_examples.values()))
     log.number_examples(contents)
-    if job.teacher is not None:
-        budget.expect(None if optimizer.max_cost is None else size_of_call(job, job.teacher)[1])
+    if setup.teacher is not None:
+        budget.expect(None if options.max_cost is None else size_of_call(setup, setup.teacher).cost)
     budget.share = BOOTSTRAP_SHARE
     attempts: list[Attempt] = []
     ended_early = False
-    for index, number in enumerate(list(job.demo_examples)[: len(job.attempts)]):
-        if sum(bool(attempt.demos) for attempt in attempts) >= optimizer.max_bootstrapped:
+    for index, number in enumerate(list(setup.demo_examples)[: len(setup.attempts)]):
+        if sum(bool(attempt.demos) for attempt in attempts) >= options.max_bootstrapped:
             break
         key = (prompt, index)
         if not budget.recall(key):
@@ -225,12 +226,12 @@ def make_attempts(job: Job, teaching: ProgramEvaluator) -> tuple[list[Attempt], 
         demos = {predictor: dspy.Example(fields) for predictor, fields in (record.value or {}).items()}
         attempts.append(Attempt(number, (prompt, contents[index]), demos, record))
     budget.share = 1.0
-    if job.teacher is not None:
+    if setup.teacher is not None:
         budget.expect(of_student)
     if num_right := sum(bool(each.demos) for each in attempts):
         logger.info("bootstrapped demos from %d of %d examples", num_right, len(attempts))
     elif attempts:
-        reasons = _reasons_for_none(attempts, optimizer.metric_threshold)
+        reasons = _reasons_for_none(attempts, options.metric_threshold)
         logger.warning(
             "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
             "are any. To make some, %s",
@@ -321,31 +322,35 @@ def expected_scores(slots: PoolSlots, compilation: CompileRun, outcome: Outcome)
     return found
 
 
-def choice_of_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> tuple[dict[int, Scored], dict[str, Any]]:
+def choice_of_demos(
+    setup: CompileSetup, compilation: CompileRun, outcome: Outcome
+) -> tuple[dict[int, Scored], dict[str, Any]]:
     """Return the best arrangement of each number of demos, and what a report says of these and of other ways."""
-    slots, best = job.slots, dict[int, Scored]()
+    slots, best = setup.slots, dict[int, Scored]()
     assert isinstance(slots, PoolSlots)
     scored = expected_scores(slots, compilation, outcome)
     failed = outcome.stop.reason is StopReason.ERROR  # then scores may be those of failures
     # The chosen one stands before all others with as many demos.
     for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
-        if each.ordering == job.original or slots.space.holds(each.ordering):
+        if each.ordering == setup.original or slots.space.holds(each.ordering):
             best.setdefault(slots.num_demos(each.ordering), each)
     best = dict(sorted(best.items()))
     numbers = [
         Alternative(name=f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering), **each.expected)
         for n, each in best.items()
     ]
-    retrieval = _retrieval(job, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
+    retrieval = _retrieval(setup, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
     return best, {"best_by_number": numbers, "retrieval": retrieval}
 
 
-def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]) -> RetrievalReport:
+def _retrieval(
+    setup: CompileSetup, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]
+) -> RetrievalReport:
     """Compare the ways to show demos: the best of each kind."""
     kinds: dict[str, Scored] = {}
     for candidate in scored:
         variation = slots.variation(candidate.ordering)
-        if candidate.ordering == job.original:
+        if candidate.ordering == setup.original:
             kind = "your program, calibrated" if candidate.offsets else "your program"
         elif variation is not None:
             kind = "the best found demos"
@@ -356,7 +361,7 @@ def _retrieval(job: Job, slots: RetrievalSlots, outcome: Outcome, scored: Sequen
         kinds.setdefault(kind, candidate)
         if _name_of(candidate.ordering) == NEAREST_LAST:
             kinds["the nearest demos, nearest last"] = candidate
-    models = {str(lm.model) for lm in job.models}
+    models = {str(lm.model) for lm in setup.models}
     price = price_of(*models) if len(models) == 1 else None
     variation = slots.variation(outcome.ordering)
     alternatives = []

@@ -17,11 +17,12 @@ from plr_dspy.compilation.plan import NOTHING_TO_DO
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
-from plr_dspy.optimizer.job import Attempt, Job
 from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.setup import Attempt, CompileOptions, CompileSetup, DemoChoices
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
@@ -173,9 +174,17 @@ class PLFewShot(PLReorder):
             raise UserError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
         return self._found[num_demos]()
 
+    def _options(self) -> CompileOptions:
+        return replace(
+            super()._options(),
+            max_demos=self.max_demos,
+            max_bootstrapped=self.max_bootstrapped,
+            metric_threshold=self.metric_threshold,
+        )
+
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
-    ) -> dict[str, Any]:
+    ) -> DemoChoices:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
         if isinstance(teacher, (list, tuple)):  # as to other optimizers
             teacher = teacher[0] if teacher else None
@@ -213,28 +222,31 @@ class PLFewShot(PLReorder):
         if self.max_metric_calls == 0:
             assert isinstance(slots, RetrievalSlots)
             original = slots.without_calls
-        return {
-            "program": program,
-            "student": student,
-            "slots": slots,
-            "original": original,
-            "others": [*(examples.values() if self.demos != "retrieved" else ()), *given],
-            "demo_examples": examples,
-            "findable": findable,
-            "teacher": teacher,
-            "attempts": attempts,
-        }
+        others = list(given)
+        if self.demos != "retrieved":
+            others += examples.values()
+        return DemoChoices(
+            program,
+            slots,
+            original,
+            others=others,
+            demo_examples=examples,
+            findable=findable,
+            student=student,
+            teacher=teacher,
+            attempts=attempts,
+        )
 
-    def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
+    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the demos that a teacher makes, and lay out the search among them."""
         if self.calibrate is not False or self.signal == "logprobs":
-            self.work(job)  # which raises where that cannot be, before any call
-        names = [f"trainset[{number}]" for number in job.demo_examples]
-        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
-        attempts, ended_early = make_attempts(job, teaching)
+            self.work(setup)  # which raises where that cannot be, before any call
+        names = [f"trainset[{number}]" for number in setup.demo_examples]
+        teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
+        attempts, ended_early = make_attempts(setup, teaching)
         labelled = self.candidates != "bootstrapped"
-        given = {"labelled": labelled, "student": job.student}
-        slots = self._slots(job.program, job.demo_examples, job.findable, attempts, **given)
+        given = {"labelled": labelled, "student": setup.student}
+        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts, **given)
         if ended_early and slots.space.num_distinct < 2:
             limits = {"max_seconds": self.max_seconds, "max_cost": self.max_cost}
             shares = [f"a quarter of {name}={limit:g}" for name, limit in limits.items() if limit is not None]
@@ -242,7 +254,7 @@ class PLFewShot(PLReorder):
                 f"{' or '.join(shares) or 'max_metric_calls'} was over before bootstrapped demos gave anything to "
                 "choose from: raise it; with log_dir, the next compile goes on from there"
             )
-        _warn_of_demos(job.program, slots, beside=job.slots)
+        _warn_of_demos(setup.program, slots, beside=setup.slots)
         if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
             failed = attempts[0].cell
             otherwise = "mend the program, the metric or the examples"
@@ -251,12 +263,12 @@ class PLFewShot(PLReorder):
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
                 f"by {failed.error} ({failed.message}): {cure}"
             )
-        job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
+        setup = replace(setup, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
-            job = replace(job, plan=job.planned())
-        if job.plan.max_metric_calls is not None:
-            teaching.budget.max_calls = job.plan.max_metric_calls + len(attempts)
-        return job
+            setup = self._with_plan(setup)
+        if setup.plan.max_metric_calls is not None:
+            teaching.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
+        return setup
 
     def _slots(
         self,
@@ -317,29 +329,28 @@ class PLFewShot(PLReorder):
             **limits,
         )
 
-    def _without_finding(
-        self, job: Job, scorer: CellScorer, error: CalledBlindly
-    ) -> tuple[Job, MetricWork, CellScorer]:
-        """Return the job with fixed demos alone, if these compete with found ones."""
-        if self.demos != "auto" or job.student is not None:
+    def _without_retrieval(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile:
+        """Return the compile with fixed demos alone, if these compete with found ones."""
+        setup = opened.setup
+        if self.demos != "auto" or setup.student is not None:
             raise error
         logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
         labelled = self.candidates != "bootstrapped"
-        slots = self._slots(job.program, job.demo_examples, {}, job.attempts, labelled=labelled, fixed_only=True)
-        job = replace(job, slots=slots, original=slots.original, findable={}, plan=NOTHING_TO_DO)
+        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, labelled=labelled, fixed_only=True)
+        setup = replace(setup, slots=slots, original=slots.original, findable={}, plan=NOTHING_TO_DO)
         if slots.space.num_distinct > 1:
-            job = replace(job, plan=job.planned())
-        work = self.work(job)
-        payer = scorer.payer
+            setup = self._with_plan(setup)
+        work = self.work(setup)
+        payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
-        bootstrapped = [each.key for each in job.attempts]
-        again = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
-        return job, work, again
+        bootstrapped = [attempt.key for attempt in setup.attempts]
+        scorer = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
+        return replace(opened, setup=setup, work=work, scorer=scorer)
 
     def _made(
-        self, job: Job, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, setup: CompileSetup, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> tuple[dspy.Module, dict[str, Any]]:
         """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
-        best, fields = choice_of_demos(job, compilation, outcome)
+        best, fields = choice_of_demos(setup, compilation, outcome)
         self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
         return program_in(outcome.ordering, outcome.offsets), fields

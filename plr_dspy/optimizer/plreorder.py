@@ -10,15 +10,15 @@ import dspy
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from plr_dspy.compilation.plan import Plan, make_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Fraction, Number, Probability, WholeNumber, arguments
@@ -37,7 +37,7 @@ FIRST_CALLS, MOST_TRIES = 2, 8
 
 
 @arguments
-class PLReorder(Reorderer):
+class PLReorder(DemoOptimizer):
     """Searches the orders of a program's demos, which a learnt Plackett-Luce distribution proposes, and picks the best.
 
     Demos, instructions and weights stay as they are: run it after an optimizer that chooses demos.
@@ -141,22 +141,33 @@ class PLReorder(Reorderer):
             f"out to go on with scores{of_one}"
         )
 
-    def plan(self, *, signal: str = "score", **sizes: Any) -> Plan:
-        names = ("max_metric_calls", "num_iterations", "num_samples", "elite_fraction", "num_final_draws")
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return make_plan(self.auto, signal=signal, searched=self.searched, **chosen, **sizes)
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        return make_plan(
+            self.auto,
+            num_train=size.num_train,
+            num_selection=size.num_selection,
+            num_distinct=size.num_distinct,
+            spent=size.num_attempts,
+            max_metric_calls=self.max_metric_calls,
+            signal=signal,
+            searched=self.searched,
+            num_iterations=self.num_iterations,
+            num_samples=self.num_samples,
+            elite_fraction=self.elite_fraction,
+            num_final_draws=self.num_final_draws,
+        )
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Warn of a program that is calibrated, and is not to be calibrated anew."""
         if isinstance(program, CalibratedProgram):
             logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
-    def work(self, job: Job) -> MetricWork:
+    def work(self, setup: CompileSetup) -> MetricWork:
         """Return what makes a call: it reads log-probabilities where the program and the metric allow for it.
 
         A ValueError says where they do not and must be read, and where shares of labels do not fit the labels.
         """
-        one_prompt = job.slots.space.num_distinct < 2
+        one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
                 "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
@@ -164,41 +175,41 @@ class PLReorder(Reorderer):
             )
         found: LabelWork | str = ""
         if self.signal != "score" and not one_prompt:
-            found = label_work(job) if job.plan.racing else "auto='paper' scores orders as the paper does"
+            found = label_work(setup) if setup.plan.racing else "auto='paper' scores orders as the paper does"
         if isinstance(found, LabelWork):
             return found
         if found and self._needing_logprobs:
             raise UserError(self._no_logprobs(found))
-        work = super().work(job)
+        work = super().work(setup)
         work.signal = Signal(used="score", reason=found, labels=[])
         return work
 
-    def search(self, job: Job, responses: LabelResponses | None = None) -> Search:
-        plan = job.plan
-        shape: dict[str, Any] = {"update": self.update, "seed": job.seed}
+    def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
+        plan = setup.plan
+        shape: dict[str, Any] = {"update": self.update, "seed": setup.seed}
         shape |= {name: getattr(plan, name) for name in ("num_samples", "elite_fraction")}
         if not plan.racing:
-            return CrossEntropySearch(job.slots.space, **shape)
+            return CrossEntropySearch(setup.slots.space, **shape)
         return ThompsonSearch(
-            job.slots.space,
+            setup.slots.space,
             num_examples=plan.num_train_examples,
             num_initial=plan.num_initial,
-            classes=tuple(classes for slot in job.slots.slots for classes in slot.classes),
-            example_classes=job.splits.classes,
+            classes=tuple(classes for slot in setup.slots.slots for classes in slot.classes),
+            example_classes=setup.splits.classes,
             responses=responses,
             **shape,
         )
 
-    def _probe(self, job: Job, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
+    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
         """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
         if not isinstance(work, LabelWork):
             return None
         # The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid.
         cell: CallRecord | None = None
-        required, num_first = bool(self._needing_logprobs), min(job.plan.num_first_examples, FIRST_CALLS)
+        required, num_first = bool(self._needing_logprobs), min(setup.plan.num_first_examples, FIRST_CALLS)
         # A student without demos may never say a label; with demos it does.
-        tried = [job.slots.space.identity] * num_first + [job.slots.showing(1.0)] * (MOST_TRIES - num_first)
-        for example, ordering in enumerate(tried[: len(job.splits.train)]):
+        tried = [setup.slots.space.identity] * num_first + [setup.slots.showing(1.0)] * (MOST_TRIES - num_first)
+        for example, ordering in enumerate(tried[: len(setup.splits.train)]):
             if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
                 break
             cell = cells[ordering][example]
@@ -220,25 +231,25 @@ class PLReorder(Reorderer):
         return None
 
 
-def label_work(job: Job) -> LabelWork | str:
+def label_work(setup: CompileSetup) -> LabelWork | str:
     """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
-    output, metric, examples = label_output(job.program), job.optimizer.metric, job.scored_examples
+    output, metric, examples = label_output(setup.program), setup.options.metric, setup.scored_examples
     if isinstance(output, str):
         return output
-    scores = label_scores(metric, examples, output, max_seconds=job.optimizer.max_seconds)
+    scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
     if isinstance(scores, str):
         return scores
-    counts = _label_counts(job, output, scores)
-    warn_of_labels(job.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
-    own = None if job.calibrated_student is None else job.calibrated_student.calibration
-    calibrate = job.optimizer.calibrate
+    counts = _label_counts(setup, output, scores)
+    warn_of_labels(setup.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
+    own = None if setup.calibrated_student is None else setup.calibrated_student.calibration
+    calibrate = setup.options.calibrate
     work = LabelWork(
         metric,
         examples,
         output=output,
         scores=scores,
         calibrating=calibrate is not False,
-        original=job.slots.build(job.original),
+        original=setup.slots.build(setup.original),
         own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
@@ -248,12 +259,12 @@ def label_work(job: Job) -> LabelWork | str:
     return work
 
 
-def _label_counts(job: Job, output: LabelOutput, scores: Array) -> LabelCounts:
+def _label_counts(setup: CompileSetup, output: LabelOutput, scores: Array) -> LabelCounts:
     """Count the labels of the trainset; where these are not what the metric calls right, the labels that score best."""
-    numbers = output.numbers(job.scored_examples)
+    numbers = output.numbers(setup.scored_examples)
     known = np.flatnonzero(numbers >= 0)
     best = scores[known].max(axis=1)
     if known.size and (scores[known, numbers[known]] == best).all():
-        return LabelCounts.of(output, job.trainset, name=job.optimizer.trainset_name)
-    num_none = output.num_none(job.scored_examples)
+        return LabelCounts.of(output, setup.trainset, name=setup.options.trainset_name)
+    num_none = output.num_none(setup.scored_examples)
     return LabelCounts(right_counts(scores), f"{len(scores)} examples that score", num_none)

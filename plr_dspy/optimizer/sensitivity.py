@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
-from plr_dspy.compilation.plan import Plan, random_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize, random_plan
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
-from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, prepare
+from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.optimizer.plreorder import label_work
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -161,7 +161,7 @@ class OrderSensitivity:
 
 
 @arguments
-class RandomSample(Reorderer):
+class RandomSample(DemoOptimizer):
     """Scores random orders, all on the same examples; `order_sensitivity` makes it, and no user."""
 
     name = "order_sensitivity"
@@ -169,8 +169,9 @@ class RandomSample(Reorderer):
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        num_orders = min(self.num_orders, size.num_distinct)
+        num_examples = size.num_train + size.num_selection
         limit = num_orders * num_examples if self.max_metric_calls is None else self.max_metric_calls
         least = num_orders * min(MIN_EXAMPLES, num_examples)
         if limit < least:
@@ -182,21 +183,24 @@ class RandomSample(Reorderer):
         num_examples = min(limit // num_orders, num_examples)
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
-    def work(self, job: Job) -> MetricWork:
-        work = label_work(job)
-        return work if isinstance(work, LabelWork) else super().work(job)
+    def work(self, setup: CompileSetup) -> MetricWork:
+        work = label_work(setup)
+        return work if isinstance(work, LabelWork) else super().work(setup)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
         """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
-        prepared = prepare(self, program, dataset, [], seed=self.seed, teacher=None)
+        prepared = self._prepare(program, dataset, [])
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
             raise UserError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
-        with self._open(prepared) as (job, work, scorer, _):
-            orders, influence = self.search(job).ask(), scorer.influence
-            num_usable = len(job.scored_examples)
+        with self._open(prepared) as opened:
+            setup = opened.setup
+            work = opened.work
+            scorer = opened.scorer
+            orders, influence = self.search(setup).ask(), scorer.influence
+            num_usable = len(setup.scored_examples)
             asked = list(range(num_usable)) if influence is None else influence.alternate_labels(num_usable)
-            asked = asked[: job.plan.num_train_examples]
+            asked = asked[: setup.plan.num_train_examples]
             while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
                 asked.pop()
             few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
