@@ -17,7 +17,7 @@ from pydantic import Field
 from scipy.special import ndtr
 from scipy.stats import entropy
 
-from plr_dspy.compilation.choice import Outcome, Result, comparison
+from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.errors import UserError
@@ -30,6 +30,7 @@ from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
@@ -186,7 +187,7 @@ class LabelRun(CompileRun):
                 error_text = f": {error}"
         if len(table) < 2:
             stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
-            return self._outcome(ordering=self._winner, stop=stop)
+            return self._outcome(Decision(self._winner), stop)
         return self._compared(*table)
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
@@ -218,12 +219,13 @@ class LabelRun(CompileRun):
         if self._winner != self.original:
             gain = Gain(mean, probability, deviation=deviation)
             candidates.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
-        return self._outcome(
-            ordering=self._winner,
+        decision = Decision(
+            self._winner,
             comparison=comparison(before, after, num_candidates=2, gain=gain),
             candidates=candidates,
             chosen=len(candidates) - 1,
         )
+        return self._outcome(decision)
 
     def _best(self, count: int | None = None) -> list[Candidate]:
         return [self._winner]
@@ -518,12 +520,13 @@ class DEmO(LabelOptimizer):
     def criterion(self, table: Array) -> float:
         return float(entropy(table.mean(axis=0)))
 
-    def _made(self, setup: CompileSetup, compilation: Any, *others: object) -> tuple[dspy.Module, dict[str, Any]]:
-        fairest_first = sorted(compilation.means.items(), key=lambda item: -float(entropy(item[1])))
+    def _finish(self, setup: CompileSetup, run: CompileRun, *others: object) -> FinishedProgram:
+        assert isinstance(run, LabelRun)
+        fairest_first = sorted(run.means.items(), key=lambda item: -float(entropy(item[1])))
         orders = [
             {"permutations": setup.slots.permutations(ordering), "content_free": mean.tolist()}
             for ordering, mean in fairest_first[: self.num_kept]
         ]
         program = PerInputOrder(setup.program, orders)
         program._compiled = True
-        return program, {}
+        return FinishedProgram(program)

@@ -8,7 +8,6 @@ import random
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,22 +16,20 @@ from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
-from dspy.adapters.utils import format_field_value
 from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
 from tqdm import tqdm
 
-from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.outputs import label_output, only_labels
+from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
+from plr_dspy.optimizer.report_builder import FinishedProgram, build_report, log_to_mlflow
 from plr_dspy.optimizer.setup import (
     CompileOptions,
     CompileSetup,
@@ -44,21 +41,16 @@ from plr_dspy.optimizer.setup import (
 from plr_dspy.optimizer.yardsticks import yardsticks
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
-from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
-from plr_dspy.programs.media import replaced_in
-from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
+from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
-from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
-from plr_dspy.report.text import result, shorten
+from plr_dspy.report.data import Report
+from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import CalledBlindly
-from plr_dspy.runtime import Redactor, interrupts, progress_bar
-from plr_dspy.scoring.budget import cost_of, price_of
-from plr_dspy.scoring.causes import cause_of
-from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels
-from plr_dspy.scoring.run_log import WRONG, RunLog, error_counts, open_log
+from plr_dspy.runtime import interrupts, progress_bar
+from plr_dspy.scoring.run_log import RunLog, open_log
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
@@ -66,8 +58,6 @@ from plr_dspy.search.search import RandomSearch, Search
 from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, WholeProgram
 
 logger = logging.getLogger(__name__)
-
-LONGEST = 500  # characters of a field's text in a report
 
 
 @dataclass(frozen=True)
@@ -404,23 +394,26 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         setup = opened.setup
         work = opened.work
-        shares = () if outcome.calibration is None else outcome.calibration.shares
+        decision = outcome.decision
+        shares = () if decision.calibration is None else decision.calibration.shares
         program_in = partial(_program_as_scored, setup, work, shares)
-        program, fields = self._made(setup, run, outcome, program_in)
+        finished = self._finish(setup, run, outcome, program_in)
+        program = finished.program
+        names, _ = self._examples(setup, work)
         self.report = report = build_report(
             setup,
             outcome,
             run.scorer,
-            names=self._examples(setup, work)[0],
+            finished,
+            yardsticks(setup, run, decision),
+            names=names,
             signal=work.signal,
             seconds=time.monotonic() - started,
-            **yardsticks(setup, run, outcome),
-            **fields,
         )
         program.reorder_report = report.to_dict()
         if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
-            chosen = None if outcome.chosen is None else outcome.candidates[outcome.chosen]
-            best_first = sorted(outcome.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
+            chosen = None if decision.chosen is None else decision.candidates[decision.chosen]
+            best_first = sorted(decision.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
             program.candidate_programs = [
                 {
                     "score": each.score,
@@ -440,11 +433,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             log_to_mlflow(report)
         return program
 
-    def _made(
+    def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
-    ) -> tuple[dspy.Module, dict[str, Any]]:
-        """Return what the compile returns, and further fields of its report; `program_in` makes a program as scored."""
-        return program_in(outcome.ordering, outcome.offsets), {}
+    ) -> FinishedProgram:
+        """Make what the compile returns; `program_in` makes a program as scored."""
+        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
 
 
 def _note_fixed_only(log: RunLog) -> None:
@@ -478,135 +471,3 @@ def _program_as_scored(
         program.bound()
     program._compiled = True
     return program
-
-
-def build_report(
-    setup: CompileSetup, outcome: Outcome, scorer: CellScorer, *, names: Sequence[str], **others: Any
-) -> Report:
-    """Make the report of a compile that has ended; names are those of examples, others are fields of the report."""
-    metric = setup.options.metric
-    models, tokens = [*setup.models, *language_models(metric)], defaultdict[str, Any](Counter)
-    for tokens_of_call in scorer.log.tokens:
-        for model, counts in tokens_of_call.items():
-            tokens[model].update(counts)
-    found = ("comparison", "evidence", "calibration", "history", "program_calls")
-    errors = error_counts(scorer.log.records.items(), names)
-    if setup.attempts:
-        errors = [*attempt_errors(setup.attempts), *errors]
-    # Without calls, nearest demos stand in the place of the original.
-    original = setup.slots.original if isinstance(setup.slots, PoolSlots) else setup.original
-    return Report(
-        original=_program_state(setup, original, scorer),
-        returned=_program_state(setup, outcome.ordering, scorer),
-        slots=_slot_reports(setup, outcome, original),
-        distinct_prompts=float(min(setup.slots.space.num_distinct, int(sys.float_info.max))),
-        candidates=[
-            Candidate(
-                origin=result.origin,
-                ordering=setup.slots.shown(result.ordering),
-                score=result.score,
-                expected_gain=result.gain.expected,
-                probability=min(result.gain.probability, result.gain.probability_calibrated),
-                probability_worse=max(result.gain.worse, result.gain.worse_calibrated),
-            )
-            for result in outcome.candidates
-        ],
-        tokens=tokens,
-        cost=cost_of(tokens) if all(price_of(str(lm.model)) for lm in models) else None,
-        errors=errors,
-        confusion=_confusion(setup, metric, outcome) if isinstance(metric, SetMetric) and outcome.answered else None,
-        plr_dspy_version=__version__,
-        dspy_version=dspy.__version__,
-        settings=setup.settings(),
-        stopped=str(outcome.stop),
-        stop_reason=outcome.stop.reason,
-        **{name: getattr(outcome, name) for name in found},
-        **others,
-    )
-
-
-def _confusion(setup: CompileSetup, metric: SetMetric, outcome: Outcome) -> Confusion:
-    """Count the labels that both programs answered."""
-    numbers, before, after = zip(*outcome.answered, strict=True)
-    examples = setup.scored_examples
-    right_labels = metric.right_labels([examples[number] for number in numbers])
-    labels = possible_labels(right_labels)
-
-    def counts(answers: Sequence[str | None]) -> list[list[int]]:
-        matrix: list[list[int]] = confusion_matrix(right_labels, answers, labels).astype(int).tolist()
-        return matrix
-
-    return Confusion(labels=labels, original=counts(before), returned=counts(after))
-
-
-def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: CellScorer) -> ProgramState:
-    """Count what the program shows in an ordering, and how the calls that scored it ended."""
-    cells = scorer.cells_of(ordering).values()
-    return ProgramState(
-        num_demos=setup.slots.num_demos(ordering),
-        demo_tokens=setup.slots.tokens(ordering) if isinstance(setup.slots, PoolSlots) else None,
-        num_calls=len(cells),
-        num_failed=sum(bool(cell.error) for cell in cells),
-        num_unread=sum(cell.outcome == WRONG and cause_of(cell.error) is None for cell in cells),
-    )
-
-
-def _slot_reports(setup: CompileSetup, outcome: Outcome, shown: Ordering | WholeProgram) -> list[SlotReport]:
-    """Make the part of the report for each predictor with demos; texts are those of prompts, without secrets."""
-    ordering, original = setup.slots.shown(outcome.ordering), setup.slots.shown(shown)
-    distributions, predictors = iter(outcome.distributions), dict(setup.program.named_predictors())
-    redact = Redactor([dspy.settings.lm, *language_models(setup.program)])
-
-    def start(text: str) -> str:
-        without_data = replaced_in(text, lambda data: "[data]")
-        return shorten(redact(without_data).encode(errors="replace").decode(), LONGEST)
-
-    return [
-        SlotReport(
-            predictor=slot.predictor,
-            num_demos=len(slot.demos),
-            ordering=ordering[slot.predictor],
-            blocks=[list(block) for block in slot.blocks],
-            distributions=[next(distributions).state_dict() for _ in slot.blocks],
-            demos=[
-                {n: start(format_field_value(field, demo[n])) for n, field in signature.fields.items() if n in demo}
-                for signature in [predictors[slot.predictor].signature]
-                for demo in slot.demos
-            ],
-            origins=[pooled.origin for pooled in slot.pool],
-            original=original[slot.predictor],
-            only_labels=only_labels(
-                predictors[slot.predictor], list(map(slot.demos.__getitem__, ordering[slot.predictor])), setup.examples
-            ),
-        )
-        for slot in setup.slots.slots
-    ]
-
-
-def log_to_mlflow(report: Report) -> None:
-    """Log a report to MLflow, which is imported, if a run is active.
-
-    Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
-    programs; the report is ``reorder_report.json``, its figure, with matplotlib, ``reorder_report.png``.
-    """
-    mlflow: Any = sys.modules["mlflow"]
-    try:
-        if not getattr(mlflow, "active_run", lambda: None)():
-            return
-        scalars = {n: v for n, v in report.settings.items() if isinstance(v, (str, int, float)) and v != ""}
-        if report.signal is not None:
-            scalars["signal_used"] = report.signal.used
-        mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
-        found = {"program_calls": report.program_calls["total"], "cost": report.cost}
-        if report.comparison is not None:
-            found |= {name: getattr(report.comparison, name) for name in ("original", "chosen", "gain")}
-        mlflow.log_metrics({f"reorder.{name}": value for name, value in found.items() if value is not None}, step=0)
-        for round_ in report.history:
-            best = round_.best_score_so_far
-            told = {"reorder.best_score": best, "reorder.mean_score": round_.mean_score, "eval": 100 * best}
-            mlflow.log_metrics(told, step=round_.program_calls)
-        mlflow.log_dict(report.to_dict(), "reorder_report.json")
-        with contextlib.suppress(ImportError):  # no matplotlib
-            mlflow.log_figure(report.plot(), "reorder_report.png")
-    except Exception as error:  # of whatever stores it, wherever that is; the compile is paid for
-        logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)

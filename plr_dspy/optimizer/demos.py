@@ -1,4 +1,4 @@
-"""What PLFewShot chooses from, such as demos that a teacher's right answers make, and what is said of the choice."""
+"""What PLFewShot chooses from, such as demos that a teacher's right answers make."""
 
 import logging
 import random
@@ -9,12 +9,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import dspy
-import numpy as np
 from dspy.utils.exceptions import AdapterParseError
 from dspy.utils.hasher import Hasher
 
-from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
@@ -25,17 +22,13 @@ from plr_dspy.optimizer.setup import Attempt, CompileSetup
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
+from plr_dspy.programs.slots import OWN, PooledDemo, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
-from plr_dspy.report.stop import StopReason
+from plr_dspy.report.data import ErrorCount
 from plr_dspy.report.text import count
-from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
-from plr_dspy.scoring.budget import price_of
 from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.run_log import CallRecord, error_counts
-from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
@@ -278,105 +271,3 @@ def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     """Count the attempts that ended in an exception, by its type."""
     cells = [(("", each.example), replace(each.cell, outcome="gave no demo")) for each in attempts]
     return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
-
-
-class Scored(NamedTuple):
-    """An ordering, the offsets of labels that calibrate it, and what a report says that it is expected to score."""
-
-    ordering: Candidate
-    offsets: Sequence[float]
-    expected: dict[str, Any]
-
-
-def expected_scores(slots: PoolSlots, compilation: CompileRun, outcome: Outcome) -> list[Scored]:
-    """All that was scored, best first.
-
-    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
-    means.
-    """
-    original, scores = compilation.original, compilation.scores()
-    if not scores:
-        return []
-    fitted = outcome.fitted or compilation.search.model.fit(scores, kept=[original, outcome.ordering])
-    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
-    orderings = [estimate.ordering for estimate in fitted.estimates()]
-    reference = original if original in counts else orderings[0]
-    before, expected = fitted.as_it_is(reference), fitted.expected_scores(reference)
-    influence = compilation.scorer.influence
-    found: list[Scored] = []
-    if influence is not None:
-        scaled = outcome.scale_of_metric(reference)
-        expected = {ordering: scaled(value) for ordering, value in expected.items()}
-        before = scaled(before)
-    for ordering in orderings:
-        # The original is not calibrated where that is not better, or it was returned as it was.
-        stays = ordering == reference and (before >= expected[ordering] or outcome.chosen == 0)
-        score, calibration = before if stays else expected[ordering], fitted.calibration(ordering)
-        ends = fitted.interval(ordering, score, reference=reference)
-        if influence is not None:
-            score = influence.clip(score)
-            ends = (influence.clip(ends[0]), influence.clip(ends[1]))
-        offsets = calibration.offsets if calibration and fitted.calibrating and not stays else ()
-        told = {"score": round(score, 6), "interval": ends, "num_examples": counts[ordering]}
-        found.append(Scored(ordering, offsets, {**told, "tokens": slots.tokens(ordering)}))
-    return found
-
-
-def choice_of_demos(
-    setup: CompileSetup, compilation: CompileRun, outcome: Outcome
-) -> tuple[dict[int, Scored], dict[str, Any]]:
-    """Return the best arrangement of each number of demos, and what a report says of these and of other ways."""
-    slots, best = setup.slots, dict[int, Scored]()
-    assert isinstance(slots, PoolSlots)
-    scored = expected_scores(slots, compilation, outcome)
-    failed = outcome.stop.reason is StopReason.ERROR  # then scores may be those of failures
-    # The chosen one stands before all others with as many demos.
-    for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
-        if each.ordering == setup.original or slots.space.holds(each.ordering):
-            best.setdefault(slots.num_demos(each.ordering), each)
-    best = dict(sorted(best.items()))
-    numbers = [
-        Alternative(name=f"{n} demos", num_demos=n, ordering=slots.shown(each.ordering), **each.expected)
-        for n, each in best.items()
-    ]
-    retrieval = _retrieval(setup, slots, outcome, scored) if isinstance(slots, RetrievalSlots) else None
-    return best, {"best_by_number": numbers, "retrieval": retrieval}
-
-
-def _retrieval(
-    setup: CompileSetup, slots: RetrievalSlots, outcome: Outcome, scored: Sequence[Scored]
-) -> RetrievalReport:
-    """Compare the ways to show demos: the best of each kind."""
-    kinds: dict[str, Scored] = {}
-    for candidate in scored:
-        variation = slots.variation(candidate.ordering)
-        if candidate.ordering == setup.original:
-            kind = "your program, calibrated" if candidate.offsets else "your program"
-        elif variation is not None:
-            kind = "the best found demos"
-        elif slots.num_demos(candidate.ordering):
-            kind = "the best fixed demos"
-        else:
-            kind = "no demos"
-        kinds.setdefault(kind, candidate)
-        if _name_of(candidate.ordering) == NEAREST_LAST:
-            kinds["the nearest demos, nearest last"] = candidate
-    models = {str(lm.model) for lm in setup.models}
-    price = price_of(*models) if len(models) == 1 else None
-    variation = slots.variation(outcome.ordering)
-    alternatives = []
-    for kind, candidate in kinds.items():
-        cost = None if price is None else 1_000 * candidate.expected["tokens"] * price["prompt"]
-        found_tokens = slots.found_tokens(candidate.ordering)
-        alternatives.append(Alternative(name=kind, found_tokens=found_tokens, cost=cost, **candidate.expected))
-    return RetrievalReport(
-        variation=None if variation is None else _name_of(outcome.ordering),
-        text="" if variation is None else str(variation),
-        num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-        alternatives=alternatives,
-    )
-
-
-def _name_of(candidate: Candidate) -> str:
-    """Return the name of a whole program; empty for an arrangement."""
-    return candidate.name if isinstance(candidate, WholeProgram) else ""

@@ -18,8 +18,10 @@ from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.base import OpenCompile
-from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
+from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins
+from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileOptions, CompileSetup, DemoChoices
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
@@ -347,10 +349,20 @@ class PLFewShot(PLReorder):
         scorer = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
         return replace(opened, setup=setup, work=work, scorer=scorer)
 
-    def _made(
-        self, setup: CompileSetup, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
-    ) -> tuple[dspy.Module, dict[str, Any]]:
-        """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
-        best, fields = choice_of_demos(setup, compilation, outcome)
-        self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
-        return program_in(outcome.ordering, outcome.offsets), fields
+    def _finish(
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+    ) -> FinishedProgram:
+        """Make what the compile returns, and keep how to make the best program of each number of demos."""
+        slots = setup.slots
+        assert isinstance(slots, PoolSlots)
+        expected = expected_scores(slots, run, outcome)
+        best = best_by_number(setup, slots, expected, outcome)
+        self._found = {number: partial(program_in, each.candidate, each.offsets) for number, each in best.items()}
+        retrieval = None
+        if isinstance(slots, RetrievalSlots):
+            retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
+        return FinishedProgram(
+            program_in(outcome.decision.ordering, outcome.decision.offsets),
+            best_by_number=[alternative_of_number(slots, number, each) for number, each in best.items()],
+            retrieval=retrieval,
+        )

@@ -10,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
 from scipy import stats
 
-from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.choice import Decision
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.work import LONGEST_CALL, NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
@@ -42,23 +42,28 @@ NUM_RANDOM = 200  # random orderings whose scores are averaged
 Answer = Callable[[dspy.Example], dspy.Prediction]
 
 
-def yardsticks(setup: CompileSetup, compilation: CompileRun, outcome: Outcome) -> dict[str, Alternative | None]:
-    """Return what simpler ways would score, as fields of a report; None for those that are not known."""
-    compared = outcome.comparison is not None
-    return {
-        "random": _random_demos(setup, compilation, outcome) if compared else None,
-        "constant": _constant_answer(setup) if compared else None,
-        "vote": _vote(setup),
-    }
+class Yardsticks(NamedTuple):
+    """What simpler ways would score, as in a report; None for those that are not known."""
+
+    random: Alternative | None
+    constant: Alternative | None
+    vote: Alternative | None
 
 
-def _random_demos(setup: CompileSetup, compilation: CompileRun, outcome: Outcome) -> Alternative | None:
+def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
+    """Return what simpler ways would score."""
+    if decision.comparison is None:
+        return Yardsticks(None, None, _vote(setup))
+    return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
+
+
+def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
     """Return what random demos are expected to score: as many as may be shown, in a random order."""
     slots = setup.slots
     space = slots.space
-    if setup.options.scored_on != "train examples" or outcome.fitted is None:
+    if setup.options.scored_on != "train examples" or decision.fitted is None:
         return None
-    drawn = compilation.random_orderings()
+    drawn = run.random_orderings()
     if not drawn:
         return None
     orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
@@ -70,19 +75,19 @@ def _random_demos(setup: CompileSetup, compilation: CompileRun, outcome: Outcome
     else:
         name = f"a random order of {count(num_demos, 'demo')}"
     num_examples = setup.plan.num_train_examples
-    scores = outcome.fitted.counted(compilation.scores())
+    scores = decision.fitted.counted(run.scores())
     rows = [scores[ordering] for ordering in drawn]
     error = _error_of_mean(rows)
     if setup.plan.racing:
-        scaled = outcome.scale_of_metric(setup.original)
-        score = outcome.fitted.expected_at_random(drawn, orderings)
-        if outcome.fitted.calibrating:
+        scaled = decision.scale_of_metric(setup.original)
+        score = decision.fitted.expected_at_random(drawn, orderings)
+        if decision.fitted.calibrating:
             name += ", calibrated"
     else:
         num_examples = setup.plan.num_first_examples
         scaled = float
         score = float(np.mean([mean_score(row) for row in rows]))
-    lowest, highest = outcome.fitted.clip([score - error, score + error])
+    lowest, highest = decision.fitted.clip([score - error, score + error])
     return Alternative(
         name=name,
         score=round(scaled(score), 6),

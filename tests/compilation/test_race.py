@@ -168,7 +168,7 @@ class TestCompilation:
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)
         assert len(payer.paid) == len(set(payer.paid)) == found.program_calls["total"] <= num_calls
-        return found, scored
+        return found.decision, scored
 
     def test_all_scores_are_evidence_and_failures_of_the_original_count_for_nothing(self):
         found, scored = self.ended(table(seed=1))
