@@ -292,7 +292,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
-        return DemoChoices(program, slots, original)
+        return DemoChoices(program=program, slots=slots, original=original)
 
     def _probed(self, opened: OpenCompile) -> OpenCompile:
         """Return the compile once it is known what its search learns from."""

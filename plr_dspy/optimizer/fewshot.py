@@ -13,14 +13,14 @@ import dspy
 from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.plan import NOTHING_TO_DO
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
-from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileOptions, CompileSetup, DemoChoices
 from plr_dspy.plackett_luce.updates import smoothing_of
@@ -79,7 +79,7 @@ def _without_retrieval(student: dspy.Module) -> dspy.Module:
 
 
 @arguments
-class PLFewShot(PLReorder):
+class PLFewShot(LearningOptimizer):
     """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
 
     Candidates are the student's own demos, labelled examples of the trainset, and demos that a teacher's right answers
@@ -121,15 +121,10 @@ class PLFewShot(PLReorder):
     """
 
     name = "PLFewShot"
-    searched: ClassVar[str] = "demos"
     chooses_demos: ClassVar[bool] = True
     num_demos: ClassVar[None] = None  # type: ignore[misc]
-    num_iterations: ClassVar[None] = None  # type: ignore[misc]
-    num_samples: ClassVar[None] = None  # type: ignore[misc]
-    elite_fraction: ClassVar[None] = None  # type: ignore[misc]
-    num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
-    auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[assignment]
+    auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
     embedder: SkipValidation[Callable[..., Any] | None] = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
@@ -160,6 +155,18 @@ class PLFewShot(PLReorder):
             raise UserError(f"{told}: pass dspy.Embedder({shown(self.embedder)})")
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        return make_plan(
+            self.auto,
+            num_train=size.num_train,
+            num_selection=size.num_selection,
+            num_distinct=size.num_distinct,
+            spent=size.num_attempts,
+            max_metric_calls=self.max_metric_calls,
+            signal=signal,
+            searched="demos",
+        )
 
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.
@@ -228,9 +235,9 @@ class PLFewShot(PLReorder):
         if self.demos != "retrieved":
             others += examples.values()
         return DemoChoices(
-            program,
-            slots,
-            original,
+            program=program,
+            slots=slots,
+            original=original,
             others=others,
             demo_examples=examples,
             findable=findable,

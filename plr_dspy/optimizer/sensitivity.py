@@ -19,7 +19,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer
-from plr_dspy.optimizer.plreorder import label_work
+from plr_dspy.optimizer.learning import label_work
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments

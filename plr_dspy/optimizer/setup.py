@@ -74,41 +74,33 @@ class CompileOptions:
     metric_threshold: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DemoChoices:
-    """What a compile can order or choose; attributes are as in `CompileSetup`."""
+    """What a compile can order or choose."""
 
-    program: dspy.Module
+    program: dspy.Module  # a copy of the student, or of what the student calibrates if that is to be calibrated anew
     slots: PromptSlots
-    original: Candidate
+    original: Candidate  # what the user has: the identity, `WITHOUT_DEMOS`, an arrangement, or a whole program
     others: Sequence[Any] = ()  # demos beside those of the program, which never score
-    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)
-    findable: Mapping[int, dspy.Example] = field(default_factory=dict)
-    student: dspy.Module | None = None
-    teacher: dspy.Module | None = None
+    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # that demos are made of, by their numbers
+    findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # that found demos are made of
+    student: dspy.Module | None = None  # one that finds its demos, which `program` does not
+    teacher: dspy.Module | None = None  # makes demos; None if the student does
+    # As many as there may be, later those that were made. The plan does not count their calls.
     attempts: Sequence[Attempt] = ()
 
 
-@dataclass(frozen=True)
-class CompileSetup:
+@dataclass(frozen=True, kw_only=True)
+class CompileSetup(DemoChoices):
     """A compile that has passed all checks, and has not made a call."""
 
     options: CompileOptions
     seed: int
-    program: dspy.Module  # a copy of the student, or of what the student calibrates if that is to be calibrated anew
-    slots: PromptSlots
-    original: Candidate  # what the user has: the identity, `WITHOUT_DEMOS`, an arrangement, or a whole program
     splits: Splits
     models: Sequence[dspy.BaseLM]  # of the predictors
     examples: Examples  # all that were passed, the trainset first
     num_trainset: int
     calibrated_student: CalibratedProgram | None  # what is to be calibrated anew
-    demo_examples: Mapping[int, dspy.Example]  # that demos are made of, by their numbers
-    findable: Mapping[int, dspy.Example]  # that found demos are made of
-    student: dspy.Module | None  # one that finds its demos, which `program` does not
-    teacher: dspy.Module | None  # makes demos; None if the student does
-    # As many as there may be, later those that were made. The plan does not count their calls.
-    attempts: Sequence[Attempt]
     plan: Plan = NOTHING_TO_DO
 
     @property
@@ -232,34 +224,27 @@ def make_setup(
         prompted=prompted,
     )
     setup = CompileSetup(
-        options,
-        seed,
-        choices.program,
-        slots=choices.slots,
-        original=choices.original,
+        **vars(choices),
+        options=options,
+        seed=seed,
         splits=splits,
         models=models,
         examples=[*trainset, *valset],
         num_trainset=len(trainset),
         calibrated_student=calibrated_student,
-        demo_examples=choices.demo_examples,
-        findable=choices.findable,
-        student=choices.student,
-        teacher=choices.teacher,
-        attempts=choices.attempts,
     )
     if setup.needs_calls:
-        _check_number(setup, passes_candidates=bool(choices.others and not choices.demo_examples))
+        _check_number(setup)
     return setup
 
 
-def _check_number(setup: CompileSetup, *, passes_candidates: bool) -> None:
+def _check_number(setup: CompileSetup) -> None:
     """Raise if a split is empty, and warn of few examples."""
     splits = setup.splits
     options = setup.options
     if not (splits.train and splits.selection):
         cure = "pass more examples"
-        if passes_candidates:
+        if setup.others and not setup.demo_examples:  # They are candidates that the user passed.
             cure += ", or leave some of these out of candidates"
         num_valset = len(setup.examples) - setup.num_trainset
         raise UserError(empty_split(splits, setup.num_trainset, num_valset, name=options.trainset_name, cure=cure))
