@@ -10,7 +10,7 @@ from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.choice import Result, choose, compare_finalists, comparison, count_evidence
-from plr_dspy.compilation.plan import make_plan
+from plr_dspy.compilation.plan import ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer
@@ -28,7 +28,7 @@ def results(gains, probabilities=None):
 
 
 def compiled_by_the_paper(scores, **options):
-    plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, **options)
+    plan = make_plan("paper", ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
     return search, CompileRun(search, CellScorer(payer), **options).run().decision

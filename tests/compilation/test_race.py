@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.plan import Plan, make_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.race import run_race
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
@@ -161,7 +161,9 @@ class TestCompilation:
         payer = TablePayer(scores)
         payer.most, scorer = most, CellScorer(payer)
         payer.budget.max_calls = num_calls
-        plan = make_plan("light", max_metric_calls=num_calls, num_train=30, num_selection=10, num_distinct=24)
+        plan = make_plan(
+            "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls
+        )
         search = ThompsonSearch(OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0)
         found = CompileRun(search, scorer, plan=plan, num_train=30, original=original).run()
         scored = {}
