@@ -1,4 +1,4 @@
-"""What all optimizers of an order share: one compile from the arguments to the report."""
+"""What all optimizers of demos share: one compile from the arguments to the report."""
 
 from __future__ import annotations
 
@@ -73,12 +73,13 @@ class OpenCompile:
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
-    """What all optimizers of an order share: checks, budget, log, progress, errors and report.
+    """What all optimizers of demos share: checks, budget, log, progress, errors and report.
 
-    Subclasses have their own `plan`, mostly their own `search`, and override what else is not as here.
-    Arguments and attributes are those of `PLReorder`, and what users call things. Where one `chooses_by_score` of the
-    metric, a student without demos is a candidate as it is. One that `chooses_demos` takes programs that find their
-    demos for each input.
+    Subclasses have a `plan`, mostly a `search`, and override what else differs. Arguments are as in `PLReorder`.
+
+    Attributes:
+        chooses_by_score: Whether the metric decides; then a student without demos is a candidate as it is.
+        chooses_demos: Whether programs are accepted that find their demos for each input.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -136,27 +137,26 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Search for the best order of the student's demos; `PLFewShot` searches for which demos to show, too.
 
         Args:
-            student: A program with demos, or for `PLFewShot` with or without any; it is not changed.
-            trainset: Examples that score the student with other demos or in other orders. Those that the demos show
-                are left out. `PLFewShot` sets some of them aside, which become demos and score nothing.
-            teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; the
-                student itself unless given. Other optimizers ignore it.
-            valset: Examples of the final comparison, as many of them as the budget affords; None or
-                empty takes 20 % of the trainset.
+            student: A program with demos, for `PLFewShot` with or without any; it is not changed.
+            trainset: Examples that score candidates. Those that the demos show are left out. `PLFewShot` makes demos
+                of some, which score nothing.
+            teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; None
+                takes the student. Other optimizers ignore it.
+            valset: Examples of the final comparison, if the budget affords them; None or empty takes 20 % of the
+                trainset.
             seed: Instead of the constructor's.
 
         Returns:
-            A compiled copy that differs from the student in the order of its demos (of `PLFewShot`: in its demos), with
-            the report as plain data at ``reorder_report``, and what took part in the final comparison at
-            ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
-            If the student has an attribute ``candidate_programs`` of its own, that stays instead.
+            A compiled copy that differs from the student in its demos or their order, with the report as plain data at
+            ``reorder_report``, and what was compared at ``candidate_programs``: dicts with "score", "program", "origin"
+            and "ordering", the chosen one first. A student's own attribute ``candidate_programs`` stays instead.
 
         Raises:
-            TypeError, ValueError: for bad arguments, before any program call; with `max_cost`, when a call has used a
-                model without a price.
-            RuntimeError: when another compile is using `log_dir`, too few examples run for any order, or hardly any of
+            TypeError, ValueError: If an argument is bad, before any program call; or, with `max_cost`, if a call has
+                used a model without a price.
+            RuntimeError: If another compile is using `log_dir`, too few examples run for any order, or hardly any of
                 the first answers can be read.
-            Exception: of the program or the metric, see `max_errors`; or that log-probabilities do not come that must.
+            Exception: Of the program or the metric, see `max_errors`; or if needed log-probabilities do not come.
         """
         started = time.monotonic()
         self.report = self.best_program = None
@@ -256,11 +256,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             chooses_by_score=self.chooses_by_score,
             chooses_demos=self.chooses_demos,
             balances_splits=getattr(self, "auto", None) != "paper",  # The paper shuffles, no more.
-            signal=self.signal,
             calibrate=self.calibrate,
             max_metric_calls=self.max_metric_calls,
-            num_threads=self.num_threads,
-            max_errors=self.max_errors,
             max_seconds=self.max_seconds,
             max_cost=self.max_cost,
             # Users' subclasses may have `get_params` of their own, with values that are never the same.

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
@@ -41,19 +41,19 @@ NOT_KNOWN = "..."  # stands for what a teacher will answer
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
-    """The examples that demos are made of, by their numbers, no two with the same inputs, the classes evenly mixed.
+    """Return the examples that become demos by their numbers, with distinct inputs and evenly mixed classes.
 
-    They are the same ones, in the same order, whatever the order of the trainset. Examples with the same inputs count
-    as one for the share, so that duplicates leave enough to score. Examples whose inputs the valset has are left to it.
+    They do not depend on the order of the trainset. Examples with equal inputs count once for the share. Those whose
+    inputs the valset has are left to it.
     """
-    keys = [source_of(example.inputs()) for example in (*trainset, *valset)]
-    taken = set(keys[len(trainset) :])
-    number = min(LARGEST_POOL, round(POOL_SHARE * len({*keys} - taken)))
-    chosen: dict[int, dspy.Example] = {}
+    sources = [source_of(example.inputs()) for example in trainset]
+    taken = {source_of(example.inputs()) for example in valset}
+    number = min(LARGEST_POOL, round(POOL_SHARE * len(set(sources) - taken)))
     labels = [value_key(dict(example.labels().items())) for example in trainset]
+    chosen: dict[int, dspy.Example] = {}
     for index in mixed(by_content(trainset), labels, rng, balanced=True):
-        if len(chosen) < number and keys[index] not in taken:
-            taken.add(keys[index])
+        if len(chosen) < number and sources[index] not in taken:
+            taken.add(sources[index])
             chosen[index] = trainset[index]
     return chosen
 
@@ -61,26 +61,29 @@ def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> d
 def pools_of(
     program: dspy.Module, *, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt], given: Sequence[Any]
 ) -> dict[str, list[PooledDemo]]:
-    """The pool of each predictor: what its prompt shows, each text once, the student's own demos first.
+    """Return the pool of each predictor: demos that its prompt shows, each text once.
 
-    Then come what attempts made, labelled examples by their numbers in the trainset, and the list that the user gave.
+    The student's own come first. Then come those of attempts, labelled examples by their numbers in the trainset, and
+    the user's list.
     """
-    count, pools = token_counter(), {}
-    others = [(example, f"trainset[{number}]") for number, example in labelled.items()]
-    others += [(demo, f"candidates[{i}]") for i, demo in enumerate(given)]
+    count = token_counter()
+    others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
+    others += [(demo, f"candidates[{number}]") for number, demo in enumerate(given)]
+    pools = {}
     for name, predictor in program.named_predictors():
-        own = [(demo, OWN) for demo in predictor.demos]
-        showing = [each for each in attempts if name in each.demos]
-        made = [(each.demos[name], f"bootstrapped from trainset[{each.example}]") for each in showing]
-        no_demos = messages_of(predictor, [])
-        tokens_before, nothing = count(no_demos), as_text(no_demos)
-        seen, pool = {nothing}, []
-        for demo, origin in [*own, *made, *others]:
+        demos: list[tuple[Any, str]] = [(demo, OWN) for demo in predictor.demos]
+        for attempt in attempts:
+            if name in attempt.demos:
+                demos.append((attempt.demos[name], f"bootstrapped from trainset[{attempt.example}]"))
+        without_demos = messages_of(predictor, [])
+        seen = {as_text(without_demos)}
+        pool = []
+        for demo, origin in demos + others:
             messages = messages_of(predictor, [demo])
             text = as_text(messages)
-            if text != nothing and (text not in seen or origin == OWN):
+            if text not in seen or (origin == OWN and text != as_text(without_demos)):
                 seen.add(text)
-                pool.append(PooledDemo(demo, origin, count(messages) - tokens_before))
+                pool.append(PooledDemo(demo, origin, count(messages) - count(without_demos)))
         pools[name] = pool
     return pools
 
@@ -88,24 +91,27 @@ def pools_of(
 def stand_ins(
     program: dspy.Module, examples: Mapping[int, dspy.Example], wanted: int, *, beside_labelled: bool
 ) -> list[Attempt]:
-    """The attempts at so many demos, before they are made, with demos for predictors whose fields the examples lack.
+    """Return the attempts at this many demos before they are made.
 
-    There are none beside labelled examples that have all outputs, which are labels: a right answer would add nothing.
+    They have demos for predictors whose fields the examples lack. Beside labelled examples that have all outputs, which
+    are labels, there are none: a right answer would add nothing.
     """
-    predictors = program.predictors()
-    outputs = {name for predictor in predictors for name in predictor.signature.output_fields}
-    labels = {output.name for predictor in predictors for output in label_outputs("", predictor)}
+    predictors = program.named_predictors()
+    outputs: set[str] = set()
+    labels: set[str] = set()
+    for _, predictor in predictors:
+        outputs.update(predictor.signature.output_fields)
+        labels.update(output.name for output in label_outputs("", predictor))
     if beside_labelled and labels == outputs and all(outputs <= dict(each).keys() for each in examples.values()):
         return []
-    needed = {name: predictor.signature.fields for name, predictor in program.named_predictors()}
     attempts = []
     for index, example in islice(examples.items(), ATTEMPTS * wanted):
         known = {field: value for field, value in example.items() if value is not None}
-        demos = {
-            name: dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
-            for name, fields in needed.items()
-            if not fields.keys() <= known.keys()
-        }
+        demos = {}
+        for name, predictor in predictors:
+            fields = predictor.signature.fields
+            if not fields.keys() <= known.keys():
+                demos[name] = dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
 
@@ -131,56 +137,71 @@ class TeacherWork(MetricWork):
             self._metric = lambda example, prediction: options.metric(example, prediction, dspy.settings.trace)
         self._threshold = options.metric_threshold
         teacher = setup.program if setup.teacher is None else setup.teacher
-        asked, needed = teacher.named_predictors(), setup.program.named_predictors()
-        student: Any = setup.program
-        if isinstance(student, CalibratedProgram) and setup.teacher is not None:
-            student = student.program  # The teacher has no calibration.
-        names, of_student = [name for name, _ in asked], [name for name, _ in student.named_predictors()]
-        if names != of_student:
-            raise UserError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
-        for (name, one), (_, other) in zip(asked, needed, strict=True):
-            if not one.signature.equals(other.signature):
-                raise UserError(
-                    f"teacher must ask as student does, and predictor {name!r} has other instructions or fields: give "
-                    "it student's signature"
-                )
+        _check_structure(setup, teacher)
+        asked = teacher.named_predictors()
         labelled: dict[str, list[Any]] = {}
-        without = not any(each.demos for _, each in asked)
-        if without and (setup.teacher is None or not getattr(teacher, "_compiled", False)):
-            rng = random.Random(0)  # as LabeledFewShot, which itself would take the program's model away
+        is_bare = not any(predictor.demos for _, predictor in asked)
+        if is_bare and (setup.teacher is None or not getattr(teacher, "_compiled", False)):
+            rng = random.Random(0)  # As LabeledFewShot, which itself would take the program's model away.
             number = min(options.max_demos, len(examples))
-            labelled = {name: rng.sample(examples, number) for name in names}
+            labelled = {name: rng.sample(examples, number) for name, _ in asked}
         self.teacher = ProgramFactory(teacher).build(labelled)
         self.models += language_models(self.teacher)
-        predictors = zip(needed, self.teacher.named_predictors(), strict=True)
-        self._shown = {name: (each, list(each.demos)) for (name, _), (_, each) in predictors}
+        # By the names of the student's predictors, which differ if it is calibrated.
+        self._predictors: dict[str, dspy.Predict] = {}
+        for (name, _), predictor in zip(setup.program.named_predictors(), self.teacher.predictors(), strict=True):
+            self._predictors[name] = predictor
+        self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Run the teacher on an example, without its demos that show this example."""
-        for predictor, shown in self._shown.values():
-            predictor.demos = [demo for demo in shown if not shown_by([demo], [self.examples[example]])]
+        for name, predictor in self._predictors.items():
+            predictor.demos = [demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])]
         prediction = self._answered(self.teacher, example)
         trace = list(dspy.settings.trace)
         score = self._scored(example, prediction).score or 0.0
         if score <= 0 if self._threshold is None else score < self._threshold:
             return CallRecord(None, message=f"scored {score:g}", value={})
-        made: dict[str, list[dspy.Example]] = defaultdict(list)
-        stages = Counter(predictor.stage for predictor, _ in self._shown.values())
-        for name, (predictor, _) in self._shown.items():
-            for asking, inputs, outputs in trace:
-                # Modules such as dspy.BestOfN run copies, which keep the stage.
-                if asking is predictor or (
-                    stages[predictor.stage] == 1 and getattr(asking, "stage", "") == predictor.stage
-                ):
-                    made[name].append(dspy.Example({"augmented": True, **inputs, **outputs}))
-        kept = {}
-        for name, (*earlier, demo) in made.items():
-            if earlier:  # Of a predictor that was asked several times the last or an earlier one, drawn as by DSPy.
-                rng = random.Random(Hasher.hash((*earlier, demo)))
+        fields = {}
+        for name, demos in self._demos_in(trace).items():
+            *earlier, demo = demos
+            if earlier:  # Of several calls the last one or an earlier one, drawn as by DSPy.
+                rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
             # The program may write to what it has answered.
-            kept[name] = {field: own_value(value) for field, value in demo.items()}
-        return CallRecord(None, value=kept)
+            fields[name] = {field: own_value(value) for field, value in demo.items()}
+        return CallRecord(None, value=fields)
+
+    def _demos_in(self, trace: Sequence[Any]) -> dict[str, list[dspy.Example]]:
+        """Return the demos that the calls in a trace make, by predictor."""
+        stages = Counter(predictor.stage for predictor in self._predictors.values())
+        demos: dict[str, list[dspy.Example]] = defaultdict(list)
+        for name, predictor in self._predictors.items():
+            stage = predictor.stage
+            for caller, inputs, outputs in trace:
+                # Modules such as dspy.BestOfN run copies, which keep the stage.
+                if caller is predictor or (stages[stage] == 1 and getattr(caller, "stage", "") == stage):
+                    demos[name].append(dspy.Example({"augmented": True, **inputs, **outputs}))
+        return demos
+
+
+def _check_structure(setup: CompileSetup, teacher: dspy.Module) -> None:
+    """Raise unless the teacher has the predictors of the student."""
+    student: Any = setup.program
+    if isinstance(student, CalibratedProgram) and setup.teacher is not None:
+        student = student.program  # The teacher has no calibration.
+    asked = teacher.named_predictors()
+    needed = student.named_predictors()
+    names = [name for name, _ in asked]
+    of_student = [name for name, _ in needed]
+    if names != of_student:
+        raise UserError(f"teacher must be a program with the predictors of student, {of_student}; it has {names}")
+    for (name, one), (_, other) in zip(asked, needed, strict=True):
+        if not one.signature.equals(other.signature):
+            raise UserError(
+                f"teacher must ask as student does, and predictor {name!r} has other instructions or fields: give "
+                "it student's signature"
+            )
 
 
 def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> tuple[list[Attempt], bool]:
@@ -221,31 +242,17 @@ def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> tuple[list
     budget.share = 1.0
     if setup.teacher is not None:
         budget.expect(of_student)
-    if num_right := sum(bool(each.demos) for each in attempts):
+    num_right = sum(bool(attempt.demos) for attempt in attempts)
+    if num_right:
         logger.info("bootstrapped demos from %d of %d examples", num_right, len(attempts))
     elif attempts:
-        reasons = _reasons_for_none(attempts, options.metric_threshold)
-        logger.warning(
-            "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
-            "are any. To make some, %s",
-            len(attempts),
-            ", ".join(reason.told for reason in reasons),
-            max(reasons, key=lambda reason: reason.number).cure,
-        )
+        _warn_of_none(attempts, options.metric_threshold)
     return attempts, ended_early
 
 
-class Reason(NamedTuple):
-    """Why attempts made no demo: the number of these, the reason in words, and what cures it."""
-
-    number: int
-    told: str
-    cure: str
-
-
-def _reasons_for_none(attempts: Sequence[Attempt], least: float | None) -> list[Reason]:
-    """Say why none of these attempts made a demo, where an answer needs at least such a score."""
-    reasons = []
+def _warn_of_none(attempts: Sequence[Attempt], least: float | None) -> None:
+    """Warn that no attempt made a demo, with all reasons and the cure of the most frequent one."""
+    reasons: list[tuple[int, str, str]] = []  # number of attempts, what they did, cure
     for error in attempt_errors(attempts):
         if error.type == AdapterParseError.__name__:
             otherwise = adapter_advice()
@@ -254,17 +261,26 @@ def _reasons_for_none(attempts: Sequence[Attempt], least: float | None) -> list[
         else:
             otherwise = "mend the program, or pass another teacher"
         cure = cure_of([error.type], otherwise=otherwise)
-        reasons.append(Reason(error.count, f"{error.count} ended in {error.type} ({error.message})", cure))
-    without = [attempt.cell for attempt in attempts if not attempt.cell.error]
-    if num_low := sum(bool(cell.message) for cell in without):
+        reasons.append((error.count, f"ended in {error.type} ({error.message})", cure))
+    answered = [attempt.cell for attempt in attempts if not attempt.cell.error]
+    num_low = sum(bool(record.message) for record in answered)
+    if num_low:
         limit = "0 or less" if least is None else f"less than metric_threshold={least:g}"
         cure = "see that the metric compares the right fields, or pass a better teacher or another metric_threshold"
-        reasons.append(Reason(num_low, f"{num_low} gave an answer that scored {limit}", cure))
-    if num_unseen := len(without) - num_low:
-        told = f"{num_unseen} gave a right answer by calls that DSPy's trace does not hold, as of plain threads"
+        reasons.append((num_low, f"gave an answer that scored {limit}", cure))
+    num_unseen = len(answered) - num_low
+    if num_unseen:
+        text = "gave a right answer by calls that DSPy's trace does not hold, as of plain threads"
         cure = "start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, and keep DSPy's trace"
-        reasons.append(Reason(num_unseen, told, cure))
-    return reasons
+        reasons.append((num_unseen, text, cure))
+    _, _, cure = max(reasons, key=lambda reason: reason[0])
+    logger.warning(
+        "no demo was bootstrapped: of %d calls of the teacher, %s. Only the other demos can be chosen, if there "
+        "are any. To make some, %s",
+        len(attempts),
+        ", ".join(f"{number} {text}" for number, text, _ in reasons),
+        cure,
+    )
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:

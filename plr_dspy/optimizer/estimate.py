@@ -31,14 +31,14 @@ class Estimate:
     Attributes:
         program_calls: Program calls of all phases, at most; a compile never makes more.
         bootstrap_calls: Those of them that make demos before the search.
-        plan: The phases after that, with their program calls (`search_calls`, `race_calls`, `final_calls`; what one
-            leaves goes to the next; of the paper's algorithm before any limit) and examples.
-        prompt_tokens: Tokens of all prompts, about: by the tokenizer of GPT-4o, whatever the model. A picture or sound
-            counts as 250, as litellm has it; so does a file, or its pages if litellm can read them. What a predictor
-            reads of another's outputs is taken to be as in its first demo, or empty. None if prompts cannot be made.
-        cost: US dollars for these prompts, and for answers as long as those that the demos show, about: by the list
-            prices that come with litellm, without hidden reasoning and without `max_cost`. None if no price is known
-            for a model, or a language model scores the answers.
+        plan: The phases after that, with their examples and program calls (`search_calls`, `race_calls`,
+            `final_calls`); what one leaves goes to the next.
+        prompt_tokens: Tokens of all prompts, about, by the tokenizer of GPT-4o. A picture, a sound or a file counts as
+            250, unless litellm can read its pages. What a predictor reads of another's outputs is taken from its first
+            demo. None if prompts cannot be made.
+        cost: US dollars for these prompts, and for answers as long as the demos', about, by litellm's list prices,
+            without hidden reasoning and without `max_cost`. None if no price is known for a model, or a language model
+            scores the answers.
         affordable_calls: As many of the `program_calls` as `max_cost` pays for, about; None if `cost` is.
         text: What is printed.
     """
@@ -166,7 +166,8 @@ def size_of_call(setup: CompileSetup, asked: dspy.Module | None = None) -> CallS
     means: dict[str, dict[str, float]] = {}
     try:
         program = setup.slots.build(setup.slots.showing(0.5))
-        models = [predictor.lm or dspy.settings.lm for predictor in (asked or program).predictors()]
+        asked = program if asked is None else asked
+        models = [predictor.lm or dspy.settings.lm for predictor in asked.predictors()]
         for example in examples:
             for predictor, lm in zip(program.predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)

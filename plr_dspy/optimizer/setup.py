@@ -26,18 +26,8 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-# Arguments that do not change the result, or that `CompileSetup.settings` names otherwise.
-NAMED_ELSEWHERE = {
-    "num_threads",
-    "max_errors",
-    "max_seconds",
-    "max_cost",
-    "metric",
-    "seed",
-    "log_dir",
-    "accept_changes",
-    "display_progress",
-}
+# Arguments that do not change a compile, or that `CompileSetup.settings` names otherwise.
+NAMED_ELSEWHERE = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
 class Attempt(NamedTuple):
@@ -61,14 +51,11 @@ class CompileOptions:
     chooses_by_score: bool  # whether the metric decides
     chooses_demos: bool
     balances_splits: bool  # whether both splits get equal shares of each class
-    signal: str
     calibrate: bool | Mapping[Any, float]
     max_metric_calls: int | None
-    num_threads: int | None
-    max_errors: int | None
     max_seconds: float | None
     max_cost: float | None
-    arguments: Mapping[str, object]  # those that decide the result, as plain data
+    arguments: Mapping[str, object]  # all that matter, as plain data
     max_demos: int = 0  # this and what follows are as in `PLFewShot`
     max_bootstrapped: int = 0
     metric_threshold: float | None = None
@@ -145,7 +132,7 @@ class CompileSetup(DemoChoices):
         return replace(self, plan=plan)
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that decides the result, and the limits of the compile, as plain data."""
+        """Return everything that decides the course of the compile, as plain data."""
         options = self.options
         metric = options.metric
         metric_name = getattr(metric, "__name__", type(metric).__name__)
@@ -163,16 +150,12 @@ class CompileSetup(DemoChoices):
             "num_selection": len(self.splits.selection),
             "num_repeated": self.splits.num_repeated,
             **asdict(self.plan),
-            "num_threads": options.num_threads,
-            "max_errors": options.max_errors,
-            "max_seconds": options.max_seconds,
-            "max_cost": options.max_cost,
             "most_useful_calls": most_calls(len(self.splits.names)),
         }
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments that decide the result as plain data; of objects a digest."""
+    """Return the arguments that settings show as plain data; of objects a digest."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in NAMED_ELSEWHERE}
     rule = arguments.get("update")
     if rule is not None:
