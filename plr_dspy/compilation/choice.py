@@ -164,22 +164,22 @@ def _results(
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
-    """The number of the result that is expected to score best on new examples; among equals the first.
+    """Return the number of the result with the best estimate, or as in PLR Algorithm 1 with the best score.
 
-    Those that are not `likely` better than the original, the first, are not chosen. By score the best score decides, as
-    by PLR Algorithm 1.
+    Results that are not `likely` better than the original, the first, are not chosen. Among equals the first is.
     """
-    worth = [each.score if by_score else each.estimate for each in results]
-    allowed = [number for number, each in enumerate(results) if not number or likely(each.gain, min_probability)]
-    return max(allowed, key=worth.__getitem__)
+    values = [result.score if by_score else result.estimate for result in results]
+    allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
+    return max(allowed, key=values.__getitem__)
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    """Tell whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    least = min(gain.probability, gain.probability_calibrated)
     if min_probability is not None:
-        return min(gain.probability, gain.probability_calibrated) >= min_probability
-    odds = (gain.probability, gain.worse), (gain.probability_calibrated, gain.worse_calibrated)
-    return all(better > 0.0 and better >= MIN_ODDS * worse for better, worse in odds)
+        return least >= min_probability
+    is_better = gain.probability >= MIN_ODDS * gain.worse
+    return least > 0.0 and is_better and gain.probability_calibrated >= MIN_ODDS * gain.worse_calibrated
 
 
 def comparison(
@@ -190,10 +190,11 @@ def comparison(
     gain: Gain,
     **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples."""
+    """Compare the original with the best of this many candidates by their scores on the same examples."""
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
-    largest, margin = max(scores) - min(scores), DEVIATIONS * gain.deviation
+    largest = max(scores) - min(scores)
+    margin = DEVIATIONS * gain.deviation
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
     # What is expected is shrunk, so that the gain may be larger rather than smaller: as large as was seen, or more.
     least = max(gain.expected - margin, -largest)
@@ -389,8 +390,10 @@ def _interval_by_metric(
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """A gain no surer than the few examples that tell both apart: near the highest score the best of many has had no
-    misses, which the normal model of scores takes for an effect."""
+    """Return a gain no surer than the few examples that tell both apart.
+
+    Near the highest score the best of many had no misses by luck, which the normal model takes for an effect.
+    """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
@@ -398,21 +401,22 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 
 
 def _surely_better(differences: Array, *, num_orderings: int) -> float:
-    """How surely the best of so many orderings is better by a metric over a set, by differences of scores alone.
+    """Return how surely the best of this many orderings is better by a metric over a set, by differences of scores.
 
-    Where few of these decide, such as those of a rare label, it is no surer than that none of so many looks as good by
-    chance (Bonferroni), or as it takes to replace the original.
+    If few of them decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
+    by chance (Bonferroni), or as it takes to replace the original.
     """
-    squares, sure = differences**2, paired_probability(differences.tolist())
+    squares = differences**2
+    sure = paired_probability(differences.tolist())
     if squares.sum() ** 2 >= ENOUGH_DIFFERING * np.square(squares).sum():
         return sure
     return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
-    """A gain that is above 0 with this probability at most, and below 0 with the rest of it where that is the larger;
-    its interval is as wide as gives this."""
-    gain = gain if sure > 0.0 else replace(gain, expected=min(gain.expected, 0.0))  # Nothing tells both apart.
+    """Return a gain that is above 0 with at most this probability; its interval widens accordingly."""
+    if sure <= 0.0:  # Nothing tells both apart.
+        gain = replace(gain, expected=min(gain.expected, 0.0))
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
@@ -467,32 +471,37 @@ def limit_gains(results: Sequence[Result], limit: Gain) -> list[Result]:
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
+    """Count the examples that could tell orderings apart, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
             by_example[example].append(score)
-    met = [seen for seen in by_example.values() if len(seen) > 1]
+    repeated = [values for values in by_example.values() if len(values) > 1]
+    common = set.intersection(*(set(scores[ordering]) for ordering in compared)) if compared else ()
     return Evidence(
-        num_met=len(met),
-        num_differing=sum(min(seen) < max(seen) for seen in met),
-        num_compared=len(set.intersection(*(set(scores[each]) for each in compared))) if compared else 0,
+        num_met=len(repeated),
+        num_differing=sum(min(values) < max(values) for values in repeated),
+        num_compared=len(common),
     )
 
 
 def calibration_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
+    """Compare both orderings as they are and calibrated; None without log-probabilities.
 
-    In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
-    differ from that of the original as it is by the expected gain, which is shrunk for being the best of many.
+    The scores by which the ordering was chosen are those that the model expects: the best of many is shrunk.
     """
-    before, after, responses = fitted.calibration(original), fitted.calibration(chosen), fitted.responses
+    before = fitted.calibration(original)
+    after = fitted.calibration(chosen)
+    responses = fitted.responses
     if before is None or after is None or responses is None:
         return None
-    shares = [round(share, 6) for share in responses.labels.shares.tolist()] if responses.labels.calibrates else []
-    calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
+    shares = []
+    if responses.labels.calibrates:
+        shares = [round(share, 6) for share in responses.labels.shares.tolist()]
+    calibrating = fitted.calibrating
+    expected = fitted.expected_scores(original)
     return CalibrationEffect(
         num_examples=responses.num_examples,
         original=round(fitted.as_it_is(original), 6),

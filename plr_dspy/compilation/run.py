@@ -50,12 +50,11 @@ class RestOfRun:
 
 @dataclass(kw_only=True)
 class CompileRun:
-    """A compile under way; what it has found can be had at any moment (`unfinished`).
+    """A compile under way; `unfinished` returns what it knows at any moment.
 
-    Where the plan is no racing one, what meets on the selection split is chosen by its scores there, as by PLR
-    Algorithm 1, which compares draws of the final distribution. Deviation: the original order, the best orders seen and
-    the mode join the draws; from the draws alone PLR Algorithm 1 can end with an order worse than the original or than
-    one it has seen.
+    If the plan does not race, the scores on the selection split decide, as in PLR Algorithm 1, which compares draws of
+    the final distribution. Deviation: the original order, the best orders seen and the mode join the draws. From draws
+    alone PLR Algorithm 1 can end with an order worse than the original or than one it has seen.
     """
 
     search: Search = field(kw_only=False)
@@ -72,9 +71,10 @@ class CompileRun:
     on_round: Callable[[Iteration], object] = lambda last: None
 
     def __post_init__(self) -> None:
-        scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
+        plan = self.plan
+        influence = self.scorer.influence
         self.staged = StagedScores(
-            scorer,
+            self.scorer,
             num_train=self.num_train if plan.racing else plan.num_first_examples,
             num_first=plan.num_first_examples,
             num_more=plan.num_more_examples,
@@ -90,7 +90,7 @@ class CompileRun:
         if self.min_probability is None and not plan.racing:
             self.min_probability = 0.0
         self._futility = FutilityCheck(
-            scorer,
+            self.scorer,
             self.num_train,
             self.sample,
             compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
@@ -225,14 +225,15 @@ class CompileRun:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
             self._refer(self._best() if self._history else orderings)
-        search, table = self.search, self.scores()
+        search = self.search
+        table = self.scores()
         if not self._history:
             self._first_round = list(orderings)
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
-        limited = self.scorer.influence.clip if self.scorer.influence else float
-        scores = [limited(mean_score(table[ordering])) for ordering in orderings]
+        clip = self.scorer.influence.clip if self.scorer.influence else float
+        scores = [clip(mean_score(table[ordering])) for ordering in orderings]
         best = search.ranked(table)[0]
         self._history.append(
             Iteration(
@@ -241,47 +242,52 @@ class CompileRun:
                 num_new=num_new,
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
-                best_score_so_far=limited(best.score),
+                best_score_so_far=clip(best.score),
                 best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
                 program_calls=self.scorer.num_cells(),
             )
         )
 
     def _refer(self, orderings: Sequence[Candidate]) -> None:
-        """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
+        """Linearize a metric over a set near the answers of the first of these orderings."""
         fitted = self.search.fitted
         self.scorer.linearize_at((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
     def _best(self, count: int | None = None) -> list[Candidate]:
-        """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
+        """Return the best orderings by the search's estimates, best first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
     def _finalists(self) -> list[tuple[str, Candidate]]:
-        """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
-        plan, search = self.plan, self.search
+        """Return origin and ordering of the original and the best of the search, or of what enters the race."""
+        plan = self.plan
         best = self._best()[: plan.num_best_seen]
         if plan.racing:
-            best = first_of_each_kind([each for each in self._best() if each != self.original], plan.num_entrants)
-        found = [("original", self.original), *(("best seen", each) for each in best)]
+            others = [ordering for ordering in self._best() if ordering != self.original]
+            best = first_of_each_kind(others, plan.num_entrants)
+        origins: dict[Candidate, str] = {self.original: "original"}
+        for ordering in best:
+            origins.setdefault(ordering, "best seen")
         if best or not plan.racing:
-            found += [("mode", search.mode())] if plan.with_mode else []
-            found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-        origins: dict[Candidate, str] = {}
-        for origin, ordering in found:
-            origins.setdefault(ordering, origin)
+            if plan.with_mode:
+                origins.setdefault(self.search.mode(), "mode")
+            for ordering in self.search.draw(plan.num_final_draws):
+                origins.setdefault(ordering, "draw")
         return [(origin, ordering) for ordering, origin in origins.items()]
 
     def scores(self, known: Scores | None = None) -> Scores:
-        """The scores of the train split, or those that are given, as they count: of a metric over a set, facts have the
-        shares that they have among all examples."""
-        scores, influence = self.staged.scores() if known is None else known, self.scorer.influence
+        """Return the scores of the train split, or the given ones, as they count.
+
+        By a metric over a set, labels count by their shares among all examples.
+        """
+        scores = self.staged.scores() if known is None else known
+        influence = self.scorer.influence
         if influence is None:
             return scores
-        found = {}
+        reweighted = {}
         for ordering, row in scores.items():
             (counted,) = influence.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
-            found[ordering] = dict(zip(row, counted, strict=True))
-        return found
+            reweighted[ordering] = dict(zip(row, counted, strict=True))
+        return reweighted
 
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
