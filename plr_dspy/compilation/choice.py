@@ -119,16 +119,17 @@ def compare_finalists(
         evidence = count_evidence(compared, original, ordering)
     before = fitted.as_it_is(original)
     after = before + results[best].gain.expected
+    compared_rows = comparison(
+        rows[0],
+        rows[best],
+        num_candidates=len(rows),
+        gain=results[best].gain,
+        expected_original=(before, *fitted.interval(original, before, reference=original)),
+        expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
+    )
     return Decision(
         ordering,
-        comparison=comparison(
-            rows[0],
-            rows[best],
-            num_candidates=len(rows),
-            gain=results[best].gain,
-            expected_original=(before, *fitted.interval(original, before, reference=original)),
-            expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
-        ),
+        comparison=compared_rows,
         candidates=results,
         chosen=best,
         evidence=evidence,

@@ -69,10 +69,7 @@ def build_report(
     decision = outcome.decision
     metric = setup.options.metric
     models = [*setup.models, *language_models(metric)]
-    tokens: dict[str, Any] = defaultdict(Counter)
-    for tokens_of_call in scorer.log.tokens:
-        for model, counts in tokens_of_call.items():
-            tokens[model].update(counts)
+    tokens = _tokens_by_model(scorer)
     has_prices = all(price_of(str(lm.model)) for lm in models)
     confusion = None
     if isinstance(metric, SetMetric) and decision.answered:
@@ -108,6 +105,15 @@ def build_report(
         vote=yardsticks.vote,
         confusion=confusion,
     )
+
+
+def _tokens_by_model(scorer: CellScorer) -> dict[str, Any]:
+    """Return the sums of billed tokens."""
+    tokens: dict[str, Any] = defaultdict(Counter)
+    for tokens_of_call in scorer.log.tokens:
+        for model, counts in tokens_of_call.items():
+            tokens[model].update(counts)
+    return tokens
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:

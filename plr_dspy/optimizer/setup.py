@@ -188,30 +188,21 @@ def make_setup(
     Neither the program's demos nor the `others` of its choices score.
     """
     predictors = choices.program.predictors()
-    demos: list[Any] = []
+    demos = list(choices.others)
     prompted: set[str] = set()
-    models = []
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
-        lm = predictor.lm or dspy.settings.lm
-        if lm is not None:
-            models.append(lm)
+    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
     splits = make_splits(
-        trainset,
-        valset,
-        [*demos, *choices.others],
-        rng,
-        balanced=options.balances_splits,
-        name=options.trainset_name,
-        prompted=prompted,
+        trainset, valset, demos, rng, balanced=options.balances_splits, name=options.trainset_name, prompted=prompted
     )
     setup = CompileSetup(
         **vars(choices),
         options=options,
         seed=seed,
         splits=splits,
-        models=models,
+        models=[lm for lm in models if lm is not None],
         examples=[*trainset, *valset],
         num_trainset=len(trainset),
         calibrated_student=calibrated_student,
