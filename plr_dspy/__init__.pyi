@@ -15,8 +15,8 @@ from .metrics.confusion import F1 as F1
 from .metrics.confusion import BalancedAccuracy as BalancedAccuracy
 from .metrics.confusion import ConfusionMetric as ConfusionMetric
 from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
+from .optimizer.estimate import Estimate as Estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
-from .optimizer.job import Estimate as Estimate
 from .optimizer.plreorder import PLReorder as PLReorder
 from .optimizer.sensitivity import OrderSensitivity as OrderSensitivity
 from .optimizer.sensitivity import order_sensitivity as order_sensitivity

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from plr_dspy.baselines.label_methods import COMPARED_SHARE, PDO, DEmO, GlobalE, LocalE, PerInputOrder
-from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, random_plan
+from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, ProblemSize, random_plan
 from plr_dspy.errors import UserError
-from plr_dspy.optimizer.base import Reorderer
+from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
@@ -18,7 +18,7 @@ __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "
 BATCH = 15  # orders scored between two lines of the log
 
 
-class StaticOrder(Reorderer):
+class StaticOrder(DemoOptimizer):
     """Leave the demos as they are, without any program call, and write a report.
 
     All arguments are as in `PLReorder`.
@@ -27,13 +27,13 @@ class StaticOrder(Reorderer):
     name = "StaticOrder"
     chooses_by_score = False
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         """Plan no call."""
         return NOTHING_TO_DO
 
 
 @arguments
-class TopKOrder(Reorderer):
+class TopKOrder(DemoOptimizer):
     """Search at random: "Top-K" of arXiv:2603.21373.
 
     Score random orders on the train split, and the best of them on the selection split.
@@ -55,9 +55,11 @@ class TopKOrder(Reorderer):
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 225
     num_finalists: Count = 10
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         """Plan as many orders as the budget pays for, each on the whole train split."""
-        num_orders = min(self.num_candidates, num_distinct)
+        num_train = size.num_train
+        num_selection = size.num_selection
+        num_orders = min(self.num_candidates, size.num_distinct)
         num_best = self.num_finalists
         num_compared = num_selection
         budget = self.max_metric_calls

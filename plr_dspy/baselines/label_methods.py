@@ -17,8 +17,8 @@ from pydantic import Field
 from scipy.special import ndtr
 from scipy.stats import entropy
 
-from plr_dspy.compilation.choice import Outcome, Result, comparison
-from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, random_plan
+from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
@@ -29,8 +29,9 @@ from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.report_builder import FinishedProgram
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import digest
@@ -56,7 +57,7 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 
 @arguments
-class LabelReorderer(Reorderer):
+class LabelOptimizer(DemoOptimizer):
     """Base of the methods, which differ in their criterion and their probing inputs.
 
     The metric does not choose the order; it compares the choice with the original.
@@ -101,11 +102,11 @@ class LabelReorderer(Reorderer):
             for example in trainset:
                 check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         """Plan each order on as many probing inputs as affordable, then a comparison."""
-        num_orders = min(self.num_candidates, num_distinct)
+        num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
-        most = len(self.fillers) or num_train
+        most = len(self.fillers) or size.num_train
         if self.temperature:  # Each order writes an input, and answers those of all.
             least = 2
             most = 1 + num_orders
@@ -113,12 +114,12 @@ class LabelReorderer(Reorderer):
         def affordable(budget: int) -> tuple[int, int]:
             """Return the calls for each order, and the examples of the comparison."""
             share = int(COMPARED_SHARE * budget) // 2
-            num_compared = min(num_selection, max(MIN_EXAMPLES, share))
+            num_compared = min(size.num_selection, max(MIN_EXAMPLES, share))
             return min(most, (budget - 2 * num_compared) // num_orders), num_compared
 
         budget = self.max_metric_calls
         num_calls = most
-        num_compared = num_selection
+        num_compared = size.num_selection
         if budget is not None:
             num_calls, num_compared = affordable(budget)
         if num_calls < least:
@@ -129,10 +130,10 @@ class LabelReorderer(Reorderer):
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=num_compared, budget=budget)
 
-    def work(self, job: Job) -> ProbingWork:
-        return ProbingWork(self, job)
+    def work(self, setup: CompileSetup) -> ProbingWork:
+        return ProbingWork(self, setup)
 
-    def _examples(self, job: Job, work: Any) -> tuple[list[str], list[str]]:
+    def _examples(self, setup: CompileSetup, work: Any) -> tuple[list[str], list[str]]:
         names = [f"probing input {i}" for i in range(work.first, work.num_probing)]
         keys = [f"probing by {digest(example)}" for example in work.inputs]
         keys += ["not written yet"] * (len(names) - len(keys))
@@ -140,26 +141,28 @@ class LabelReorderer(Reorderer):
             writing = "the writing of a probing input"
             names.insert(0, writing)
             keys.insert(0, f"{writing} at temperature {self.temperature}")
-        all_names, all_keys = super()._examples(job, work)
-        num_train = len(job.splits.train)
+        all_names, all_keys = super()._examples(setup, work)
+        num_train = len(setup.splits.train)
         return names + all_names[num_train:], keys + all_keys[num_train:]
 
-    def _compilation(self, job: Job, work: Any, scorer: CellScorer, *options: object) -> LabelCompilation:
-        return LabelCompilation(self, job, work, scorer)
+    def _make_run(self, opened: OpenCompile) -> LabelRun:
+        work = opened.work
+        assert isinstance(work, ProbingWork)
+        return LabelRun(self, opened.setup, work, opened.scorer)
 
 
-class LabelCompilation(CompileRun):
+class LabelRun(CompileRun):
     """One compile; `means` holds each order's mean distribution ``[L]`` over the inputs."""
 
-    def __init__(self, optimizer: LabelReorderer, job: Job, work: ProbingWork, scorer: CellScorer) -> None:
+    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: CellScorer) -> None:
         super().__init__(
-            optimizer.search(job), scorer, plan=job.plan, num_train=work.num_probing, original=job.original
+            optimizer.search(setup), scorer, plan=setup.plan, num_train=work.num_probing, original=setup.original
         )
         self.means: dict[Candidate, Array] = {}
         self._optimizer = optimizer
-        self._job = job
+        self._setup = setup
         self._work = work
-        self._winner = job.original
+        self._winner = setup.original
 
     def run(self) -> Outcome:
         """Probe all orders, and compare the best with the original, which wins ties."""
@@ -184,7 +187,7 @@ class LabelCompilation(CompileRun):
                 error_text = f": {error}"
         if len(table) < 2:
             stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
-            return self._outcome(ordering=self._winner, stop=stop)
+            return self._outcome(Decision(self._winner), stop)
         return self._compared(*table)
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
@@ -200,7 +203,7 @@ class LabelCompilation(CompileRun):
             if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
-            scorer.log.number_examples(self._optimizer._examples(self._job, self._work)[1])
+            scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
         return scorer.cells(dict.fromkeys(orderings, self._work.probing))
 
     def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
@@ -216,12 +219,13 @@ class LabelCompilation(CompileRun):
         if self._winner != self.original:
             gain = Gain(mean, probability, deviation=deviation)
             candidates.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
-        return self._outcome(
-            ordering=self._winner,
+        decision = Decision(
+            self._winner,
             comparison=comparison(before, after, num_candidates=2, gain=gain),
             candidates=candidates,
             chosen=len(candidates) - 1,
         )
+        return self._outcome(decision)
 
     def _best(self, count: int | None = None) -> list[Candidate]:
         return [self._winner]
@@ -270,17 +274,17 @@ class ProbingWork(MetricWork):
         inputs: Probing inputs that are known.
     """
 
-    def __init__(self, optimizer: LabelReorderer, job: Job) -> None:
-        super().__init__(optimizer.metric, job.splits.selection)
-        output = needed_output(job.program, optimizer.name, cure=OTHERS)
+    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
+        super().__init__(optimizer.metric, setup.splits.selection)
+        output = needed_output(setup.program, optimizer.name, cure=OTHERS)
         self.uniform = [1.0 / len(output.labels) for _ in output.labels]
         self._temperature = optimizer.temperature
         self.first = int(optimizer.temperature is not None)
-        num_inputs = job.plan.num_train_examples
+        num_inputs = setup.plan.num_train_examples
         self.num_probing = max(1, num_inputs)
         self.inputs: list[dspy.Example] = []
         if not self.first:
-            inputs = [dict(example.inputs().items()) for example in job.splits.train]
+            inputs = [dict(example.inputs().items()) for example in setup.splits.train]
             if inputs and optimizer.fillers:
                 inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
             self._add(inputs[:num_inputs])
@@ -372,7 +376,7 @@ class ProbingWork(MetricWork):
 
 
 @arguments
-class LocalE(LabelReorderer):
+class LocalE(LabelOptimizer):
     """Choose the order with the highest mean entropy of its label distributions.
 
     The LM writes the probing inputs from each candidate's demos; no label is used.
@@ -436,7 +440,7 @@ class GlobalE(LocalE):
 
 
 @arguments
-class PDO(LabelReorderer):
+class PDO(LabelOptimizer):
     """Choose the order whose mean label distribution is nearest to a prior, by KL divergence.
 
     Program and LM must be as for `LocalE`, but only "few-shot" needs text inputs. It
@@ -484,7 +488,7 @@ class PDO(LabelReorderer):
 
 
 @arguments
-class DEmO(LabelReorderer):
+class DEmO(LabelOptimizer):
     """Return a program that orders its demos for each input (`PerInputOrder`).
 
     It keeps the orders whose mean label distribution over content-free inputs
@@ -509,19 +513,20 @@ class DEmO(LabelReorderer):
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 100
     num_kept: Count = 4
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         """Plan each order on the content-free inputs, and no comparison."""
-        return super().plan(num_train=num_train, num_selection=0, num_distinct=num_distinct)
+        return super().plan(replace(size, num_selection=0))
 
     def criterion(self, table: Array) -> float:
         return float(entropy(table.mean(axis=0)))
 
-    def _made(self, job: Job, compilation: Any, *others: object) -> tuple[dspy.Module, dict[str, Any]]:
-        fairest_first = sorted(compilation.means.items(), key=lambda item: -float(entropy(item[1])))
+    def _finish(self, setup: CompileSetup, run: CompileRun, *others: object) -> FinishedProgram:
+        assert isinstance(run, LabelRun)
+        fairest_first = sorted(run.means.items(), key=lambda item: -float(entropy(item[1])))
         orders = [
-            {"permutations": job.slots.permutations(ordering), "content_free": mean.tolist()}
+            {"permutations": setup.slots.permutations(ordering), "content_free": mean.tolist()}
             for ordering, mean in fairest_first[: self.num_kept]
         ]
-        program = PerInputOrder(job.program, orders)
+        program = PerInputOrder(setup.program, orders)
         program._compiled = True
-        return program, {}
+        return FinishedProgram(program)

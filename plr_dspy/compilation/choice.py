@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -37,14 +36,10 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a compile found; many of these are as in `Report`."""
+class Decision:
+    """What a compile returns, and what that rests on; many of these are as in `Report`."""
 
     ordering: Candidate  # the chosen one
-    distributions: Sequence[PlackettLuce]  # the final ones, of each block
-    history: list[Iteration]
-    program_calls: dict[str, int]
-    stop: Stop  # why the search ended
     comparison: Comparison | None = None
     candidates: Sequence[Result] = ()
     chosen: int | None = None  # the number of the candidate that is the chosen one
@@ -72,7 +67,18 @@ class Outcome:
         return lambda expected: start + share * (expected - before)
 
 
-def judge(
+@dataclass(frozen=True)
+class Outcome:
+    """What a compile found."""
+
+    decision: Decision
+    distributions: Sequence[PlackettLuce]  # the final ones, of each block
+    history: list[Iteration]
+    program_calls: dict[str, int]  # by phase, as in `Report`
+    stop: Stop  # why the search ended
+
+
+def compare_finalists(
     entries: Sequence[tuple[str, Candidate]],
     examples: Sequence[int],
     scores: Scores,
@@ -81,41 +87,39 @@ def judge(
     as_they_came: Scores,
     min_probability: float | None,
     by_score: bool,
-) -> dict[str, Any]:
-    """Choose among finalists, given by origin and ordering, the original first, and compare the chosen one with it:
-    fields of the outcome.
+) -> Decision:
+    """Choose among finalists, and compare the chosen one with the original.
 
-    All scores that are known decide, as they count; all finalists have them on these examples. The rest is as in
-    `choose`.
+    Args:
+        entries: Origins and orderings of the finalists, the original first.
+        examples: Those on which all finalists have scores.
+        scores: All scores that are known, as they count; they all decide.
+        model: The search's model of scores.
+        as_they_came: The same scores before any reweighting.
+        min_probability, by_score: As in `choose`.
     """
     original = entries[0][1]
-    fitted, results = model.fit(scores, kept=[ordering for _, ordering in entries]), list[Result]()
-    counted, before = fitted.counted(scores), fitted.as_it_is(original)
-    rows = [[scores[original][example] for example in examples]]
+    fitted = model.fit(scores, kept=[ordering for _, ordering in entries])
+    counted = fitted.counted(scores)
     if fitted.calibrating:
         entries = [entries[0], ("calibrated", original), *entries[1:]]
+    rows = [[scores[original][example] for example in examples]]
     rows += [[counted[ordering][example] for example in examples] for _, ordering in entries[1:]]
-    estimates, expected = fitted.gains(original), fitted.expected_scores(original)
-    for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
-        score = math.fsum(row) / len(row)
-        if fitted.calibrating and not number:  # The original as it is.
-            results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
-            continue
-        estimate, calibration = estimates[ordering], fitted.calibration(ordering)
-        limited = replace(estimate, expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
-        if number and calibration is None:
-            limited = _by_few(limited, scores[original], scores[ordering])
-        offsets = calibration.offsets if calibration is not None and fitted.calibrating else ()
-        results.append(Result(origin, ordering, score, limited, estimate.expected, offsets))
-    promising = max(range(1, len(results)), key=lambda i: results[i].gain.probability)
-    told = counted if fitted.calibrating else as_they_came  # Equal scores may not count the same.
-    best, evidence = 0, count_evidence(told, original, entries[promising][1])
+    results = _results(entries, rows, fitted, scores)
+    promising = max(range(1, len(results)), key=lambda number: results[number].gain.probability)
+    compared = counted if fitted.calibrating else as_they_came  # Equal scores may not count the same.
+    best = 0
+    evidence = count_evidence(compared, original, entries[promising][1])
     if fitted.calibrating or evidence.num_differing:
         best = choose(results, min_probability=min_probability, by_score=by_score)
     else:  # None can be better than another.
-        results = [replace(each, gain=Gain(0.0, 0.0)) for each in results]
-    ordering, after = entries[best][1], before + results[best].gain.expected
-    compared = comparison(
+        results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
+    ordering = entries[best][1]
+    if best:
+        evidence = count_evidence(compared, original, ordering)
+    before = fitted.as_it_is(original)
+    after = before + results[best].gain.expected
+    compared_rows = comparison(
         rows[0],
         rows[best],
         num_candidates=len(rows),
@@ -123,35 +127,60 @@ def judge(
         expected_original=(before, *fitted.interval(original, before, reference=original)),
         expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
     )
-    return {
-        "ordering": ordering,
-        "comparison": compared,
-        "candidates": results,
-        "chosen": best,
-        "offsets": results[best].offsets,
-        "evidence": count_evidence(told, original, ordering) if best else evidence,
-        "calibration": calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
-        "fitted": fitted,
-    }
+    return Decision(
+        ordering,
+        comparison=compared_rows,
+        candidates=results,
+        chosen=best,
+        evidence=evidence,
+        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
+        offsets=results[best].offsets,
+        fitted=fitted,
+    )
+
+
+def _results(
+    entries: Sequence[tuple[str, Candidate]], rows: Sequence[Sequence[float]], fitted: FittedModel, scores: Scores
+) -> list[Result]:
+    """Return what finalists with these rows of scores came to."""
+    original = entries[0][1]
+    before = fitted.as_it_is(original)
+    gains = fitted.gains(original)
+    expected = fitted.expected_scores(original)
+    results = []
+    for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
+        score = math.fsum(row) / len(row)
+        if fitted.calibrating and number == 0:  # The original as it is.
+            results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
+            continue
+        calibration = fitted.calibration(ordering)
+        gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
+        if number and calibration is None:
+            gain = _by_few(gain, scores[original], scores[ordering])
+        offsets: tuple[float, ...] = ()
+        if calibration is not None and fitted.calibrating:
+            offsets = calibration.offsets
+        results.append(Result(origin, ordering, score, gain, gains[ordering].expected, offsets))
+    return results
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
-    """The number of the result that is expected to score best on new examples; among equals the first.
+    """Return the number of the result with the best estimate, or as in PLR Algorithm 1 with the best score.
 
-    Those that are not `likely` better than the original, the first, are not chosen. By score the best score decides, as
-    by PLR Algorithm 1.
+    Results that are not `likely` better than the original, the first, are not chosen. Among equals the first is.
     """
-    worth = [each.score if by_score else each.estimate for each in results]
-    allowed = [number for number, each in enumerate(results) if not number or likely(each.gain, min_probability)]
-    return max(allowed, key=worth.__getitem__)
+    values = [result.score if by_score else result.estimate for result in results]
+    allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
+    return max(allowed, key=values.__getitem__)
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    """Tell whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    least = min(gain.probability, gain.probability_calibrated)
     if min_probability is not None:
-        return min(gain.probability, gain.probability_calibrated) >= min_probability
-    odds = (gain.probability, gain.worse), (gain.probability_calibrated, gain.worse_calibrated)
-    return all(better > 0.0 and better >= MIN_ODDS * worse for better, worse in odds)
+        return least >= min_probability
+    is_better = gain.probability >= MIN_ODDS * gain.worse
+    return least > 0.0 and is_better and gain.probability_calibrated >= MIN_ODDS * gain.worse_calibrated
 
 
 def comparison(
@@ -162,10 +191,11 @@ def comparison(
     gain: Gain,
     **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare two orderings, the best of so many candidates and the original, by their scores on the same examples."""
+    """Compare the original with the best of this many candidates by their scores on the same examples."""
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
-    largest, margin = max(scores) - min(scores), DEVIATIONS * gain.deviation
+    largest = max(scores) - min(scores)
+    margin = DEVIATIONS * gain.deviation
     low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
     # What is expected is shrunk, so that the gain may be larger rather than smaller: as large as was seen, or more.
     least = max(gain.expected - margin, -largest)
@@ -223,72 +253,72 @@ class _ComparedAnswers:
 
 
 def rescore_with_set_metric(
-    outcome: Outcome, scorer: CellScorer, original: Candidate, *, examples: Collection[int] | None
-) -> Outcome:
-    """Return the outcome by a metric over a set itself, on the given examples (None: all) that both programs answered.
+    decision: Decision, scorer: CellScorer, original: Candidate, *, examples: Collection[int] | None
+) -> Decision:
+    """Return the decision by a metric over a set itself, on the given examples (None: all) that both programs answered.
 
     Scores are linear half way between both programs. So their mean difference is that of the metric, up to terms of the
     third order, and the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap and
     other resampling plans", 1982).
     """
     metric = scorer.influence
-    fitted = outcome.fitted
-    assert metric is not None and fitted is not None and outcome.chosen is not None
+    fitted = decision.fitted
+    assert metric is not None and fitted is not None and decision.chosen is not None
     answers = []
-    for candidate in outcome.candidates:
+    for candidate in decision.candidates:
         calibrated = fitted.answers(candidate.ordering) if candidate.offsets else {}
         answers.append(scorer.answers(candidate.ordering, calibrated))
     before = answers[0]
-    after = answers[outcome.chosen]
+    after = answers[decision.chosen]
     both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
     if not both:  # All calls of one of them failed.
-        return outcome
+        return decision
     compared = _ComparedAnswers(metric, both, before, after)
     # Scores that are linear near the best programs may be wrong for the original.
     as_it_is = metric.value(before.items())
     linear_gain = float(compared.gains().mean())
     compared.linearize_between()
-    expected = _expected_by_metric(outcome, compared, as_it_is, linear_gain)
+    expected = _expected_by_metric(decision, compared, as_it_is, linear_gain)
     gains = [
         replace(candidate.gain, expected=value - as_it_is)
-        for candidate, value in zip(outcome.candidates, expected, strict=True)
+        for candidate, value in zip(decision.candidates, expected, strict=True)
     ]
-    gain = _gain_by_metric(outcome, compared, gains[outcome.chosen])
-    gains[outcome.chosen] = gain
+    gain = _gain_by_metric(decision, compared, gains[decision.chosen])
+    gains[decision.chosen] = gain
     candidates = []
-    for number, candidate in enumerate(outcome.candidates):
+    for number, candidate in enumerate(decision.candidates):
         score = _score_by_metric(candidate, answers[number], compared, examples)
         candidates.append(replace(candidate, score=score, gain=gains[number]))
     return replace(
-        outcome,
-        comparison=_comparison_by_metric(outcome, compared, gain, original, as_it_is),
-        calibration=_effect_on_metric(outcome, scorer, original, expected),
+        decision,
+        comparison=_comparison_by_metric(decision, compared, gain, original, as_it_is),
+        calibration=_effect_on_metric(decision, scorer, original, expected),
         candidates=candidates,
         answered=[(example, before[example], after[example]) for example in both],
     )
 
 
 def _expected_by_metric(
-    outcome: Outcome, compared: _ComparedAnswers, as_it_is: float, linear_gain: float
+    decision: Decision, compared: _ComparedAnswers, as_it_is: float, linear_gain: float
 ) -> list[float]:
     """Return the expected metric of the candidates, whose gains are smaller if the metric's own gain is."""
     before, after = compared.values()
     share = 1.0
     if linear_gain and (after - before) / linear_gain > 0:
         share = min(1.0, (after - before) / linear_gain)
-    return [compared.metric.clip(as_it_is + share * candidate.gain.expected) for candidate in outcome.candidates]
+    return [compared.metric.clip(as_it_is + share * candidate.gain.expected) for candidate in decision.candidates]
 
 
-def _gain_by_metric(outcome: Outcome, compared: _ComparedAnswers, gain: Gain) -> Gain:
+def _gain_by_metric(decision: Decision, compared: _ComparedAnswers, gain: Gain) -> Gain:
     """Return the gain of the chosen candidate, no surer than the answers to the compared examples allow."""
-    fitted = outcome.fitted
+    fitted = decision.fitted
     assert fitted is not None
     before, after = compared.values()
     low, high = compared.metric.bounds
     sure = 1.0
     if before == after:  # Such answers say nothing of a gain.
         sure = 0.0
-    elif outcome.calibration is None or fitted.calibrating:  # Else log-probabilities say more than the answers.
+    elif decision.calibration is None or fitted.calibrating:  # Else log-probabilities say more than the answers.
         sure = _surely_better(compared.gains(), num_orderings=len(fitted.orderings))
     gain = _no_surer(gain, sure, largest=high - low)
     deviation = compared.metric.centring_factor * gain.deviation
@@ -309,10 +339,10 @@ def _score_by_metric(
 
 
 def _comparison_by_metric(
-    outcome: Outcome, compared: _ComparedAnswers, gain: Gain, original: Candidate, as_it_is: float
+    decision: Decision, compared: _ComparedAnswers, gain: Gain, original: Candidate, as_it_is: float
 ) -> Comparison:
     """Compare the chosen candidate with the original by the metric itself."""
-    assert outcome.comparison is not None
+    assert decision.comparison is not None
     metric = compared.metric
     before, after = compared.values()
     expected_chosen = as_it_is + gain.expected
@@ -321,10 +351,10 @@ def _comparison_by_metric(
         larger = max(0.0, after - expected_chosen)
     by_scores = comparison(
         *compared.scores().tolist(),
-        num_candidates=outcome.comparison.num_candidates,
+        num_candidates=decision.comparison.num_candidates,
         gain=gain,
-        expected_original=_interval_by_metric(outcome, metric, original, as_it_is, original),
-        expected_chosen=_interval_by_metric(outcome, metric, outcome.ordering, expected_chosen, original, larger),
+        expected_original=_interval_by_metric(decision, metric, original, as_it_is, original),
+        expected_chosen=_interval_by_metric(decision, metric, decision.ordering, expected_chosen, original, larger),
     )
     seen_gain = after - before
     low, high = metric.bounds
@@ -344,7 +374,7 @@ def _comparison_by_metric(
 
 
 def _interval_by_metric(
-    outcome: Outcome,
+    decision: Decision,
     metric: ConfusionScores,
     ordering: Candidate,
     value: float,
@@ -352,8 +382,8 @@ def _interval_by_metric(
     larger: float = 0.0,
 ) -> tuple[float, float, float]:
     """Return an expected value with its interval, which new examples with other shares of labels widen."""
-    assert outcome.fitted is not None
-    least, most = outcome.fitted.interval(ordering, value, reference=original)
+    assert decision.fitted is not None
+    least, most = decision.fitted.interval(ordering, value, reference=original)
     of_shares = DEVIATIONS * metric.error_of_shares
     least = value - math.hypot(metric.centring_factor * (value - least), of_shares)
     most = value + math.hypot(metric.centring_factor * (most - value), of_shares) + larger
@@ -361,8 +391,10 @@ def _interval_by_metric(
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """A gain no surer than the few examples that tell both apart: near the highest score the best of many has had no
-    misses, which the normal model of scores takes for an effect."""
+    """Return a gain no surer than the few examples that tell both apart.
+
+    Near the highest score the best of many had no misses by luck, which the normal model takes for an effect.
+    """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
@@ -370,21 +402,22 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 
 
 def _surely_better(differences: Array, *, num_orderings: int) -> float:
-    """How surely the best of so many orderings is better by a metric over a set, by differences of scores alone.
+    """Return how surely the best of this many orderings is better by a metric over a set, by differences of scores.
 
-    Where few of these decide, such as those of a rare label, it is no surer than that none of so many looks as good by
-    chance (Bonferroni), or as it takes to replace the original.
+    If few of them decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
+    by chance (Bonferroni), or as it takes to replace the original.
     """
-    squares, sure = differences**2, paired_probability(differences.tolist())
+    squares = differences**2
+    sure = paired_probability(differences.tolist())
     if squares.sum() ** 2 >= ENOUGH_DIFFERING * np.square(squares).sum():
         return sure
     return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
 
 
 def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
-    """A gain that is above 0 with this probability at most, and below 0 with the rest of it where that is the larger;
-    its interval is as wide as gives this."""
-    gain = gain if sure > 0.0 else replace(gain, expected=min(gain.expected, 0.0))  # Nothing tells both apart.
+    """Return a gain that is above 0 with at most this probability; its interval widens accordingly."""
+    if sure <= 0.0:  # Nothing tells both apart.
+        gain = replace(gain, expected=min(gain.expected, 0.0))
     probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
     if probability < gain.probability and gain.expected > 0:
         deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
@@ -395,59 +428,81 @@ def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
 
 
 def _effect_on_metric(
-    outcome: Outcome, scorer: CellScorer, original: Candidate, expected: Sequence[float]
+    decision: Decision, scorer: CellScorer, original: Candidate, expected: Sequence[float]
 ) -> CalibrationEffect | None:
     """Return what calibration does by the metric of the answers, and by the `expected` metric of the candidates."""
     metric = scorer.influence
-    fitted = outcome.fitted
-    effect = outcome.calibration
-    assert metric is not None and fitted is not None and outcome.chosen is not None
+    fitted = decision.fitted
+    effect = decision.calibration
+    assert metric is not None and fitted is not None and decision.chosen is not None
     if effect is None:
         return None
     always = []
     for label in metric.labels[: len(effect.always)]:
         always.append(metric.value((example, label) for example in range(metric.num_examples)))
     values: dict[str, float] = {}
-    for name, ordering in (("original", original), ("chosen", outcome.ordering)):
+    for name, ordering in (("original", original), ("chosen", decision.ordering)):
         as_it_is = scorer.answers(ordering, fitted.answers(ordering, calibrated=False))
         calibrated = scorer.answers(ordering, fitted.answers(ordering, calibrated=True))
         values[name] = metric.value(as_it_is.items())
         values[f"{name}_calibrated"] = metric.value(calibrated.items())
-    values["chosen_calibrated" if effect.applied else "chosen"] = expected[outcome.chosen]
-    for candidate, value in zip(outcome.candidates, expected, strict=True):
+    values["chosen_calibrated" if effect.applied else "chosen"] = expected[decision.chosen]
+    for candidate, value in zip(decision.candidates, expected, strict=True):
         if candidate.origin == "calibrated":
             values["original_calibrated"] = value
     rounded = {name: round(value, 6) for name, value in values.items()}
     return effect.model_copy(update={**rounded, "always": always})
 
 
+def limit_gains(results: Sequence[Result], limit: Gain) -> list[Result]:
+    """Return the results with gains that are no larger, and no surer, than a limit."""
+    limited = []
+    for result in results:
+        gain = result.gain
+        gain = replace(
+            gain,
+            expected=min(gain.expected, limit.expected),
+            probability=min(gain.probability, limit.probability),
+            worse=max(gain.worse, limit.worse),
+            probability_calibrated=min(gain.probability_calibrated, limit.probability_calibrated),
+            worse_calibrated=max(gain.worse_calibrated, limit.worse_calibrated),
+        )
+        limited.append(replace(result, gain=gain))
+    return limited
+
+
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples that could tell orderings apart, by all scores, those that did, and those of all compared."""
+    """Count the examples that could tell orderings apart, those that did, and those of all compared."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
             by_example[example].append(score)
-    met = [seen for seen in by_example.values() if len(seen) > 1]
+    repeated = [values for values in by_example.values() if len(values) > 1]
+    common = set.intersection(*(set(scores[ordering]) for ordering in compared)) if compared else ()
     return Evidence(
-        num_met=len(met),
-        num_differing=sum(min(seen) < max(seen) for seen in met),
-        num_compared=len(set.intersection(*(set(scores[each]) for each in compared))) if compared else 0,
+        num_met=len(repeated),
+        num_differing=sum(min(values) < max(values) for values in repeated),
+        num_compared=len(common),
     )
 
 
 def calibration_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Compare both orderings as they are and calibrated; None where log-probabilities do not say it.
+    """Compare both orderings as they are and calibrated; None without log-probabilities.
 
-    In the way that the ordering was chosen by, the scores are those that the fitted model expects of both: they
-    differ from that of the original as it is by the expected gain, which is shrunk for being the best of many.
+    The scores by which the ordering was chosen are those that the model expects: the best of many is shrunk.
     """
-    before, after, responses = fitted.calibration(original), fitted.calibration(chosen), fitted.responses
+    before = fitted.calibration(original)
+    after = fitted.calibration(chosen)
+    responses = fitted.responses
     if before is None or after is None or responses is None:
         return None
-    shares = [round(share, 6) for share in responses.labels.shares.tolist()] if responses.labels.calibrates else []
-    calibrating, expected = fitted.calibrating, fitted.expected_scores(original)
+    shares = []
+    if responses.labels.calibrates:
+        shares = [round(share, 6) for share in responses.labels.shares.tolist()]
+    calibrating = fitted.calibrating
+    expected = fitted.expected_scores(original)
     return CalibrationEffect(
         num_examples=responses.num_examples,
         original=round(fitted.as_it_is(original), 6),

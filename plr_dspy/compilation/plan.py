@@ -1,36 +1,46 @@
 """The shape of one compile: rounds, orderings and examples of each phase, and the calls that these make."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from plr_dspy.errors import UserError
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
-MIN_EXAMPLES, MIN_ORDERS = 2, 4  # examples a finalist is compared on, and orders that the first round scores, at least
+MIN_EXAMPLES = 2  # on which a finalist is compared, at least
+MIN_ORDERS = 4  # that the first round scores, at least
 MIN_FIRST = {"score": 4, "logprobs": 2}  # fewest examples that an order is scored on at first, by what a call tells
 SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a call
 
-NUM_LOOKS, ROUNDS = 360, 30  # first looks and rounds that a search's calls pay for; larger budgets look more closely
+NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets look more closely
+ROUNDS = 30  # that a search's calls pay for
+# Random candidates of the first round, at most, over the samples of a later one. There are many more choices of demos
+# than orders, so a model needs more of them before its proposals are worth their calls.
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
-"""Random ones of the first round, at most, over the samples of a later one, by what is searched: more for choices of
-demos, of which there are so many that a model needs more of them before its proposals are worth their calls."""
-
 MORE_THAN_FIRST = 2  # examples each time that the search comes back to an order, over those of its first look
-FINAL_SHARE, RACE_SHARE = 0.15, 0.15  # of the budget for the final comparison, at most, and of the rest for the race
+FINAL_SHARE = 0.15  # of the budget for the final comparison, at most
+RACE_SHARE = 0.15  # of the rest for the race
 
-RACED, LARGEST_RACE, ORIGINAL_SHARE = 3, 0.25, 0.5
-"""Where orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest.
-Another share, of the race's calls, is for the original one alone.
+# If orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest, and a
+# share of its calls is for the original alone. So a good original that nothing else tells of is replaced by mistake a
+# third as often (`benchmarks/offline.py`, "lone original"). If demos are chosen, the original is seldom a rival.
+RACED = 3
+LARGEST_RACE = 0.25
+ORIGINAL_SHARE = 0.5
 
-So a good order that nothing else tells of is replaced by mistake a third as often (`benchmarks/offline.py`, "lone
-original"). Where demos are chosen, the original is seldom a rival, and a search finds less by fewer calls.
-"""
-
-CALLS_PER_SQUARE, LEAST_CALLS = 2.5, 20  # calls over the square of the number of examples, at most; least such limit
+CALLS_PER_SQUARE = 2.5  # calls over the square of the number of examples, at most
+LEAST_CALLS = 20  # smallest such limit
 MAX_ROUNDS = 1_000  # a search ends with its calls, not its rounds, unless the user says so
+
+
+@dataclass(frozen=True)
+class ProblemSize:
+    """What a plan depends on, beside the optimizer's arguments."""
+
+    num_train: int  # examples
+    num_selection: int
+    num_distinct: int  # prompts in the space
+    num_attempts: int = 0  # calls of the budget that make demos before the search, at most
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ NOTHING_TO_DO = Plan(max_metric_calls=0)  # the plan where all choices give the 
 
 
 def most_calls(num_usable: int) -> int:
-    """Program calls that so few examples, of both splits together, can make use of.
+    """Return the program calls that this many examples, of both splits together, can make use of.
 
     On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
     the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
@@ -94,65 +104,79 @@ def most_calls(num_usable: int) -> int:
 
 
 def make_plan(
-    auto: str | None,  # "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`, which wins
+    auto: str | None,
+    size: ProblemSize,
     *,
-    num_train: int,
-    num_selection: int,
-    num_distinct: int,  # prompts in the space
     max_metric_calls: int | None = None,
-    signal: str = "score",  # what a call tells; "logprobs" where it tells how likely each label was
-    searched: str = "orders",  # of given demos, or "demos" and their order
-    spent: int = 0,  # calls of the budget that make demos before the search, or may
-    **chosen: Any,
+    signal: str = "score",
+    searched: str = "orders",
+    **shape: float | None,
 ) -> Plan:
     """Lay out a compile.
 
-    `chosen` are fields of the plan (`num_iterations`, `num_samples`, `elite_fraction`, `num_final_draws`) that win over
-    its own; None leaves them to it.
+    Args:
+        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
+        size: The problem.
+        max_metric_calls: Budget in program calls, in place of that of `auto`.
+        signal: What a call tells: "score", or "logprobs" of labels as well.
+        searched: "orders" of given demos, or "demos" and their order.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan; None leaves them to
+            it.
 
     Raises:
-        ValueError: when a budget is too small for what was asked.
+        ValueError: If the budget is too small.
     """
-    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": num_distinct}
-    fixed = {name: value for name, value in chosen.items() if value is not None}
-    plan_for: Callable[..., Plan | None] = partial(
-        _racing_plan, searched=searched, min_first=MIN_FIRST[signal], **sizes, **fixed
-    )
-    if auto == "paper":  # with its values: 15 rounds of 15, elites of a fifth, and 10 draws
-        own = {"num_initial": 0, "elite_fraction": 0.2, "num_final_draws": 10, "with_mode": True}
-        whole: dict[str, Any] = {"num_examples": num_train, "num_compared": num_selection, "budget": max_metric_calls}
-        plan = replace(random_plan(15 * 15, batch=15, num_best=1, **whole), **{**own, **fixed})
-        least = plan.final_calls + plan.num_samples * plan.num_train_examples
-        if max_metric_calls is not None and max_metric_calls < least:
-            raise UserError(
-                f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-                f"the finalists; got {max_metric_calls}: raise it, or use auto='light'"
-            )
-        return plan
+    fixed: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
+    if auto == "paper":
+        return _paper_plan(size, max_metric_calls, fixed)
+    min_first = MIN_FIRST[signal]
     total = max_metric_calls or BUDGETS[auto or "light"]
-    budget = total - spent
-    if found := plan_for(min(budget, most_calls(num_train + num_selection))) or plan_for(budget):
-        return found
-    enough = next(calls for calls in itertools.count(budget) if plan_for(calls) is not None)
-    purpose, lower = "a search and a final comparison", ""
+    budget = total - size.num_attempts
+    for calls in (min(budget, most_calls(size.num_train + size.num_selection)), budget):
+        plan = _racing_plan(calls, size, searched, min_first, fixed)
+        if plan is not None:
+            return plan
+    enough = next(
+        calls for calls in itertools.count(budget) if _racing_plan(calls, size, searched, min_first, fixed) is not None
+    )
+    purpose = "a search and a final comparison"
+    lower = ""
     if "num_samples" in fixed:
         purpose = f"num_samples={fixed['num_samples']}"
-        lower = ", or lower num_samples" if plan_for(budget, num_samples=1) is not None else ""
-    if spent:
-        purpose = f"{spent} calls that may make demos, then {purpose}"
+        if _racing_plan(budget, size, searched, min_first, {**fixed, "num_samples": 1}) is not None:
+            lower = ", or lower num_samples"
+    if size.num_attempts:
+        purpose = f"{size.num_attempts} calls that may make demos, then {purpose}"
         lower = ", or pass candidates='labeled', which makes none by calls"
-    came = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass it"
-    raise UserError(f"max_metric_calls must be at least {enough + spent} for {purpose}; {came}{lower}")
+    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass it"
+    raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 
-def _racing_plan(
-    budget: int, *, num_train: int, num_selection: int, num_distinct: int, searched: str, min_first: int, **fixed: Any
-) -> Plan | None:
-    """Rounds, samples and entrants that a budget affords; None if it is too small."""
-    num_best_seen = min(2, num_distinct - 1)
-    num_compared = min(num_selection, max(int(FINAL_SHARE * budget) // (1 + num_best_seen), MIN_EXAMPLES))
+def _paper_plan(size: ProblemSize, budget: int | None, fixed: dict[str, Any]) -> Plan:
+    """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws."""
+    plan = random_plan(
+        15 * 15, batch=15, num_best=1, num_examples=size.num_train, num_compared=size.num_selection, budget=budget
+    )
+    plan = replace(plan, num_initial=0, elite_fraction=0.2, num_final_draws=10, with_mode=True)
+    plan = replace(plan, **fixed)
+    least = plan.final_calls + plan.num_samples * plan.num_train_examples
+    if budget is not None and budget < least:
+        raise UserError(
+            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
+            f"the finalists; got {budget}: raise it, or use auto='light'"
+        )
+    return plan
+
+
+def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
+    """Return the rounds, samples and entrants that a budget affords; None if it is too small."""
+    num_train = size.num_train
+    num_best_seen = min(2, size.num_distinct - 1)
+    num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)
+    num_compared = min(size.num_selection, max(num_affordable, MIN_EXAMPLES))
     left = budget - (1 + num_best_seen) * num_compared
-    race_calls, original_share = max(0, int(RACE_SHARE * left)), 0.0
+    race_calls = max(0, int(RACE_SHARE * left))
+    original_share = 0.0
     if searched == "orders":
         race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * left)))
         original_share = ORIGINAL_SHARE
@@ -173,17 +197,18 @@ def _racing_plan(
     )
     plan = replace(plan, **fixed)
     affordable = plan.search_calls // (2 * num_first)
-    random = num_distinct if num_distinct <= affordable else round(FIRST_ROUND[searched] * plan.num_samples)
-    num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(random, affordable)))
-    plan = replace(plan, num_initial=min(num_initial, num_distinct))
+    num_random = size.num_distinct
+    if num_random > affordable:
+        num_random = round(FIRST_ROUND[searched] * plan.num_samples)
+    num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(num_random, affordable)))
+    plan = replace(plan, num_initial=min(num_initial, size.num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
 
 
 def random_plan(
     num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
 ) -> Plan:
-    """The plan of a compile that scores random orders, each once, and compares the best with the original one; 0 is a
-    batch of all."""
+    """Return the plan to score random orders, each once, and to compare the best with the original; 0 is one batch."""
     batch = min(batch or num_orders, num_orders)
     return Plan(
         num_iterations=-(-num_orders // batch),

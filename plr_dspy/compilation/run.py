@@ -5,16 +5,17 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from plr_dspy.compilation.choice import (
+    Decision,
     Outcome,
     calibration_effect,
+    compare_finalists,
     count_evidence,
-    judge,
     likely,
+    limit_gains,
     rescore_with_set_metric,
 )
 from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
@@ -49,12 +50,11 @@ class RestOfRun:
 
 @dataclass(kw_only=True)
 class CompileRun:
-    """A compile under way; what it has found can be had at any moment (`unfinished`).
+    """A compile under way; `unfinished` returns what it knows at any moment.
 
-    Where the plan is no racing one, what meets on the selection split is chosen by its scores there, as by PLR
-    Algorithm 1, which compares draws of the final distribution. Deviation: the original order, the best orders seen and
-    the mode join the draws; from the draws alone PLR Algorithm 1 can end with an order worse than the original or than
-    one it has seen.
+    If the plan does not race, the scores on the selection split decide, as in PLR Algorithm 1, which compares draws of
+    the final distribution. Deviation: the original order, the best orders seen and the mode join the draws. From draws
+    alone PLR Algorithm 1 can end with an order worse than the original or than one it has seen.
     """
 
     search: Search = field(kw_only=False)
@@ -71,9 +71,10 @@ class CompileRun:
     on_round: Callable[[Iteration], object] = lambda last: None
 
     def __post_init__(self) -> None:
-        scorer, plan, influence = self.scorer, self.plan, self.scorer.influence
+        plan = self.plan
+        influence = self.scorer.influence
         self.staged = StagedScores(
-            scorer,
+            self.scorer,
             num_train=self.num_train if plan.racing else plan.num_first_examples,
             num_first=plan.num_first_examples,
             num_more=plan.num_more_examples,
@@ -89,7 +90,7 @@ class CompileRun:
         if self.min_probability is None and not plan.racing:
             self.min_probability = 0.0
         self._futility = FutilityCheck(
-            scorer,
+            self.scorer,
             self.num_train,
             self.sample,
             compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
@@ -109,7 +110,8 @@ class CompileRun:
         self.stop = self._search()
         if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.holds(self.original):
             evidence = count_evidence(self.staged.scores())  # failed calls may differ
-            return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
+            evidence = evidence.model_copy(update={"num_differing": 0})
+            return self._outcome(Decision(self.original, evidence=evidence))
         rest = self._calls_for_rest()
         entries = self._finalists()
         if self.plan.racing:
@@ -117,7 +119,9 @@ class CompileRun:
             winners = self._race(entrants, rest)
             entries = [entries[0], *(("best seen", winner) for winner in winners)]
         rows, examples = self._compare([ordering for _, ordering in entries], rest.share)
-        return self._choose(entries, rows, examples)
+        if len(rows) < 2:
+            return self._outcome(stop=replace(self.stop, addition=NOT_COMPARED))
+        return self._outcome(self._choose(entries[: len(rows)], rows, examples))
 
     def _search(self) -> Stop:
         """Ask, score and tell until the search has made its calls or something ends it; return what that is."""
@@ -221,14 +225,15 @@ class CompileRun:
         """Tell the search of a round, in which an ordering may come several times, and note how it went."""
         if self.scorer.influence is not None:
             self._refer(self._best() if self._history else orderings)
-        search, table = self.search, self.scores()
+        search = self.search
+        table = self.scores()
         if not self._history:
             self._first_round = list(orderings)
         search.tell(orderings, table)
         num_new = len(set(orderings) - self._told)
         self._told.update(orderings)
-        limited = self.scorer.influence.clip if self.scorer.influence else float
-        scores = [limited(mean_score(table[ordering])) for ordering in orderings]
+        clip = self.scorer.influence.clip if self.scorer.influence else float
+        scores = [clip(mean_score(table[ordering])) for ordering in orderings]
         best = search.ranked(table)[0]
         self._history.append(
             Iteration(
@@ -237,47 +242,52 @@ class CompileRun:
                 num_new=num_new,
                 mean_score=sum(scores) / len(scores),
                 best_score=max(scores),
-                best_score_so_far=limited(best.score),
+                best_score_so_far=clip(best.score),
                 best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
                 program_calls=self.scorer.num_cells(),
             )
         )
 
     def _refer(self, orderings: Sequence[Candidate]) -> None:
-        """Score by a metric over a set near what the first of these orderings answer, calibrated where answers are."""
+        """Linearize a metric over a set near the answers of the first of these orderings."""
         fitted = self.search.fitted
         self.scorer.linearize_at((each, {} if fitted is None else fitted.answers(each)) for each in orderings)
 
     def _best(self, count: int | None = None) -> list[Candidate]:
-        """The best orderings by the search's estimates, best first; the earlier of equals comes first."""
+        """Return the best orderings by the search's estimates, best first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())[:count]]
 
     def _finalists(self) -> list[tuple[str, Candidate]]:
-        """The original, and the best orderings of the search, with their origins; where plans race, what enters it."""
-        plan, search = self.plan, self.search
+        """Return origin and ordering of the original and the best of the search, or of what enters the race."""
+        plan = self.plan
         best = self._best()[: plan.num_best_seen]
         if plan.racing:
-            best = first_of_each_kind([each for each in self._best() if each != self.original], plan.num_entrants)
-        found = [("original", self.original), *(("best seen", each) for each in best)]
+            others = [ordering for ordering in self._best() if ordering != self.original]
+            best = first_of_each_kind(others, plan.num_entrants)
+        origins: dict[Candidate, str] = {self.original: "original"}
+        for ordering in best:
+            origins.setdefault(ordering, "best seen")
         if best or not plan.racing:
-            found += [("mode", search.mode())] if plan.with_mode else []
-            found += [("draw", each) for each in search.draw(plan.num_final_draws)]
-        origins: dict[Candidate, str] = {}
-        for origin, ordering in found:
-            origins.setdefault(ordering, origin)
+            if plan.with_mode:
+                origins.setdefault(self.search.mode(), "mode")
+            for ordering in self.search.draw(plan.num_final_draws):
+                origins.setdefault(ordering, "draw")
         return [(origin, ordering) for ordering, origin in origins.items()]
 
     def scores(self, known: Scores | None = None) -> Scores:
-        """The scores of the train split, or those that are given, as they count: of a metric over a set, facts have the
-        shares that they have among all examples."""
-        scores, influence = self.staged.scores() if known is None else known, self.scorer.influence
+        """Return the scores of the train split, or the given ones, as they count.
+
+        By a metric over a set, labels count by their shares among all examples.
+        """
+        scores = self.staged.scores() if known is None else known
+        influence = self.scorer.influence
         if influence is None:
             return scores
-        found = {}
+        reweighted = {}
         for ordering, row in scores.items():
             (counted,) = influence.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
-            found[ordering] = dict(zip(row, counted, strict=True))
-        return found
+            reweighted[ordering] = dict(zip(row, counted, strict=True))
+        return reweighted
 
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
@@ -287,51 +297,59 @@ class CompileRun:
 
     def _choose(
         self, entries: Sequence[tuple[str, Candidate]], rows: Sequence[Sequence[float]], examples: Sequence[int]
-    ) -> Outcome:
-        """Choose among the finalists that have scores on the selection split, by what all scores let one expect."""
-        if len(rows) < 2:
-            return self._outcome(stop=replace(self.stop, addition=NOT_COMPARED))
-        entries = entries[: len(rows)]
-        racing = self.plan.racing
+    ) -> Decision:
+        """Choose among finalists with scores on the selection split, by what all scores let one expect."""
+        decision = self._decide(entries, rows, examples, self.min_probability)
+        if self.scorer.influence is None:
+            return decision
+        return self._choose_by_set_metric(entries, examples, decision)
 
-        def judged(rows: Sequence[Sequence[float]], least: float | None) -> Outcome:
-            known = self.staged.scores() if racing else {}
-            for (_, ordering), row in zip(entries, rows, strict=True):
-                known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
-            options: dict[str, Any] = {"as_they_came": known, "min_probability": least, "by_score": not racing}
-            return self._outcome(**judge(entries, examples, self.scores(known), self.search.model, **options))
+    def _decide(
+        self,
+        entries: Sequence[tuple[str, Candidate]],
+        rows: Sequence[Sequence[float]],
+        examples: Sequence[int],
+        min_probability: float | None,
+    ) -> Decision:
+        """Choose by these rows of scores, and if plans race by the scores of the search as well."""
+        known = self.staged.scores() if self.plan.racing else {}
+        for (_, ordering), row in zip(entries, rows, strict=True):
+            known.setdefault(ordering, {}).update(zip(examples, row, strict=True))
+        return compare_finalists(
+            entries,
+            examples,
+            self.scores(known),
+            self.search.model,
+            as_they_came=known,
+            min_probability=min_probability,
+            by_score=not self.plan.racing,
+        )
 
+    def _choose_by_set_metric(
+        self, entries: Sequence[tuple[str, Candidate]], examples: Sequence[int], decision: Decision
+    ) -> Decision:
+        """Choose again by scores that are linear near the two that are compared, and by the metric itself."""
+        scorer = self.scorer
         least = self.min_probability
-        outcome = judged(rows, least)
-        fitted = outcome.fitted
-        if self.scorer.influence is None or fitted is None:
-            return outcome
-        # A metric over a set is linear near the two that are compared only.
-        calibrated = fitted.answers(outcome.ordering) if outcome.offsets else {}
-        others = ((each, fitted.answers(each)) for each, _ in fitted.estimates())
-        compared = [(self.original, {}), (outcome.ordering, calibrated)]
-        self.scorer.linearize_at(itertools.chain(compared, others), least=2)
-        _, rows = self.scorer.table([ordering for _, ordering in entries], examples, favoured=0)
-        compared_on = None if racing else examples  # other plans go by the selection split alone
-        outcome = rescore_with_set_metric(judged(rows, least), self.scorer, self.original, examples=compared_on)
-        if not outcome.chosen or likely(outcome.candidates[outcome.chosen].gain, least):
-            return outcome
+        fitted = decision.fitted
+        assert fitted is not None
+        calibrated = fitted.answers(decision.ordering) if decision.offsets else {}
+        others = ((estimate.ordering, fitted.answers(estimate.ordering)) for estimate in fitted.estimates())
+        compared = [(self.original, {}), (decision.ordering, calibrated)]
+        scorer.linearize_at(itertools.chain(compared, others), least=2)
+        _, rows = scorer.table([ordering for _, ordering in entries], examples, favoured=0)
+        compared_on = None if self.plan.racing else examples  # Other plans go by the selection split alone.
+        decision = self._decide(entries, rows, examples, least)
+        decision = rescore_with_set_metric(decision, scorer, self.original, examples=compared_on)
+        if not decision.chosen:
+            return decision
+        gain = decision.candidates[decision.chosen].gain
+        if likely(gain, least):
+            return decision
         # By the metric itself the chosen one is less sure than by its influence: the original stays.
-        most = outcome.candidates[outcome.chosen].gain
-        outcome = rescore_with_set_metric(judged(rows, math.inf), self.scorer, self.original, examples=compared_on)
-        candidates = []
-        for each in outcome.candidates:  # None of them gains more, or is surer.
-            expected = min(each.gain.expected, most.expected)
-            gain = replace(
-                each.gain,
-                expected=expected,
-                probability=min(each.gain.probability, most.probability),
-                worse=max(each.gain.worse, most.worse),
-                probability_calibrated=min(each.gain.probability_calibrated, most.probability_calibrated),
-                worse_calibrated=max(each.gain.worse_calibrated, most.worse_calibrated),
-            )
-            candidates.append(replace(each, gain=gain))
-        return replace(outcome, candidates=candidates)
+        decision = self._decide(entries, rows, examples, math.inf)
+        decision = rescore_with_set_metric(decision, scorer, self.original, examples=compared_on)
+        return replace(decision, candidates=limit_gains(decision.candidates, gain))
 
     def _compare(self, orderings: Sequence[Candidate], share: float = 1.0) -> tuple[list[list[float]], list[int]]:
         """Score finalists on a share of the selection split.
@@ -375,31 +393,42 @@ class CompileRun:
         return sorted(cheapest_first) if len(cheapest_first) >= max(1, least) else []
 
     def unfinished(self, error: BaseException) -> Outcome:
-        """What is known where the compile ended in an exception: the best order of the search, not compared."""
-        if not self._history and (scored := self.staged.salvage()):
-            self.search.tell(scored, self.scores())
+        """Return what is known after an exception: the best order of the search, not compared."""
+        if not self._history:
+            scored = self.staged.salvage()
+            if scored:
+                self.search.tell(scored, self.scores())
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}", PHASES.get(self.scorer.phase, ""))
         if isinstance(error, KeyboardInterrupt):
             stop = replace(stop, reason=StopReason.INTERRUPTED, detail="")
         (ordering,) = self._best(1) or [self.original]
-        return self._outcome(ordering=ordering, stop=stop)
+        return self._outcome(Decision(ordering), stop)
 
-    def _outcome(self, **found: Any) -> Outcome:
-        """The outcome with what was found; unless that is a comparison, the original order stays or the one given, and
-        a compile that calibrates says what that does. Calls by phase are as in `Report`."""
+    def _outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
+        """Return the outcome with a decision; without one the original stays."""
         scorer = self.scorer
-        model = self.search.model
         counts = {phase: scorer.num_cells(phase) for phase in ("bootstrap", "search", "race", "final")}
-        counts |= {"total": scorer.num_cells(), "resumed": scorer.log.num_recalled}
-        known: dict[str, Any] = {"ordering": self.original, "stop": self.stop, **found}
-        outcome = Outcome(distributions=self.search.distributions, history=self._history, program_calls=counts, **known)
-        if outcome.comparison is not None or not model.calibrating:
-            return outcome
+        counts["total"] = scorer.num_cells()
+        counts["resumed"] = scorer.log.num_recalled
+        decision = decision or Decision(self.original)
+        if decision.comparison is None and self.search.model.calibrating:
+            decision = self._with_calibration(decision)
+        return Outcome(
+            decision,
+            distributions=self.search.distributions,
+            history=self._history,
+            program_calls=counts,
+            stop=stop or self.stop,
+        )
+
+    def _with_calibration(self, decision: Decision) -> Decision:
+        """Add what calibration does to a decision without a comparison."""
         scores = self.scores()
-        both = [ordering for ordering in (self.original, outcome.ordering) if ordering in scores]
+        both = [ordering for ordering in (self.original, decision.ordering) if ordering in scores]
         if not both:
-            return outcome
-        applied = outcome.ordering != self.original
-        effect = calibration_effect(model.fit(scores, kept=both), both[0], both[-1], applied=applied)
+            return decision
+        applied = decision.ordering != self.original
+        fitted = self.search.model.fit(scores, kept=both)
+        effect = calibration_effect(fitted, both[0], both[-1], applied=applied)
         offsets = tuple(effect.offsets) if effect is not None and applied else ()
-        return replace(outcome, calibration=effect, offsets=offsets)
+        return replace(decision, calibration=effect, offsets=offsets)

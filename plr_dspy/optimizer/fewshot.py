@@ -13,19 +13,23 @@ import dspy
 from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.plan import NOTHING_TO_DO
+from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.demos import TeacherWork, choice_of_demos, demo_examples, make_attempts, pools_of, stand_ins
-from plr_dspy.optimizer.job import Attempt, Job
-from plr_dspy.optimizer.plreorder import PLReorder
+from plr_dspy.optimizer.base import OpenCompile
+from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins
+from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
+from plr_dspy.optimizer.learning import LearningOptimizer
+from plr_dspy.optimizer.report_builder import FinishedProgram
+from plr_dspy.optimizer.setup import Attempt, CompileOptions, CompileSetup, DemoChoices
 from plr_dspy.plackett_luce.updates import smoothing_of
-from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle, shown
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
+from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
+from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.causes import cure_of
@@ -66,7 +70,29 @@ def _with_pool(program: dspy.Module, slots: PromptSlots) -> dspy.Module:
     return ProgramFactory(program).build(demos)
 
 
-def _without_retrieval(student: dspy.Module) -> dspy.Module:
+def _teacher_of(teacher: Any) -> dspy.Module | None:
+    """Return the program that makes demos, from the argument as DSPy's optimizers take it."""
+    if isinstance(teacher, (list, tuple)):
+        teacher = teacher[0] if teacher else None
+    if isinstance(teacher, CalibratedProgram):
+        teacher = teacher.program  # Its demos are made as the student's are.
+    if teacher is not None and not isinstance(teacher, dspy.Module):
+        raise UserTypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
+    return teacher
+
+
+def _too_few_examples(trainset: Examples, valset: Examples) -> str:
+    """Say that no example can become a demo."""
+    beside = " that valset does not hold" if valset else ""
+    of_valset = {source_of(example.inputs()) for example in valset}
+    number = len({source_of(example.inputs()) for example in trainset} - of_valset)
+    return (
+        f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
+        f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
+    )
+
+
+def _without_found_demos(student: dspy.Module) -> dspy.Module:
     """Return a copy of a student that finds its demos, which shows none of these."""
     program = ProgramFactory(student).build({})
     for predictor in program.predictors():
@@ -76,57 +102,51 @@ def _without_retrieval(student: dspy.Module) -> dspy.Module:
 
 
 @arguments
-class PLFewShot(PLReorder):
-    """Chooses which demos a program shows, how many, and in what order, for a budget of program calls.
+class PLFewShot(LearningOptimizer):
+    """Choose which demos a program shows, how many, and in what order, for a budget of program calls.
 
     Candidates are the student's own demos, labelled examples of the trainset, and demos that a teacher's right answers
     make (DSPy's `BootstrapFewShot`). A quarter of the trainset, 50 examples at most, becomes demos, and the rest
-    scores: no example is ever scored with itself, or with another of the same inputs, in the prompt. The student as it
-    is competes, and stays unless something is three times as likely to be better as to be worse.
+    scores: no example is scored with itself, or with one of the same inputs, in the prompt. The student as it is
+    competes, and stays unless something is three times as likely to be better as to be worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos to every input. "retrieved" shows each input the ones of the whole trainset
-            that are most like it, in the best of five ways: the nearest last, half as many, rather those with frequent
-            labels among the neighbours, rather those unlike each other, the nearest first. With "auto" both compete.
-            What comes back holds the trainset, and so does its file. With ``max_metric_calls=0`` as well, no call is
-            made: the nearest are shown last, and of a pool of 320 or more, rather those with frequent labels.
-        embedder: A ``dspy.Embedder`` that says how like inputs are; None compares the words that they share (TF-IDF).
-        max_demos, min_demos: Demos that each predictor shows; a predictor for which there are fewer can show all.
-        candidates: What the demos are made of: "labeled" examples of the trainset, demos "bootstrapped" from them, or
-            "both", which bootstraps none where every output is a label that the examples have; or a list of demos, for
-            every predictor whose prompt shows them. The student's own always take part.
-        max_demo_tokens: Hard limit on the tokens of all demos that are shown together, as GPT-4o counts them; None for
-            none. Only the student as it is may have more.
-        max_bootstrapped: Examples whose answers make demos; a teacher is run on twice as many at most, one after the
-            other. These calls are part of the budget.
+        demos: "fixed" shows the same demos to every input. "retrieved" shows each input the most similar ones of the
+            whole trainset in the best of five ways: the nearest last, half as many, rather those with frequent labels
+            among the neighbours, rather those unlike each other, the nearest first. With "auto" both compete. The
+            result and its file hold the trainset. With ``max_metric_calls=0`` no call is made: the nearest are shown
+            last, and from a pool of 320 or more, rather those with frequent labels.
+        embedder: A ``dspy.Embedder`` that says how similar inputs are; None compares their words (TF-IDF).
+        max_demos, min_demos: Demos that each predictor shows; if there are fewer, it can show all.
+        candidates: What makes demos: "labeled" examples of the trainset, demos "bootstrapped" from them, or "both",
+            which bootstraps none if every output is a label that the examples have; or a list of demos, for every
+            predictor whose prompt shows them. The student's own always take part.
+        max_demo_tokens: Limit on the tokens of all demos together, as GPT-4o counts them. Only the student as it is may
+            have more.
+        max_bootstrapped: Examples whose answers make demos. A teacher is run on twice as many at most, one after the
+            other, as part of the budget.
         metric_threshold: Least score of an answer that makes a demo; None takes any above 0.
         signal, calibrate, update, max_metric_calls, max_seconds, max_cost, stop_at_score, patience, min_probability,
-            num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
-            Demos that a teacher makes get a quarter of `max_cost` at most; a reply of the teacher that cannot be read
-            makes no demo, and is no failure.
+            num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`. A teacher may
+            use a quarter of `max_cost`. Its replies that cannot be read make no demo, and are no failures.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
 
     Attributes:
-        report: As of `PLReorder`; None where a compile ended before its search began. Demos are named by their numbers
-            in the pool, which ``report.slots`` lists with their origins; ``report.best_by_number`` has the best
-            arrangement found of each number of demos.
-        best_program: As of `PLReorder`.
+        report: As in `PLReorder`; None if a compile ended before its search began. Demos are named by their numbers in
+            the pool, which ``report.slots`` lists with their origins. ``report.best_by_number`` has the best
+            arrangement of each number of demos.
+        best_program: As in `PLReorder`.
 
     Raises:
-        TypeError, ValueError: for arguments out of range; the message says what to pass.
+        TypeError, ValueError: If an argument is out of range; the message says what to pass.
     """
 
     name = "PLFewShot"
-    searched: ClassVar[str] = "demos"
     chooses_demos: ClassVar[bool] = True
     num_demos: ClassVar[None] = None  # type: ignore[misc]
-    num_iterations: ClassVar[None] = None  # type: ignore[misc]
-    num_samples: ClassVar[None] = None  # type: ignore[misc]
-    elite_fraction: ClassVar[None] = None  # type: ignore[misc]
-    num_final_draws: ClassVar[None] = None  # type: ignore[misc]
 
-    auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[assignment]
+    auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
     embedder: SkipValidation[Callable[..., Any] | None] = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
@@ -158,6 +178,9 @@ class PLFewShot(PLReorder):
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
+
     def program_with(self, num_demos: int) -> dspy.Module:
         """Make the program with the best arrangement that the last compile found of a number of demos.
 
@@ -173,33 +196,35 @@ class PLFewShot(PLReorder):
             raise UserError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
         return self._found[num_demos]()
 
+    def _options(self) -> CompileOptions:
+        return replace(
+            super()._options(),
+            max_demos=self.max_demos,
+            max_bootstrapped=self.max_bootstrapped,
+            metric_threshold=self.metric_threshold,
+        )
+
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
-    ) -> dict[str, Any]:
+    ) -> DemoChoices:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
-        if isinstance(teacher, (list, tuple)):  # as to other optimizers
-            teacher = teacher[0] if teacher else None
-        if isinstance(teacher, CalibratedProgram):
-            teacher = teacher.program  # which makes demos as the student's does
-        if teacher is not None and not isinstance(teacher, dspy.Module):
-            raise UserTypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
-        given = [] if isinstance(self.candidates, str) else self.candidates
-        student = program if any(isinstance(each, RetrievingPredict) for each in program.predictors()) else None
-        if student is not None:
-            program = _without_retrieval(student)
-        examples = {} if given else demo_examples(trainset, valset, rng)
+        given = self._given
+        student: dspy.Module | None = None
+        if any(isinstance(predictor, RetrievingPredict) for predictor in program.predictors()):
+            student = program
+            program = _without_found_demos(student)
+        examples: Mapping[int, dspy.Example] = {}
+        if not given:
+            examples = demo_examples(trainset, valset, rng)
         if not (student or given or examples or any(predictor.demos for predictor in program.predictors())):
-            beside, held = " that valset does not hold" * bool(valset), {source_of(e.inputs()) for e in valset}
-            number = len({source_of(e.inputs()) for e in trainset} - held)
-            raise UserError(
-                f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
-                f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
-            )
-        attempts, findable = [], {}
+            raise UserError(_too_few_examples(trainset, valset))
+        attempts: list[Attempt] = []
+        findable: Mapping[int, dspy.Example] = {}
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
             attempts = stand_ins(program, examples, self.max_bootstrapped, beside_labelled=self.candidates == "both")
         if self.demos != "fixed" and not given:
-            findable = {index: trainset[index] for index in by_content(trainset)}  # also prompts stay the same
+            # Prompts do not depend on the order of the trainset.
+            findable = {index: trainset[index] for index in by_content(trainset)}
         slots = self._slots(program, examples, findable, attempts, student=student)
         if not (slots.slots or attempts):
             cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"
@@ -213,50 +238,71 @@ class PLFewShot(PLReorder):
         if self.max_metric_calls == 0:
             assert isinstance(slots, RetrievalSlots)
             original = slots.without_calls
-        return {
-            "program": program,
-            "student": student,
-            "slots": slots,
-            "original": original,
-            "others": [*(examples.values() if self.demos != "retrieved" else ()), *given],
-            "demo_examples": examples,
-            "findable": findable,
-            "teacher": teacher,
-            "attempts": attempts,
-        }
+        others = list(given)
+        if self.demos != "retrieved":
+            others += examples.values()
+        return DemoChoices(
+            program=program,
+            slots=slots,
+            original=original,
+            others=others,
+            demo_examples=examples,
+            findable=findable,
+            student=student,
+            teacher=_teacher_of(teacher),
+            attempts=attempts,
+        )
 
-    def _make_demos(self, job: Job, evaluator: Callable[..., ProgramEvaluator]) -> Job:
+    @property
+    def _given(self) -> Sequence[Any]:
+        """The demos that the user passed as candidates."""
+        return [] if isinstance(self.candidates, str) else self.candidates
+
+    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the demos that a teacher makes, and lay out the search among them."""
         if self.calibrate is not False or self.signal == "logprobs":
-            self.work(job)  # which raises where that cannot be, before any call
-        names = [f"trainset[{number}]" for number in job.demo_examples]
-        teaching = evaluator(job.slots, TeacherWork(job), names=names, num_threads=1)
-        attempts, ended_early = make_attempts(job, teaching)
-        labelled = self.candidates != "bootstrapped"
-        given = {"labelled": labelled, "student": job.student}
-        slots = self._slots(job.program, job.demo_examples, job.findable, attempts, **given)
-        if ended_early and slots.space.num_distinct < 2:
+            self.work(setup)  # It raises if that is impossible, before any call.
+        names = [f"trainset[{number}]" for number in setup.demo_examples]
+        teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
+        attempts, ended_early = make_attempts(setup, teaching)
+        slots = self._slots(
+            setup.program,
+            setup.demo_examples,
+            setup.findable,
+            attempts,
+            student=setup.student,
+            labelled=self.candidates != "bootstrapped",
+        )
+        if slots.space.num_distinct < 2:
+            self._check_attempts(attempts, ended_early=ended_early)
+        _warn_of_demos(setup.program, slots, beside=setup.slots)
+        setup = self._with_slots(replace(setup, attempts=attempts), slots)
+        if setup.plan.max_metric_calls is not None:
+            teaching.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
+        return setup
+
+    def _with_slots(self, setup: CompileSetup, slots: PoolSlots) -> CompileSetup:
+        """Return a setup that chooses from other demos, with a plan for them."""
+        setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
+        return self._with_plan(setup) if slots.space.num_distinct > 1 else setup
+
+    def _check_attempts(self, attempts: Sequence[Attempt], *, ended_early: bool) -> None:
+        """Raise if attempts that left nothing to choose from ended early, or all failed."""
+        if ended_early:
             limits = {"max_seconds": self.max_seconds, "max_cost": self.max_cost}
             shares = [f"a quarter of {name}={limit:g}" for name, limit in limits.items() if limit is not None]
             raise RuntimeError(
                 f"{' or '.join(shares) or 'max_metric_calls'} was over before bootstrapped demos gave anything to "
                 "choose from: raise it; with log_dir, the next compile goes on from there"
             )
-        _warn_of_demos(job.program, slots, beside=job.slots)
-        if slots.space.num_distinct < 2 and attempts and all(each.cell.outcome == FAILED for each in attempts):
-            failed = attempts[0].cell
-            otherwise = "mend the program, the metric or the examples"
-            cure = cure_of((each.cell.error for each in attempts), otherwise=otherwise)
+        if attempts and all(attempt.cell.outcome == FAILED for attempt in attempts):
+            first = attempts[0].cell
+            errors = [attempt.cell.error for attempt in attempts]
+            cure = cure_of(errors, otherwise="mend the program, the metric or the examples")
             raise RuntimeError(
                 f"there is nothing to choose from: all {len(attempts)} calls that were to make demos failed, the first "
-                f"by {failed.error} ({failed.message}): {cure}"
+                f"by {first.error} ({first.message}): {cure}"
             )
-        job = replace(job, slots=slots, original=slots.original, attempts=attempts, plan=NOTHING_TO_DO)
-        if slots.space.num_distinct > 1:
-            job = replace(job, plan=job.planned())
-        if job.plan.max_metric_calls is not None:
-            teaching.budget.max_calls = job.plan.max_metric_calls + len(attempts)
-        return job
 
     def _slots(
         self,
@@ -269,77 +315,95 @@ class PLFewShot(PLReorder):
         fixed_only: bool = False,
         student: dspy.Module | None = None,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; the examples as they are only where they are labelled.
+        """Return what can be chosen after these attempts; the examples themselves only if they are `labelled`.
 
         A student that finds its demos competes as it is.
         """
-        every = pools_of(  # Of both kinds at once: each demo is rendered, and its tokens are counted.
-            program,
-            labelled={**examples, **findable} if labelled else {},
-            attempts=attempts,
-            given=[] if isinstance(self.candidates, str) else self.candidates,
+        every = pools_of(  # Fixed and found ones together: each demo is rendered once.
+            program, labelled={**examples, **findable} if labelled else {}, attempts=attempts, given=self._given
         )
-        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
-        fixed = {f"trainset[{number}]" for number in examples}
-        pools = {
-            name: [each for each in demos if each.origin in fixed or each.origin not in places]
-            for name, demos in every.items()
-        }
-        limits: dict[str, Any] = {"min_demos": self.min_demos, "max_demos": self.max_demos}
-        limits["max_tokens"] = self.max_demo_tokens
+        only_findable = {f"trainset[{number}]" for number in findable.keys() - examples.keys()}
+        pools = {}
+        for name, demos in every.items():
+            pools[name] = [demo for demo in demos if demo.origin not in only_findable]
         own = [] if student is None else [(OWN, student)]
+        min_demos = self.min_demos
+        max_demos = self.max_demos
         if fixed_only or (self.demos == "fixed" and not own):
-            return PoolSlots(program, pools, **limits)
-        if self.demos == "fixed":
-            return RetrievalSlots(program, pools, nearest={}, found={}, programs=own, **limits)
-        retrieved = {
-            name: sorted([each for each in demos if each.origin != OWN], key=lambda each: places.get(each.origin, -1))
-            for name, demos in every.items()
-        }
-        tokens = None
-        if self.max_demo_tokens is not None:
-            tokens = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
-            retrieved = {name: [each for each in demos if each.tokens <= tokens] for name, demos in retrieved.items()}
-        if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
-            raise UserError(
-                "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
-                "own: pass examples that these do not show, with the fields of the signature and within max_demo_tokens"
-            )
-        _, known = self._embedded.setdefault(id(self.embedder), (self.embedder, {}))
+            return PoolSlots(program, pools, min_demos=min_demos, max_demos=max_demos, max_tokens=self.max_demo_tokens)
+        nearest: Mapping[str, NearestDemos] = {}
+        found: Mapping[str, Pool] = {}
+        if self.demos != "fixed":
+            retrieved, tokens = self._retrieved(every, findable)
+            if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
+                raise UserError(
+                    "demos='retrieved' needs demos that can be found for an input, and there are none but the "
+                    "student's own: pass examples that these do not show, with the fields of the signature and within "
+                    "max_demo_tokens"
+                )
+            _, known = self._embedded.setdefault(id(self.embedder), (self.embedder, {}))
+            nearest = variations(max_demos, min_demos, tokens)
+            found = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
         if self.demos == "retrieved":
-            limits |= {"min_demos": 0, "max_demos": 0}
+            min_demos = 0
+            max_demos = 0
         return RetrievalSlots(
             program,
             pools,
-            nearest=variations(self.max_demos, self.min_demos, tokens),
-            found=make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known),
+            nearest=nearest,
+            found=found,
             programs=own,
-            **limits,
+            min_demos=min_demos,
+            max_demos=max_demos,
+            max_tokens=self.max_demo_tokens,
         )
 
-    def _without_finding(
-        self, job: Job, scorer: CellScorer, error: CalledBlindly
-    ) -> tuple[Job, MetricWork, CellScorer]:
-        """Return the job with fixed demos alone, if these compete with found ones."""
-        if self.demos != "auto" or job.student is not None:
+    def _retrieved(
+        self, pools: Mapping[str, Sequence[PooledDemo]], findable: Mapping[int, dspy.Example]
+    ) -> tuple[dict[str, list[PooledDemo]], int | None]:
+        """Return the demos of each predictor that can be found, and the tokens that each predictor may show."""
+        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
+        retrieved = {}
+        for name, demos in pools.items():
+            not_own = [demo for demo in demos if demo.origin != OWN]
+            retrieved[name] = sorted(not_own, key=lambda demo: places.get(demo.origin, -1))
+        if self.max_demo_tokens is None:
+            return retrieved, None
+        most = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
+        for name, demos in retrieved.items():
+            retrieved[name] = [demo for demo in demos if demo.tokens <= most]
+        return retrieved, most
+
+    def _without_retrieval(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile:
+        """Return the compile with fixed demos alone, if these compete with found ones."""
+        setup = opened.setup
+        if self.demos != "auto" or setup.student is not None:
             raise error
         logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
         labelled = self.candidates != "bootstrapped"
-        slots = self._slots(job.program, job.demo_examples, {}, job.attempts, labelled=labelled, fixed_only=True)
-        job = replace(job, slots=slots, original=slots.original, findable={}, plan=NOTHING_TO_DO)
-        if slots.space.num_distinct > 1:
-            job = replace(job, plan=job.planned())
-        work = self.work(job)
-        payer = scorer.payer
+        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, labelled=labelled, fixed_only=True)
+        setup = self._with_slots(replace(setup, findable={}), slots)
+        work = self.work(setup)
+        payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
-        bootstrapped = [each.key for each in job.attempts]
-        again = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
-        return job, work, again
+        bootstrapped = [attempt.key for attempt in setup.attempts]
+        scorer = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
+        return replace(opened, setup=setup, work=work, scorer=scorer)
 
-    def _made(
-        self, job: Job, compilation: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
-    ) -> tuple[dspy.Module, dict[str, Any]]:
-        """Return the program, and what a report says of the demos chosen; keep the best program of each number."""
-        best, fields = choice_of_demos(job, compilation, outcome)
-        self._found = {n: partial(program_in, each.ordering, each.offsets) for n, each in best.items()}
-        return program_in(outcome.ordering, outcome.offsets), fields
+    def _finish(
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+    ) -> FinishedProgram:
+        """Make what the compile returns, and keep how to make the best program of each number of demos."""
+        slots = setup.slots
+        assert isinstance(slots, PoolSlots)
+        expected = expected_scores(slots, run, outcome)
+        best = best_by_number(setup, slots, expected, outcome)
+        self._found = {number: partial(program_in, each.candidate, each.offsets) for number, each in best.items()}
+        retrieval = None
+        if isinstance(slots, RetrievalSlots):
+            retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
+        return FinishedProgram(
+            program_in(outcome.decision.ordering, outcome.decision.offsets),
+            best_by_number=[alternative_of_number(slots, number, each) for number, each in best.items()],
+            retrieval=retrieval,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
-from plr_dspy.compilation.plan import Plan, random_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize, random_plan
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
-from plr_dspy.optimizer.base import Reorderer
-from plr_dspy.optimizer.job import Job, prepare
-from plr_dspy.optimizer.plreorder import label_work
+from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.learning import label_work
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.scoring.confusion_scores import ConfusionScores
@@ -48,16 +48,16 @@ class OrderSensitivity:
 
     Attributes:
         scores: Mean score of each order, the program's own first; the others are random, or all there are.
-        num_distinct, num_examples: Orders of the demos that there are, and examples that scored each of `scores`.
+        num_distinct, num_examples: Orders of the demos, and examples that scored each of `scores`.
         num_usable: Examples of the dataset that can score orders.
         num_unusable: Answers that could not be parsed, and prompts too long for the model; they count as wrong.
-        p_value: How often chance puts mean scores at least so far apart if all orders score the same on new examples.
-        noise: Standard deviation that the choice of examples gives to the mean score of an order, beside the others.
+        p_value: How often chance puts mean scores this far apart if all orders score the same on new examples.
+        noise: Standard deviation that the choice of examples gives to the mean score of an order.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
         num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
-        expected_gain, gain_interval: True score of the best of these less that of the program's own, 0 if none is
-            better, and its 95 % interval. Neither reaches beyond the highest possible score (1, or the highest seen).
-        calibrated: The same of calibrated answers, by the same calls; None where these told no log-probabilities.
+        expected_gain, gain_interval: True score of the best of these less that of the program's own, at least 0, and
+            its 95 % interval. Neither exceeds the highest possible score (1, or the highest seen).
+        calibrated: The same for calibrated answers, by the same calls; None without log-probabilities.
     """
 
     scores: list[float]
@@ -161,7 +161,7 @@ class OrderSensitivity:
 
 
 @arguments
-class RandomSample(Reorderer):
+class RandomSample(DemoOptimizer):
     """Scores random orders, all on the same examples; `order_sensitivity` makes it, and no user."""
 
     name = "order_sensitivity"
@@ -169,8 +169,9 @@ class RandomSample(Reorderer):
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
 
-    def plan(self, *, num_train: int, num_selection: int, num_distinct: int, signal: str = "score") -> Plan:
-        num_orders, num_examples = min(self.num_orders, num_distinct), num_train + num_selection
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        num_orders = min(self.num_orders, size.num_distinct)
+        num_examples = size.num_train + size.num_selection
         limit = num_orders * num_examples if self.max_metric_calls is None else self.max_metric_calls
         least = num_orders * min(MIN_EXAMPLES, num_examples)
         if limit < least:
@@ -182,64 +183,94 @@ class RandomSample(Reorderer):
         num_examples = min(limit // num_orders, num_examples)
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
-    def work(self, job: Job) -> MetricWork:
-        work = label_work(job)
-        return work if isinstance(work, LabelWork) else super().work(job)
+    def work(self, setup: CompileSetup) -> MetricWork:
+        work = label_work(setup)
+        return work if isinstance(work, LabelWork) else super().work(setup)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
-        """Score the orders, on fewer examples where failures have cost calls, and say how far apart they lie."""
-        prepared = prepare(self, program, dataset, [], seed=self.seed, teacher=None)
+        """Score the orders, on fewer examples if failures have cost calls, and say how far apart they lie."""
+        prepared = self._prepare(program, dataset, [])
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
             raise UserError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
-        with self._open(prepared) as (job, work, scorer, _):
-            orders, influence = self.search(job).ask(), scorer.influence
-            num_usable = len(job.scored_examples)
-            asked = list(range(num_usable)) if influence is None else influence.alternate_labels(num_usable)
-            asked = asked[: job.plan.num_train_examples]
-            while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
-                asked.pop()
-            few = asked[: -(-ENOUGH_ANSWERS // len(orders))]
-            scorer.table(orders, few)  # Where hardly any of these can be read, no further call is made.
-            FutilityCheck(scorer, num_usable, lambda: work.sample, compares=False, advice=adapter_advice()).check()
-            asked.sort()
-            examples, rows = scorer.table(orders, asked)
-            cells = scorer.known_cells(dict.fromkeys(orders, examples))
-            outcomes = np.array([[cells[order][example].outcome for example in examples] for order in orders])
-            numbers, ended = np.array(examples), outcomes != FAILED
-
-            def table_of(labels: NDArray[np.int64]) -> Array:
-                """The scores ``[o, e]`` of answers, which are of these labels, or as they are where it is -1."""
-                table = np.array(rows)
-                if influence is not None:
-                    table = _near_own_answers(scorer, influence, orders, numbers, labels)
-                elif isinstance(work, LabelWork):
-                    table = np.where(labels < 0, table, work.scores[numbers, labels])
-                # A failed call counts as the mean of the other orders on its example: it says nothing about its order.
-                return np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
-
-            def sensitivity(scores: Array, **more: Any) -> OrderSensitivity:
-                bounds = influence.bounds if influence else None
-                means = np.clip(scores.mean(axis=1), *(bounds or (-np.inf, np.inf)))
-                num_searched = min(num_distinct, max(SEARCHED, len(scores)))
-                sizes: Any = {"num_distinct": num_distinct, "num_searched": num_searched}
-                return OrderSensitivity(
-                    scores=means.tolist(),
-                    num_examples=scores.shape[1],
-                    num_usable=num_usable,
-                    program_calls=scorer.num_cells(),
-                    **sizes,
-                    **spread(scores, **sizes, bounds=bounds, seed=self.seed)._asdict(),
-                    **more,
-                )
-
-            calibrated, as_they_are = None, np.full(outcomes.shape, -1)
+        with self._open(prepared) as opened:
+            orders = self.search(opened.setup).ask()
+            scored = self._score(opened, orders)
+            num_unusable = int((scored.outcomes == WRONG).sum())
+            calibrated: OrderSensitivity | None = None
+            work = opened.work
             if isinstance(work, LabelWork):
-                responses = work.responses(scorer, likely_shares(right_counts(work.scores)))
-                if tables := [table_of(labels) for labels in _calibrated_labels(responses, orders, numbers)]:
-                    calibrated = sensitivity(max(tables, key=np.mean), num_unusable=0)
-            num_unusable = int((outcomes == WRONG).sum())
-            return sensitivity(table_of(as_they_are), num_unusable=num_unusable, calibrated=calibrated)
+                responses = work.responses(opened.scorer, likely_shares(right_counts(work.scores)))
+                labels = _calibrated_labels(responses, orders, scored.examples)
+                tables = [scored.table(opened, own_labels) for own_labels in labels]
+                if tables:
+                    calibrated = self._sensitivity(opened, max(tables, key=np.mean))
+            sensitivity = self._sensitivity(opened, scored.table(opened, np.full(scored.outcomes.shape, -1)))
+            return replace(sensitivity, num_unusable=num_unusable, calibrated=calibrated)
+
+    def _score(self, opened: OpenCompile, orders: Sequence[Candidate]) -> ScoredOrders:
+        """Score the orders on as many examples as the budget pays for."""
+        scorer = opened.scorer
+        metric = scorer.influence
+        num_usable = len(opened.setup.scored_examples)
+        asked = list(range(num_usable)) if metric is None else metric.alternate_labels(num_usable)
+        asked = asked[: opened.setup.plan.num_train_examples]
+        while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
+            asked.pop()
+        # If hardly any of the first answers can be read, no further call is made.
+        scorer.table(orders, asked[: math.ceil(ENOUGH_ANSWERS / len(orders))])
+        FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
+        asked.sort()
+        examples, rows = scorer.table(orders, asked)
+        records = scorer.known_cells(dict.fromkeys(orders, examples))
+        outcomes = [[records[order][example].outcome for example in examples] for order in orders]
+        return ScoredOrders(orders, np.array(examples), np.array(rows), np.array(outcomes))
+
+    def _sensitivity(self, opened: OpenCompile, scores: Array) -> OrderSensitivity:
+        """Say how far apart orders with these scores ``[o, e]`` lie."""
+        metric = opened.scorer.influence
+        num_distinct = opened.setup.slots.space.num_distinct
+        num_searched = min(num_distinct, max(SEARCHED, len(scores)))
+        bounds = None
+        means = scores.mean(axis=1)
+        if metric is not None:
+            bounds = metric.bounds
+            means = np.clip(means, *bounds)
+        found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, bounds=bounds, seed=self.seed)
+        return OrderSensitivity(
+            scores=means.tolist(),
+            num_distinct=num_distinct,
+            num_examples=scores.shape[1],
+            num_usable=len(opened.setup.scored_examples),
+            num_unusable=0,
+            num_searched=num_searched,
+            program_calls=opened.scorer.num_cells(),
+            **found._asdict(),
+        )
+
+
+@dataclass(frozen=True)
+class ScoredOrders:
+    """Orders and their scores on the same examples."""
+
+    orders: Sequence[Candidate]
+    examples: NDArray[np.int64]  # [e], their numbers
+    scores: Array  # [o, e], as they came
+    outcomes: NDArray[np.str_]  # [o, e], of the call records
+
+    def table(self, opened: OpenCompile, labels: NDArray[np.int64]) -> Array:
+        """Return the scores ``[o, e]`` of answers with these labels, or as they came if a label is -1.
+
+        A failed call counts as the mean of the other orders on its example: it says nothing about its order.
+        """
+        work = opened.work
+        table = self.scores
+        if opened.scorer.influence is not None:
+            table = _near_own_answers(opened.scorer, opened.scorer.influence, self.orders, self.examples, labels)
+        elif isinstance(work, LabelWork):
+            table = np.where(labels < 0, table, work.scores[self.examples, labels])
+        ended = self.outcomes != FAILED
+        return np.where(ended, table, np.where(ended, table, 0.0).sum(axis=0) / ended.sum(axis=0))
 
 
 def order_sensitivity(
@@ -258,13 +289,12 @@ def order_sensitivity(
 ) -> OrderSensitivity:
     """Say whether the order of a program's demos matters, and what a search might gain.
 
-    Scores the program's own order and random ones, all on the same examples: as many as ``max_metric_calls`` pays
-    for, drawn from those that the demos do not show. 300 calls find the effect in 6 to 9 of 10 programs whose orders
-    have a standard deviation of 10 points, in 1 to 4 of 10 where it is 5 points (right-or-wrong scores, 8 demos).
+    Scores the program's own order and random ones, all on the same examples, as many as ``max_metric_calls`` pays for
+    of those that the demos do not show. 300 calls find the effect in 6 to 9 of 10 programs whose orders have a standard
+    deviation of 10 points, and in 1 to 4 of 10 if it is 5 points (right-or-wrong scores, 8 demos).
 
-    Of a classifier whose endpoint gives log-probabilities, the same calls also tell how far apart the orders lie once
-    they are calibrated, which needs no search: see `BatchCalibration`. An order that an optimizer chose on these very
-    examples looks better on them than it is: pass others then.
+    If the endpoint gives log-probabilities of labels, the same calls tell how far apart calibrated orders lie
+    (`BatchCalibration`). An order that an optimizer chose looks better on its own examples than it is: pass others.
 
     Args:
         program: With demos in one predictor at least; it is not changed.

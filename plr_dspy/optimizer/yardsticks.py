@@ -10,20 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
 from scipy import stats
 
-from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.choice import Decision
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.labels.work import LONGEST_CALL, NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
-from plr_dspy.optimizer.job import Job
+from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.programs.splits import Examples, answer_classes, source_of, value_key
@@ -42,26 +42,31 @@ NUM_RANDOM = 200  # random orderings whose scores are averaged
 Answer = Callable[[dspy.Example], dspy.Prediction]
 
 
-def yardsticks(job: Job, compilation: CompileRun, outcome: Outcome) -> dict[str, Alternative | None]:
-    """Return what simpler ways would score, as fields of a report; None for those that are not known."""
-    compared = outcome.comparison is not None
-    return {
-        "random": _random_demos(job, compilation, outcome) if compared else None,
-        "constant": _constant_answer(job) if compared else None,
-        "vote": _vote(job),
-    }
+class Yardsticks(NamedTuple):
+    """What simpler ways would score, as in a report; None for those that are not known."""
+
+    random: Alternative | None
+    constant: Alternative | None
+    vote: Alternative | None
 
 
-def _random_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> Alternative | None:
+def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
+    """Return what simpler ways would score."""
+    if decision.comparison is None:
+        return Yardsticks(None, None, _vote(setup))
+    return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
+
+
+def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
     """Return what random demos are expected to score: as many as may be shown, in a random order."""
-    slots = job.slots
+    slots = setup.slots
     space = slots.space
-    if job.optimizer.scored_on != "train examples" or outcome.fitted is None:
+    if setup.options.scored_on != "train examples" or decision.fitted is None:
         return None
-    drawn = compilation.random_orderings()
+    drawn = run.random_orderings()
     if not drawn:
         return None
-    orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([job.seed, 1]))
+    orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
     name = count(num_demos, "random demo")
     tokens = 0
@@ -69,20 +74,20 @@ def _random_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> Altern
         tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
     else:
         name = f"a random order of {count(num_demos, 'demo')}"
-    num_examples = job.plan.num_train_examples
-    scores = outcome.fitted.counted(compilation.scores())
+    num_examples = setup.plan.num_train_examples
+    scores = decision.fitted.counted(run.scores())
     rows = [scores[ordering] for ordering in drawn]
     error = _error_of_mean(rows)
-    if job.plan.racing:
-        scaled = outcome.scale_of_metric(job.original)
-        score = outcome.fitted.expected_at_random(drawn, orderings)
-        if outcome.fitted.calibrating:
+    if setup.plan.racing:
+        scaled = decision.scale_of_metric(setup.original)
+        score = decision.fitted.expected_at_random(drawn, orderings)
+        if decision.fitted.calibrating:
             name += ", calibrated"
     else:
-        num_examples = job.plan.num_first_examples
+        num_examples = setup.plan.num_first_examples
         scaled = float
         score = float(np.mean([mean_score(row) for row in rows]))
-    lowest, highest = outcome.fitted.clip([score - error, score + error])
+    lowest, highest = decision.fitted.clip([score - error, score + error])
     return Alternative(
         name=name,
         score=round(scaled(score), 6),
@@ -113,17 +118,17 @@ def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
     return float(stats.t.ppf(0.975, len(rows) - 1)) * math.sqrt(variance)
 
 
-def _constant_answer(job: Job) -> Alternative | None:
+def _constant_answer(setup: CompileSetup) -> Alternative | None:
     """Return the score of one answer to all examples: the most frequent one, or by a set metric the best of some."""
-    if job.splits.classes is None:
+    if setup.splits.classes is None:
         return None
-    examples = job.scored_examples[:MOST_ASKED]
-    answers = _frequent_answers(job)
-    if not isinstance(job.optimizer.metric, SetMetric):
+    examples = setup.scored_examples[:MOST_ASKED]
+    answers = _frequent_answers(setup)
+    if not isinstance(setup.options.metric, SetMetric):
         answers = answers[:1]
     best: Alternative | None = None
     for answer in answers:
-        score = _score(job, examples, partial(_same_answer, answer))
+        score = _score(setup, examples, partial(_same_answer, answer))
         if score is None:
             return None
         if best is None or score > best.score:
@@ -137,12 +142,12 @@ def _same_answer(answer: dspy.Prediction, example: dspy.Example) -> dspy.Predict
     return dspy.Prediction({name: own_value(value) for name, value in answer.items()})
 
 
-def _frequent_answers(job: Job) -> list[dspy.Prediction]:
+def _frequent_answers(setup: CompileSetup) -> list[dspy.Prediction]:
     """Return the most frequent answers of the examples, with the fields that are the same for all who have them."""
-    rows = [dict(example.labels().items()) for example in job.examples]
+    rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
-    outputs = list(job.program.predictors()[-1].signature.output_fields)
+    outputs = list(setup.program.predictors()[-1].signature.output_fields)
     answers = []
     for number, _ in Counter(classes).most_common(MOST_ANSWERS):
         same_class = [row for row, own_number in zip(rows, classes, strict=True) if own_number == number]
@@ -161,37 +166,37 @@ def _frequent_answers(job: Job) -> list[dspy.Prediction]:
     return answers
 
 
-def _vote(job: Job) -> Alternative | None:
+def _vote(setup: CompileSetup) -> Alternative | None:
     """Return the score of the most frequent answer among each example's neighbours, which needs no embedder's call."""
-    slots = job.slots
-    predictors = job.program.named_predictors()
+    slots = setup.slots
+    predictors = setup.program.named_predictors()
     names = set(predictors[0][1].signature.input_fields)
-    labelled = [example for example in job.examples if names <= set(example.inputs().keys())]
-    if not isinstance(slots, PoolSlots) or len(predictors) != 1 or job.splits.classes is None or not labelled:
+    labelled = [example for example in setup.examples if names <= set(example.inputs().keys())]
+    if not isinstance(slots, PoolSlots) or len(predictors) != 1 or setup.splits.classes is None or not labelled:
         return None
     if isinstance(slots, RetrievalSlots) and slots.found:
         (pool,) = slots.found.values()
     else:
         pool = Pool(predictors[0][1], labelled, [source_of(example.inputs()) for example in labelled])
-    scored = [*job.splits.selection, *job.splits.train]
+    scored = [*setup.splits.selection, *setup.splits.train]
     examples = [example for example in scored if pool.knows(example.inputs())][:MOST_ASKED]
-    number = job.optimizer.max_demos
+    number = setup.options.max_demos
 
     def answer(example: dspy.Example) -> dspy.Prediction:
         inputs = dict(example.inputs().items())
         votes = pool.vote(inputs, number, without=inputs)
         return dspy.Prediction({name: own_value(value) for name, value in votes.items()})
 
-    score = _score(job, examples, answer)
+    score = _score(setup, examples, answer)
     if score is None:
         return None
     name = f"a vote of the {number} nearest examples, without a language model, scores"
     return Alternative(name=name, score=score, num_examples=len(examples), tokens=0)
 
 
-def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
+def _score(setup: CompileSetup, examples: Examples, answer: Answer) -> float | None:
     """Score answers by the metric; return None if it takes long, calls a model, or reads what these answers lack."""
-    metric = job.optimizer.metric
+    metric = setup.options.metric
     if language_models(metric) or not examples:
         return None
     calls = NoCalls()
@@ -213,7 +218,7 @@ def _score(job: Job, examples: Examples, answer: Answer) -> float | None:
         if over_set is None:
             score = float(np.mean([as_score(result) for result in results]))
         else:
-            labels = over_set.output_labels(job.program, examples)
+            labels = over_set.output_labels(setup.program, examples)
             score = over_set.score(over_set.right_labels(examples), results, labels=labels)
         if not calls.stopped:
             return score

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.compilation.plan import MIN_EXAMPLES
+from plr_dspy.compilation.plan import MIN_EXAMPLES, ProblemSize
 
 EXAMPLES = questions(120)
 
@@ -57,7 +57,7 @@ class TestTopKOrder:
         """Where the original is not among the best, it is compared beside them."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
         optimizer = TopKOrder(exact_match, num_finalists=num_finalists, max_metric_calls=budget)
-        plan = optimizer.plan(num_train=num_train, num_selection=num_selection, num_distinct=720)
+        plan = optimizer.plan(ProblemSize(num_train, num_selection, num_distinct=720))
         assert plan.num_initial >= 2
         assert plan.num_finalists >= 2
         assert plan.num_selection_examples >= MIN_EXAMPLES

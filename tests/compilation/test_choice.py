@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, comparison, count_evidence, judge
-from plr_dspy.compilation.plan import make_plan
+from plr_dspy.compilation.choice import Result, choose, compare_finalists, comparison, count_evidence
+from plr_dspy.compilation.plan import ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.report.data import Evidence
 from plr_dspy.scoring.scorer import CellScorer
@@ -28,10 +28,10 @@ def results(gains, probabilities=None):
 
 
 def compiled_by_the_paper(scores, **options):
-    plan = make_plan("paper", num_train=30, num_selection=10, num_distinct=24, **options)
+    plan = make_plan("paper", ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
-    return search, CompileRun(search, CellScorer(payer), **options).run()
+    return search, CompileRun(search, CellScorer(payer), **options).run().decision
 
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
@@ -112,7 +112,8 @@ class TestChoice:
             rows = [dict(zip(e, row, strict=True)) for e, row in zip(examples, table.tolist(), strict=True)]
             scores = dict(zip(ORDERINGS, rows, strict=False))
             given = {"as_they_came": scores, "min_probability": None, "by_score": False}
-            for other, row in zip(judge(entries, range(15), scores, model, **given)["candidates"], table, strict=True):
+            decision = compare_finalists(entries, range(15), scores, model, **given)
+            for other, row in zip(decision.candidates, table, strict=True):
                 if other.gain.expected > 0 and row[:15].sum() < table[0, :15].sum():
                     against += 1
                     assert other.gain.probability < 0.5 < other.gain.worse
@@ -141,6 +142,6 @@ class TestChoice:
         scores[best] = dict.fromkeys(range(80), 1.0)
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
         options = {"as_they_came": scores, "min_probability": 0.985, "by_score": False}
-        found = judge([("original", original), ("best seen", best)], range(80), scores, model, **options)
-        assert found["candidates"][1].gain.probability == pytest.approx(sure) and sure < 0.985
-        assert found["ordering"] == original
+        found = compare_finalists([("original", original), ("best seen", best)], range(80), scores, model, **options)
+        assert found.candidates[1].gain.probability == pytest.approx(sure) and sure < 0.985
+        assert found.ordering == original

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.compilation.plan import BUDGETS, make_plan
+from plr_dspy.compilation.plan import BUDGETS, ProblemSize, make_plan
 
 MANY = math.factorial(8)
 
@@ -21,11 +21,11 @@ MANY = math.factorial(8)
     num_final_draws=st.one_of(st.none(), st.integers(0, 12)),
 )
 def test_a_plan_keeps_its_budget(auto, num_items, **options):
-    num_train, num_selection = options["num_train"], options["num_selection"]
+    num_train, num_selection = options.pop("num_train"), options.pop("num_selection")
     num_samples, num_final_draws = options["num_samples"], options["num_final_draws"]
     num_distinct = math.factorial(num_items)
     try:
-        plan = make_plan(auto, num_distinct=num_distinct, **options)
+        plan = make_plan(auto, ProblemSize(num_train, num_selection, num_distinct), **options)
     except ValueError as error:
         assert "max_metric_calls must be at least" in str(error)
         return
@@ -46,34 +46,34 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
 
 
 def test_paper_values():
-    plan = make_plan("paper", num_train=800, num_selection=200, num_distinct=24)
+    plan = make_plan("paper", ProblemSize(num_train=800, num_selection=200, num_distinct=24))
     shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
     assert shape == (15, 15, 0.2, 10)
     assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
     assert (plan.racing, plan.max_metric_calls) == (False, None)
     values = {"num_iterations": 2, "num_samples": 7, "elite_fraction": 0.5, "num_final_draws": 1}
-    plan = make_plan("paper", num_train=10, num_selection=5, num_distinct=MANY, **values)
+    plan = make_plan("paper", ProblemSize(num_train=10, num_selection=5, num_distinct=MANY), **values)
     assert {name: getattr(plan, name) for name in values} == values
 
 
 @pytest.mark.parametrize(("num_train", "num_selection", "most"), [(1, 1, 20), (8, 2, 250), (16, 4, 1_000)])
 def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection, most):
-    sizes = {"num_train": num_train, "num_selection": num_selection, "num_distinct": MANY}
-    plans = [make_plan("light", max_metric_calls=budget, **sizes) for budget in (1_000, 10_000)]
+    size = ProblemSize(num_train, num_selection, MANY)
+    plans = [make_plan("light", size, max_metric_calls=budget) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
-    assert make_plan("light", max_metric_calls=1_000, num_samples=40, **sizes).num_samples == 40  # what was asked for
+    assert make_plan("light", size, max_metric_calls=1_000, num_samples=40).num_samples == 40  # what was asked for
 
 
 @pytest.mark.parametrize("auto", ["light", "paper"])
 def test_the_smallest_budget_is_named_and_is_enough(auto):
-    sizes = {"num_train": 80, "num_selection": 20, "num_distinct": MANY}
+    size = ProblemSize(num_train=80, num_selection=20, num_distinct=MANY)
     with pytest.raises(ValueError, match="raise it") as caught:
-        make_plan(auto, max_metric_calls=1, **sizes)
+        make_plan(auto, size, max_metric_calls=1)
     needed = int(re.search(r"max_metric_calls must be at least (\d+)", str(caught.value))[1])
     with pytest.raises(ValueError, match=f"at least {needed} "):
-        make_plan(auto, max_metric_calls=needed - 1, **sizes)
-    plan = make_plan(auto, max_metric_calls=needed, **sizes)
+        make_plan(auto, size, max_metric_calls=needed - 1)
+    plan = make_plan(auto, size, max_metric_calls=needed)
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed
     assert needed - plan.final_calls - plan.race_calls >= first > 0

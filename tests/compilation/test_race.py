@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.plan import Plan, make_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.race import run_race
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.scoring.scorer import CellScorer, StagedScores
@@ -161,28 +161,33 @@ class TestCompilation:
         payer = TablePayer(scores)
         payer.most, scorer = most, CellScorer(payer)
         payer.budget.max_calls = num_calls
-        plan = make_plan("light", max_metric_calls=num_calls, num_train=30, num_selection=10, num_distinct=24)
+        plan = make_plan(
+            "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls
+        )
         search = ThompsonSearch(OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0)
-        found = CompileRun(search, scorer, plan=plan, num_train=30, original=original).run()
+        outcome = CompileRun(search, scorer, plan=plan, num_train=30, original=original).run()
         scored = {}
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)
-        assert len(payer.paid) == len(set(payer.paid)) == found.program_calls["total"] <= num_calls
-        return found, scored
+        assert len(payer.paid) == len(set(payer.paid)) == outcome.program_calls["total"] <= num_calls
+        return outcome, scored
 
     def test_all_scores_are_evidence_and_failures_of_the_original_count_for_nothing(self):
-        found, scored = self.ended(table(seed=1))
+        outcome, scored = self.ended(table(seed=1))
+        found = outcome.decision
         assert found.ordering != ORDERINGS[0]
         assert found.evidence.num_met == 40
         assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[found.ordering]) > 10
         scores = np.ones((24, 40))
         scores[:, :30] = table(seed=1)[:, :30]
         scores[0, 30:35] = np.nan
-        found, _ = self.ended(scores)
+        outcome, _ = self.ended(scores)
+        found = outcome.decision
         assert found.candidates[0].score == 1.0
 
     def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
-        found, scored = self.ended(table(seed=1)[::-1], num_calls=260)
+        outcome, scored = self.ended(table(seed=1)[::-1], num_calls=260)
+        found = outcome.decision
         assert found.ordering == ORDERINGS[0]
         assert (found.comparison.gain, found.comparison.expected_gain, found.comparison.interval) == (0, 0, (0, 0))
         orderings = [result.ordering for result in found.candidates]
@@ -194,7 +199,8 @@ class TestCompilation:
 
     @pytest.mark.parametrize("most", [0, 60, 300])
     def test_ends_with_what_is_known_when_the_time_is_up(self, most):
-        found, _ = self.ended(table(seed=1), most=most)
-        assert found.program_calls["total"] == most
+        outcome, _ = self.ended(table(seed=1), most=most)
+        found = outcome.decision
+        assert outcome.program_calls["total"] == most
         assert found.comparison is None
         assert found.ordering == ORDERINGS[0]

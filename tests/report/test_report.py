@@ -40,7 +40,7 @@ def chain():
 def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
     """The report of a real compile, also where it ends in an interrupt."""
     options = {"num_threads": 1, "display_progress": False, **options}
-    if issubclass(kind, PLReorder):
+    if issubclass(kind, (PLReorder, PLFewShot)):
         options = {"max_metric_calls": 200, **options}
     optimizer = kind(metric, **options)
     with dspy.context(lm=lm or fake_lm(EXAMPLES)[0]), contextlib.suppress(KeyboardInterrupt):

@@ -1,0 +1,196 @@
+"""What PLReorder and PLFewShot share: what the search learns from a call, and the search."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import dspy
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from plr_dspy.errors import UserError
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.reader import NoProbabilities
+from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
+from plr_dspy.metrics.confusion import SetMetric
+from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.plackett_luce.updates import update_rule
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
+from plr_dspy.report.data import Signal
+from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
+from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
+from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
+
+logger = logging.getLogger(__name__)
+
+# Calls that tell whether log-probabilities come: a reply may be no label, an example be answered without an LM. Beyond
+# the first ones, more are made only if log-probabilities must come, replies cannot be parsed, or no LM was asked.
+FIRST_CALLS, MOST_TRIES = 2, 8
+
+
+@arguments
+class LearningOptimizer(DemoOptimizer):
+    """Learns a Plackett-Luce distribution from scores, and from log-probabilities of labels if they come.
+
+    Arguments are as in `PLReorder`. Subclasses have an argument `auto` of their own.
+    """
+
+    auto: ClassVar[str | None] = "light"
+
+    signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]
+    calibrate: Flag | Mapping[Any, Number] = False  # type: ignore[misc]
+    update: Annotated[Any, AfterValidator(update_rule)] = Field("mle", validate_default=True)
+    stop_at_score: Number | None = None
+    patience: Count | None = None
+    min_probability: Probability | None = None  # type: ignore[misc]
+
+    def check_together(self) -> None:
+        """Raise a ValueError if arguments do not go together."""
+        if self.auto is None and self.max_metric_calls is None:
+            raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
+        if self.calibrate is not False and self.signal == "score":
+            raise UserError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
+
+    @property
+    def _needing_logprobs(self) -> str:
+        """The argument that needs the log-probabilities of labels, if any."""
+        if self.calibrate is not False:
+            return "calibrate"
+        return "signal='logprobs'" if self.signal == "logprobs" else ""
+
+    def _no_logprobs(self, reason: str) -> str:
+        """Say that there are no log-probabilities, and what to do."""
+        message = (
+            f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
+            "out to go on with scores"
+        )
+        if self.calibrate is not False and "predictors" in reason:
+            message += "; BatchCalibration(predictor=...) calibrates one predictor of several"
+        return message
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        """Warn of a program that is calibrated, and is not to be calibrated anew."""
+        if isinstance(program, CalibratedProgram):
+            logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
+
+    def work(self, setup: CompileSetup) -> MetricWork:
+        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it.
+
+        A ValueError says where they do not and must be read, and where shares of labels do not fit the labels.
+        """
+        one_prompt = setup.slots.space.num_distinct < 2
+        if self.calibrate is not False and one_prompt:
+            raise UserError(
+                "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
+                "program to BatchCalibration"
+            )
+        reason = ""
+        if self.signal != "score" and not one_prompt:
+            labels = label_work(setup) if setup.plan.racing else "auto='paper' scores orders as the paper does"
+            if isinstance(labels, LabelWork):
+                return labels
+            reason = labels
+        if reason and self._needing_logprobs:
+            raise UserError(self._no_logprobs(reason))
+        work = super().work(setup)
+        work.signal = Signal(used="score", reason=reason, labels=[])
+        return work
+
+    def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
+        plan = setup.plan
+        if not plan.racing:
+            return CrossEntropySearch(
+                setup.slots.space,
+                num_samples=plan.num_samples,
+                elite_fraction=plan.elite_fraction,
+                update=self.update,
+                seed=setup.seed,
+            )
+        return ThompsonSearch(
+            setup.slots.space,
+            num_examples=plan.num_train_examples,
+            num_initial=plan.num_initial,
+            classes=tuple(classes for slot in setup.slots.slots for classes in slot.classes),
+            example_classes=setup.splits.classes,
+            responses=responses,
+            num_samples=plan.num_samples,
+            elite_fraction=plan.elite_fraction,
+            update=self.update,
+            seed=setup.seed,
+        )
+
+    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
+        """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
+        if not isinstance(work, LabelWork):
+            return None
+        # The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid.
+        cell: CallRecord | None = None
+        required, num_first = bool(self._needing_logprobs), min(setup.plan.num_first_examples, FIRST_CALLS)
+        # A student without demos may never say a label; with demos it does.
+        tried = [setup.slots.space.identity] * num_first + [setup.slots.showing(1.0)] * (MOST_TRIES - num_first)
+        for example, ordering in enumerate(tried[: len(setup.splits.train)]):
+            if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
+                break
+            cell = cells[ordering][example]
+            if cell.label_logprobs is not None or cell.refused:
+                break
+            if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
+                break
+        if cell is None or cell.label_logprobs is not None:
+            return work.responses(scorer, work.shares)
+        work.requests.wanted = False
+        reason = cell.refused or cell.lacking or "the first answers came without any"
+        if cell.outcome == FAILED:
+            reason = "the first calls failed"
+            if required:
+                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+        if required:
+            raise NoProbabilities(self._no_logprobs(reason))
+        work.signal = Signal(used="score", reason=reason, labels=[])
+        return None
+
+
+def label_work(setup: CompileSetup) -> LabelWork | str:
+    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
+    output, metric, examples = label_output(setup.program), setup.options.metric, setup.scored_examples
+    if isinstance(output, str):
+        return output
+    scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
+    if isinstance(scores, str):
+        return scores
+    counts = _label_counts(setup, output, scores)
+    warn_of_labels(setup.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
+    own = None if setup.calibrated_student is None else setup.calibrated_student.calibration
+    calibrate = setup.options.calibrate
+    work = LabelWork(
+        metric,
+        examples,
+        output=output,
+        scores=scores,
+        calibrating=calibrate is not False,
+        original=setup.slots.build(setup.original),
+        own=None if own is None else own.applied,
+    )
+    work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
+    work.shares = shares_to_try(scores, between=work.influence is not None)
+    if isinstance(calibrate, Mapping):
+        work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
+    return work
+
+
+def _label_counts(setup: CompileSetup, output: LabelOutput, scores: Array) -> LabelCounts:
+    """Count the labels of the trainset; where these are not what the metric calls right, the labels that score best."""
+    numbers = output.numbers(setup.scored_examples)
+    known = np.flatnonzero(numbers >= 0)
+    best = scores[known].max(axis=1)
+    if known.size and (scores[known, numbers[known]] == best).all():
+        return LabelCounts.of(output, setup.trainset, name=setup.options.trainset_name)
+    num_none = output.num_none(setup.scored_examples)
+    return LabelCounts(right_counts(scores), f"{len(scores)} examples that score", num_none)
