@@ -214,8 +214,9 @@ class CalibratedProgram(dspy.Module):
     _compiled = property(lambda self: False, lambda self, value: None)
 
     def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
+        """Load the state of a calibrated program."""
         if "calibration" not in state:
-            raise UserError("the state is of a program that is not calibrated: load it into that, and wrap it")
+            raise UserError("the state is of a program that is not calibrated: load it into one, and wrap that")
         super().load_state(state, **options)
 
     def save(self, path: str | Path, *arguments: Value, **options: Value) -> None:

@@ -96,11 +96,8 @@ class LabelOutput:
             is_text = texts and self._is_text_of_other(value)
             if (number < 0 and not is_none) or (number >= 0 and is_text):
                 values.append(value)
-        if not values:
-            return ""
         labels = [text if isinstance(value, Enum) else value for text, value in self.labels.items()]
-        share = f"{len(values)} of {len(examples)} examples"
-        return f"{share} have none of the labels {labels} at {self.name!r}{_one_of(values)}"
+        return _warning(values, len(examples), f"none of the labels {labels} at {self.name!r}")
 
     def _is_text_of_other(self, value: Value) -> bool:
         return type(value) is str and type(self.labels.get(value, "")) in (bool, int, float, NoneType)
@@ -231,16 +228,18 @@ def _of_another_type(name: str, annotation: Annotation, examples: Sequence[Value
         value = example.get(name)
         if not _is_a(value, kind) and not (allows_none and value is None):
             values.append(value)
+    return _warning(values, len(examples), f"no {kind.__name__} at {name!r}")
+
+
+def _warning(values: Sequence[Value], num_examples: int, what: str) -> str:
+    """Describe wrong values and quote one; return an empty string if there are none."""
     if not values:
         return ""
-    return f"{len(values)} of {len(examples)} examples have no {kind.__name__} at {name!r}{_one_of(values)}"
-
-
-def _one_of(values: Sequence[Value]) -> str:
+    text = f"{len(values)} of {num_examples} examples have {what}"
     for value in values:
         if value is not None:
-            return f" (one has {value!r})"
-    return ""
+            return f"{text} (one has {value!r})"
+    return text
 
 
 def _is_a(value: Value, kind: type) -> bool:
@@ -254,9 +253,8 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     """Return the shares of labels, ``[L]``, from shares by value or by text."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
-        raise UserError(
-            f"{name} must have a share for each of the labels {list(labels)}, a share above 0; got {dict(prior)}"
-        )
+        wanted = f"a share for each of the labels {list(labels)}, a share above 0"
+        raise UserError(f"{name} must have {wanted}; got {dict(prior)}")
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:
         raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}: divide by that")
