@@ -1,13 +1,13 @@
-"""BatchCalibration: the DSPy optimizer that takes away how far a classifier leans to some of its labels."""
+"""BatchCalibration: the DSPy optimizer that removes the label bias of a classifier."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import compress
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import dspy
 import numpy as np
@@ -39,6 +39,7 @@ from plr_dspy.labels.outputs import (
 )
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import LabelWork
+from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import calls_on
 from plr_dspy.programs.checks import Checked, Number, WholeNumber, arguments, check_given
@@ -51,58 +52,53 @@ from plr_dspy.statistics.calibration import Array, batch_offsets, calibrated, cr
 
 logger = logging.getLogger(__name__)
 
-FIRST_REPLIES = 6  # if none of so many says anything of labels, no further call is made
-INPUTS_PER_LABEL = 5  # with fewer, the labels that inputs happen to have cost a point or more for nothing
+NUM_FIRST = 6  # replies; stop if none of them has label probabilities
+INPUTS_PER_LABEL = 5  # fewer cost a point or more
 EVEN = "all are taken to be equally frequent"
 MAX_FOLDS = 10  # of the cross-validation of a linear calibration
 
+# Weight of squared distances of scales from 1 and offsets from 0. Weaker ones lose
+# more on 10 and 20 examples than they gain on 100.
 PENALTY = 2.0
-"""On squared distances of scales from 1 and of offsets from 0, beside the log losses of all examples. Weaker ones lose
-more on 10 and 20 examples than they gain on 100."""
+
+Numbers = NDArray[np.int64]
 
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """Calibrates the probabilities of a classifier's labels, and lets these decide.
+    """Calibrates the label probabilities of a classifier, and answers by them.
 
-    Demos, their order and the name of a label lean a language model towards some labels (docs/calibration.md). The
-    student needs an output that is a Literal, an enum or a bool, and an LM that gives log-probabilities (OpenAI's chat
-    models, vLLM, llama.cpp); or an output whose probabilities replies state (`dspy.experimental.Choice`, `Noul`).
+    The student needs an output that is a Literal, an enum or a bool, and an LM with
+    log-probabilities (OpenAI's chat models, vLLM, llama.cpp), or an output whose
+    probabilities replies state (`dspy.experimental.Choice`, `Noul`).
 
     Args:
-        method: "batch" takes away the mean over inputs of the trainset (H. Zhou et al., "Batch calibration",
-            arXiv:2309.17249); "contextual" the mean over inputs without content, which costs three calls and needs text
-            inputs (T. Z. Zhao et al., "Calibrate before use", ICML 2021). "linear" fits a scale and an offset for each
-            label to labelled examples, and changes nothing where cross-validation finds no gain (M. Abbas et al.,
-            AISTATS 2024).
-        num_inputs: Examples of the trainset that are used, at most: one program call each. Each label has about its
-            share of them; with a metric all take turns, however rare one is, and count in their shares.
-        prior: Share of inputs that each label is right for, by label, which answers are calibrated to. No compile
-            changes it: the shares that were used are in `report`. With None,
-            "batch" takes what scores best on the labels of the trainset by cross-validation: their shares, if these are
-            clearly uneven, the same share each, or answers as they are. Without labels, and for "contextual", None is
-            the same share each. "linear" learns shares, and takes none.
-        metric: A metric over a set, such as ``F1("positive")``, which decides in place of accuracy, with "batch" and
-            labelled examples; it may also choose shares in the ratio of the square roots of the labels' own.
-        predictor: Name of the predictor whose output is calibrated; None where only one has such an output.
-        seed: Of the choice of examples.
+        method: "batch" divides by mean probabilities over inputs of the trainset
+            (H. Zhou et al., arXiv:2309.17249), "contextual" by those over three texts
+            without content (T. Z. Zhao et al., ICML 2021). "linear" fits a scale and an
+            offset per label to labelled examples, if cross-validation finds a gain
+            (M. Abbas et al., AISTATS 2024).
+        num_inputs: Largest number of examples to call the program on. Each label has
+            about its share of them. With a metric, labels take turns and are weighted.
+        prior: Share of inputs that each label is right for, by label. With None,
+            "batch" finds the best shares by cross-validation if examples have labels.
+            Otherwise shares are even. "linear" takes none.
+        metric: Metric over a set, such as ``F1("positive")``, to compare by instead of
+            accuracy; for "batch" with labelled examples.
+        predictor: Name of the predictor to calibrate; None if only one qualifies.
+        seed: Seed of the choice of examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        accuracies: Where labels have decided in the last compile, the accuracy on its inputs of each way that was
-            compared: of the student "as it is", by its "likeliest label", "calibrated to" some shares (each input is
-            left out of what calibrates it), and "always" the most frequent label. With a metric, its values, and
-            "always" the label that is best for it. Otherwise empty.
-        report: What the last compile did and found, a `CalibrationReport`: `print` it. None before. Its `shares` are
-            those that answers are calibrated to, as ``calibration.shares`` of the program; `prior` stays as it is.
-
-    Raises:
-        TypeError, ValueError: for arguments out of range; the message says what to pass.
+        accuracies: Accuracy or metric of each way to answer that the last compile
+            compared: "as it is", "likeliest label", "calibrated to" some shares, and
+            "always" one label. Empty if labels did not decide.
+        report: `CalibrationReport` of the last compile; None before.
     """
 
     method: Literal["batch", "contextual", "linear"] = field(default="batch", kw_only=False)
     num_inputs: Annotated[WholeNumber, Field(ge=2)] = 64
-    prior: Mapping[Any, Number] | None = None
+    prior: Mapping[Value, Number] | None = None
     metric: SetMetric | None = None
     predictor: str | None = None
 
@@ -122,244 +118,282 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any = None,
+        teacher: object = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> CalibratedProgram:
         """Calibrate the student.
 
         Args:
-            student: A program; it is not changed. One that is calibrated already is calibrated anew.
-            trainset: Examples. Those that the demos show are left out. "contextual" does not look at their labels.
+            student: A program, calibrated or not; it is not changed.
+            trainset: Examples. Those that demos show are left out.
             teacher, valset: Ignored; other optimizers pass them.
-            seed: Instead of the constructor's.
+            seed: Overrides the constructor's.
 
         Returns:
-            The calibrated program, with the report as plain data at ``calibration_report``. Its `calibration` is None
-            where labels have decided that answers stay as they are: it tells the probabilities beside them.
-
-        Raises:
-            TypeError, ValueError: for bad arguments, before any program call.
-            NoProbabilities: when the LM gives no log-probabilities.
-            Exception: of the program, see `max_errors`.
+            The calibrated program. Its `calibration` is None if answers stay as they
+            are. It has the report as plain data in ``calibration_report``.
         """
         self.report = None
         seed = self._seed(seed)
         self.check_together()
         predictor = self.predictor
         if isinstance(student, CalibratedProgram):
-            student, predictor = student.program, predictor or student.predictor
+            predictor = predictor or student.predictor
+            student = student.program
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        usable, left_out = self._usable(student, trainset)
-        deciding, shares_from = False, "the same for each label" if prior is None else "your prior"
-        if self.method == "batch" and prior is None:
-            labelled = self._labelled(usable, output, trainset)
-            deciding = len(labelled) > 1
-            if deciding:
-                left_out[WITHOUT_LABEL] = len(usable) - len(labelled)
-                usable = labelled
-            else:
-                shares_from = f"no labels decide: {EVEN}"
-        if self.metric is not None and not deciding:
-            raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
-        examples, weights = self._sampled(usable, output, seed=seed)
-        left_out[NOT_NEEDED] = len(usable) - len(examples)
-        answers, counts = output.numbers(examples), output.counts(usable)
-        if self.method == "linear" and ((answers < 0).any() or len(set(answers)) == 1):
-            seen = sorted({repr(example.get(output.name)) for example in examples})
-            raise UserError(
-                f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
-                f"{list(output.labels)}; got {', '.join(seen[:5])}: give all examples one, or pass method='batch', "
-                "which needs no labels"
-            )
+        sample = self._sample(student, output, trainset, seed=seed)
+        label_counts = LabelCounts.of(output, trainset)
+        if sample.labels_decide:
+            warn_of_labels(student, output, label_counts, by_accuracy=self.metric is None)
         self.accuracies = {}
-        labels = LabelCounts.of(output, trainset)
-        if deciding:
-            if self.metric is not None:
-                self.metric.check(usable)
-            warn_of_labels(student, output, labels, by_accuracy=self.metric is None)
-        limits = {name: getattr(self, name) for name in ("num_threads", "max_errors", "display_progress")}
-        replies = read_replies(student, examples, output, as_it_is=deciding, **limits)
-        calibration: Calibration | None = None
-        comparison: dict[str, Any] = {"scores": {}}
-        if deciding:
-            calibration, comparison = self._best(replies, examples, output, counts=counts, weights=weights)
-            best_of = f"best of {len(comparison['scores'])} ways, by the labels of {len(replies.ran)} inputs"
-            shares_from = f"the {best_of}"
-            if calibration is None or not calibration.shares:
-                shares_from = f"none, for answers without them are the {best_of}"
-            if is_uneven(counts):
-                shares_from += f"; uneven shares come from the labels of {counts.sum():.0f} examples"
-        elif self.method != "linear":
-            calibration = replies.calibrated_to(prior, method=self.method)
-            if prior is None:
-                replies.warn_of_answers(calibration)
-        elif fit := fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed):
-            scales, offsets = (tuple(each.tolist()) for each in fit)
-            calibration = Calibration("linear", tuple(output.labels), offsets, scales, len(replies.inputs))
-            shares_from = "none, for scales and offsets are fitted to the labels"
-        else:
-            shares_from = "none, for cross-validation finds no gain"
-        self.report = replies.report(
-            calibration,
-            weights=weights,
-            method=self.method,
-            metric="accuracy" if self.metric is None else repr(self.metric),
-            output=output.name,
-            label_counts=dict(zip(output.labels, labels.counts.astype(int).tolist(), strict=True)),
-            num_examples=len(trainset),
-            left_out=left_out,
-            shares_from=shares_from,
-            **comparison,
-        )
+        replies = self._read(student, sample, output)
+        finding = self._calibrate(replies, sample, output, prior=prior, seed=seed)
+        self.report = self._report(finding, replies, sample, output.name, label_counts.counts, len(trainset))
         logger.info("%s", self.report.line())
-        program = CalibratedProgram(student, calibration, predictor=output.predictor).bound()
+        program = CalibratedProgram(student, finding.calibration, predictor=output.predictor).bound()
         program.calibration_report = self.report.to_dict()
         return program
 
-    def _usable(self, student: dspy.Module, trainset: Examples) -> tuple[list[dspy.Example], dict[str, int]]:
-        """Return the examples whose inputs may calibrate, and how many others there are, by reason."""
+    def _sample(self, student: dspy.Module, output: LabelOutput, trainset: Examples, *, seed: int) -> Sample:
+        """Choose the examples to call the program on, and count the others."""
         if self.method == "contextual":
-            return _content_free(trainset), {REPLACED: len(trainset)}
-        return _different(student, trainset)
+            examples = _content_free(trainset)
+            left_out = {REPLACED: len(trainset), NOT_NEEDED: 0}
+            return Sample(examples, np.ones(len(examples)), output.counts(examples), left_out)
+        usable, left_out = _different(student, trainset)
+        labels_decide = False
+        if self.method == "batch" and self.prior is None:
+            labelled = _labelled(usable, output, trainset)
+            labels_decide = len(labelled) > 1
+            if labels_decide:
+                left_out[WITHOUT_LABEL] = len(usable) - len(labelled)
+                usable = labelled
+        if self.metric is not None:
+            if not labels_decide:
+                raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
+            self.metric.check(usable)
+        examples, weights = self._draw(usable, output, seed=seed)
+        if self.method == "linear":
+            _check_labelled(examples, output)
+        left_out[NOT_NEEDED] = len(usable) - len(examples)
+        return Sample(examples, weights, output.counts(usable), left_out, labels_decide)
 
-    def _labelled(self, usable: Examples, output: LabelOutput, trainset: Examples) -> list[dspy.Example]:
-        """Return the usable examples with a label, and say what becomes of the others."""
-        labelled = list(compress(usable, output.numbers(usable) >= 0))
-        if output.strange(usable, texts=False):
-            consequence = "they are left out" if len(labelled) > 1 else EVEN
-            logger.warning(f"{output.strange(trainset, texts=False)}: {consequence}")
-        elif len(labelled) < 2:
-            logger.info(f"no example has a label at {output.name!r}: {EVEN}")
-        num_none = output.num_none(usable)
-        if len(labelled) > 1 and num_none:
-            logger.info(f"{num_none} examples have None at {output.name!r}, and calibrate no label")
-        return labelled
-
-    def _best(
-        self, replies: LabelReplies, examples: Examples, output: LabelOutput, *, counts: Array, weights: Array
-    ) -> tuple[Calibration | None, dict[str, Any]]:
-        """Return the calibration that answers best, None for none, and fields of the report; set `accuracies`.
-
-        The labels have `counts` ``[L]``.
-        """
-        told, labels, ran = replies.log_probabilities, replies.labels, replies.ran
-        right, asked = output.numbers(examples)[ran], [examples[number] for number in ran]
-        predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
-        ways: dict[str, tuple[NDArray[np.int64], Calibration | None]] = {
-            AS_IT_IS: (replies.answered, None),
-            LIKELIEST: (told.argmax(axis=1), Calibration.none(labels)),
-        }
-        of_inputs = weights[replies.inputs]
-        for shares in likely_shares(counts, between=self.metric is not None):
-            answers = cross_validated(told, shares, unseen=replies.unseen, weights=of_inputs)
-            found = replies.calibrated_to(shares, weights=of_inputs)
-            ways[f"calibrated to {shares_by_label(labels, shares)}"] = answers, found
-
-        def value(numbers: NDArray[np.int64]) -> float:
-            """What answers to all inputs that ran, by number, are worth."""
-            if self.metric is None:
-                return float((numbers == right).mean())
-            answers: list[str | None] = []
-            for example, number in zip(asked, numbers.tolist(), strict=True):
-                answer = None
-                if number >= 0:
-                    answer = self.metric.answer(example, predictions[number])
-                answers.append(answer)
-            return self.metric.score(self.metric.right_labels(asked), answers, labels=labels, weights=weights[ran])
-
-        for name, (answers, _) in ways.items():
-            answered = np.full(len(examples), -1)  # Replies that say nothing of labels count as wrong.
-            answered[replies.inputs] = answers
-            self.accuracies[name] = value(answered[ran])
-        scores = dict(self.accuracies)
-        best = max(scores, key=scores.__getitem__)  # The first of equals: as it is.
-        to_one = {label: value(np.full(len(ran), number)) for number, label in enumerate(labels)}
-        most = labels[int(counts.argmax())] if self.metric is None else max(to_one, key=to_one.__getitem__)
-        self.accuracies[f"always {most!r}"] = to_one[most]
-        if scores[best] <= to_one[most]:
-            logger.warning(
-                f"{best}: {scores[best]:.3f} on {len(ran)} inputs, which is no more than always answering {most!r} "
-                f"gives, {to_one[most]:.3f}: let PLFewShot choose the program's demos, or take another model"
-            )
-        comparison = {"scores": scores, "chosen": best, "always": most, "always_score": to_one[most]}
-        return ways[best][1], comparison
-
-    def _sampled(self, usable: Examples, output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
-        """The examples that are used, and what each of them counts; a warning says where they are few."""
-        if self.method == "contextual":
-            return list(usable), np.ones(len(usable))
-        count, wanted = min(self.num_inputs, len(usable)), INPUTS_PER_LABEL * len(output.labels)
+    def _draw(self, usable: list[dspy.Example], output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
+        count = min(self.num_inputs, len(usable))
+        wanted = INPUTS_PER_LABEL * len(output.labels)
         if self.method == "batch" and count < wanted:
-            more = " and a larger num_inputs" if self.num_inputs < wanted else ""
+            addition = ""
+            if self.num_inputs < wanted:
+                addition = " and a larger num_inputs"
             logger.warning(
-                f"only {count} inputs to calibrate {len(output.labels)} labels on: which labels they happen to have "
-                f"moves the result; pass {wanted} or more{more}"
+                f"only {count} inputs to calibrate {len(output.labels)} labels on: pass {wanted} or more{addition}"
             )
-        labels = output.numbers(usable).tolist()  # each has its share of those drawn
-        drawn = [usable[i] for i in mixed(range(len(usable)), labels, random.Random(seed), balanced=True)]
+        labels = output.numbers(usable).tolist()
+        order = mixed(range(len(usable)), labels, random.Random(seed), balanced=True)
+        drawn = [usable[i] for i in order]
         if self.metric is None:
             return drawn[:count], np.ones(count)
-        # Rare ones decide: all take turns, and count in their shares.
+        # Rare labels decide: labels take turns, and are weighted by their shares.
         scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
         chosen = scores.alternate_labels(len(drawn))[:count]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights
 
+    def _read(self, student: dspy.Module, sample: Sample, output: LabelOutput) -> LabelReplies:
+        return read_replies(
+            student,
+            sample.examples,
+            output,
+            as_it_is=sample.labels_decide,
+            display_progress=self.display_progress,
+            num_threads=self.num_threads,
+            max_errors=self.max_errors,
+        )
 
-class LabelReplies(NamedTuple):
-    """What the replies to n inputs, given by number, said of labels: those that said anything."""
+    def _calibrate(
+        self, replies: LabelReplies, sample: Sample, output: LabelOutput, *, prior: Array | None, seed: int
+    ) -> Finding:
+        if sample.labels_decide:
+            return self._best_way(replies, sample, output)
+        if self.method == "linear":
+            return _linear(replies, output.numbers(sample.examples), seed=seed)
+        calibration = replies.calibrated_to(prior, method=self.method)
+        if prior is not None:
+            return Finding(calibration, "your prior")
+        replies.warn_of_answers(calibration)
+        if self.method == "contextual":
+            return Finding(calibration, "the same for each label")
+        return Finding(calibration, f"no labels decide: {EVEN}")
+
+    def _best_way(self, replies: LabelReplies, sample: Sample, output: LabelOutput) -> Finding:
+        answers, calibrations = self._ways(replies, sample)
+        examples = [sample.examples[i] for i in replies.ran]
+        weights = sample.weights[replies.ran]
+
+        def score(numbers: Numbers) -> float:
+            return self._score(numbers, examples, output, weights)
+
+        scores = {way: score(replies.with_silent(numbers)) for way, numbers in answers.items()}
+        chosen = max(scores, key=scores.__getitem__)  # of equals the first: as it is
+        calibration = calibrations[chosen]
+        always_scores = {label: score(np.full(len(examples), i)) for i, label in enumerate(replies.labels)}
+        always = max(always_scores, key=always_scores.__getitem__)
+        if self.metric is None:
+            always = replies.labels[int(sample.label_counts.argmax())]
+        always_score = always_scores[always]
+        self.accuracies = {**scores, f"always {always!r}": always_score}
+        if scores[chosen] <= always_score:
+            logger.warning(
+                f"{chosen}: {scores[chosen]:.3f} on {len(examples)} inputs, which is no more than always answering "
+                f"{always!r}, {always_score:.3f}: let PLFewShot choose the demos, or take another model"
+            )
+        shares_from = f"the best of {len(scores)} ways, by the labels of {len(examples)} inputs"
+        if calibration is None or not calibration.shares:
+            shares_from = f"none, for answers without them are {shares_from}"
+        if is_uneven(sample.label_counts):
+            shares_from += f"; uneven shares come from the labels of {sample.label_counts.sum():.0f} examples"
+        return Finding(calibration, shares_from, scores, chosen, always, always_score)
+
+    def _ways(self, replies: LabelReplies, sample: Sample) -> tuple[dict[str, Numbers], dict[str, Calibration | None]]:
+        """Return the answers ``[n]`` and calibrations of the ways to compare."""
+        logs = replies.log_probabilities
+        weights = sample.weights[replies.inputs]
+        answers = {AS_IT_IS: replies.answered, LIKELIEST: logs.argmax(axis=1)}
+        calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(replies.labels)}
+        for shares in likely_shares(sample.label_counts, between=self.metric is not None):
+            way = f"calibrated to {shares_by_label(replies.labels, shares)}"
+            answers[way] = cross_validated(logs, shares, unseen=replies.unseen, weights=weights)
+            calibrations[way] = replies.calibrated_to(shares, weights=weights)
+        return answers, calibrations
+
+    def _score(self, answers: Numbers, examples: Examples, output: LabelOutput, weights: Array) -> float:
+        """Return the accuracy or metric of label numbers ``[n]``; -1 is wrong."""
+        if self.metric is None:
+            return float((answers == output.numbers(examples)).mean())
+        predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
+        labels: list[str | None] = []
+        for example, number in zip(examples, answers.tolist(), strict=True):
+            label = None
+            if number >= 0:
+                label = self.metric.answer(example, predictions[number])
+            labels.append(label)
+        right_labels = self.metric.right_labels(examples)
+        return self.metric.score(right_labels, labels, labels=list(output.labels), weights=weights)
+
+    def _report(
+        self,
+        finding: Finding,
+        replies: LabelReplies,
+        sample: Sample,
+        output_name: str,
+        label_counts: Array,
+        num_examples: int,
+    ) -> CalibrationReport:
+        calibration = finding.calibration
+        weights = sample.weights[replies.inputs]
+        means = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights)
+        shares = None
+        if calibration is not None and calibration.shares:
+            shares = dict(zip(replies.labels, calibration.shares, strict=True))
+        return CalibrationReport(
+            method=self.method,
+            metric="accuracy" if self.metric is None else repr(self.metric),
+            output=output_name,
+            label_counts=dict(zip(replies.labels, label_counts.astype(int).tolist(), strict=True)),
+            num_examples=num_examples,
+            num_inputs=len(replies.inputs),
+            left_out=sample.left_out,
+            mean_probabilities=dict(zip(replies.labels, means.tolist(), strict=True)),
+            shares=shares,
+            shares_from=finding.shares_from,
+            calibrated=calibration is not None and calibration.method != "none",
+            scores=finding.scores,
+            chosen=finding.chosen,
+            num_scored=len(replies.ran),
+            always=finding.always,
+            always_score=finding.always_score,
+            program_calls=len(replies.ran) + replies.num_failed,
+            num_failed=replies.num_failed,
+            num_unread=replies.num_unread,
+            num_silent=len(replies.ran) - len(replies.inputs),
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The examples that calibrate an output."""
+
+    examples: list[dspy.Example]  # [E]
+    weights: Array  # [E]
+    label_counts: Array  # of all usable examples, [L]
+    left_out: dict[str, int]  # number of the trainset's other examples, by reason
+    labels_decide: bool = False  # whether labels choose between ways to answer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The calibration to use, and why; fields are as in `CalibrationReport`."""
+
+    calibration: Calibration | None
+    shares_from: str
+    scores: dict[str, float] = field(default_factory=dict)
+    chosen: str | None = None
+    always: str | None = None
+    always_score: float | None = None
+
+
+@dataclass(frozen=True)
+class LabelReplies:
+    """Replies to the n of E inputs for which they give label probabilities."""
 
     labels: list[str]
-    inputs: NDArray[np.int64]  # [n]
+    inputs: Numbers  # their numbers, [n]
     log_probabilities: Array  # [n, L]
-    unseen: NDArray[np.bool_]  # [n, L], where a label was not among the likeliest tokens
-    answered: NDArray[np.int64]  # [n], the label of the program's own answer by number, -1 for none
-    ran: NDArray[np.int64]  # the inputs whose calls did not fail, whether they say anything or not
-    num_failed: int = 0
-    num_unread: int = 0  # replies that the adapter could not read, whether they say anything or not
-    num_silent: int = 0  # replies that say nothing of labels
+    unseen: NDArray[np.bool_]  # labels not among the likeliest tokens, [n, L]
+    answered: Numbers  # the program's own answers, -1 for none, [n]
+    ran: Numbers  # inputs whose calls did not fail
+    num_failed: int
+    num_unread: int  # replies that the adapter could not read
+
+    def with_silent(self, answers: Numbers) -> Numbers:
+        """Return answers to all inputs that `ran`, -1 for the others."""
+        answered = np.full(self.ran.max() + 1, -1)
+        answered[self.inputs] = answers
+        return answered[self.ran]
 
     def calibrated_to(
         self, shares: Array | None = None, *, method: str = "batch", weights: ArrayLike = 1.0
     ) -> Calibration:
-        """The calibration by mean probabilities of inputs to shares of labels ``[L]``; None for the same share each."""
-        to = np.full(len(self.labels), 1.0 / len(self.labels)) if shares is None else shares
-        offsets = batch_offsets(self.log_probabilities, prior=to, unseen=self.unseen, weights=weights)
-        rounded, num_inputs = tuple(np.round(to, 6).tolist()), len(self.inputs)
-        return Calibration(method, tuple(self.labels), tuple(offsets.tolist()), num_inputs=num_inputs, shares=rounded)
-
-    def report(self, calibration: Calibration | None, *, weights: Array, **facts: Any) -> CalibrationReport:
-        """Make the report of a calibration by these replies; `facts` are fields that they do not tell."""
-        likely = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
-        shares = () if calibration is None else calibration.shares
-        return CalibrationReport(
+        """Calibrate mean probabilities to shares ``[L]``; None for even ones."""
+        if shares is None:
+            shares = np.full(len(self.labels), 1.0 / len(self.labels))
+        offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
+        return Calibration(
+            method,
+            tuple(self.labels),
+            tuple(offsets.tolist()),
             num_inputs=len(self.inputs),
-            mean_probabilities=dict(zip(self.labels, likely.tolist(), strict=True)),
-            shares=dict(zip(self.labels, shares, strict=True)) if shares else None,
-            calibrated=calibration is not None and calibration.method != "none",
-            num_scored=len(self.ran),
-            program_calls=len(self.ran) + self.num_failed,
-            num_failed=self.num_failed,
-            num_unread=self.num_unread,
-            num_silent=self.num_silent,
-            **facts,
+            shares=tuple(np.round(shares, 6).tolist()),
         )
 
     def warn_of_answers(self, calibration: Calibration) -> None:
-        """Warn where answers are far from even with calibration and without: then labels may well be uneven."""
-        moved = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
-        tables = (self.log_probabilities, moved)
-        counts = [np.bincount(each.argmax(axis=1), minlength=len(self.labels)) for each in tables]
-        if all(is_uneven(each, far=True) for each in counts):
-            before, after = (shares_by_label(self.labels, each / each.sum()) for each in counts)
+        """Warn if answers are far from even with calibration and without it."""
+        logs = calibrated(self.log_probabilities, calibration.offsets, unseen=self.unseen)
+        before = self._answer_counts(self.log_probabilities)
+        after = self._answer_counts(logs)
+        if is_uneven(before, far=True) and is_uneven(after, far=True):
             logger.warning(
-                f"answers to {len(self.inputs)} inputs are far from the same share of each label before calibration "
-                f"({before}) and after it ({after}): if the labels are not equally frequent, pass labelled examples, "
-                "or their shares as prior"
+                f"{len(self.inputs)} answers are far from even before calibration "
+                f"({shares_by_label(self.labels, before / before.sum())}) and after it "
+                f"({shares_by_label(self.labels, after / after.sum())}): if the labels are not equally frequent, pass "
+                "labelled examples, or their shares as prior"
             )
+
+    def _answer_counts(self, log_probabilities: Array) -> Numbers:
+        return np.bincount(log_probabilities.argmax(axis=1), minlength=len(self.labels))
 
 
 def read_replies(
@@ -369,98 +403,141 @@ def read_replies(
     *,
     as_it_is: bool = False,
     display_progress: bool = False,
-    **limits: Any,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
 ) -> LabelReplies:
-    """Run a program on the inputs of examples, for what its replies say of the labels of an output. Unless it is to
-    answer `as_it_is`, the likeliest label is its answer, so that a reply that cannot be read costs no second call."""
+    """Call a program on examples, and read the label probabilities in its replies.
+
+    Unless `as_it_is`, it answers the likeliest label, so that a reply that cannot be
+    read costs no second call.
+    """
+
+    def check(records: list[CallRecord]) -> None:
+        ended = [record for record in records if record.outcome != FAILED]
+        are_enough = len(records) >= NUM_FIRST and len(ended) > 1
+        if are_enough and not any(record.label_logprobs for record in ended):
+            raise _no_probabilities(output, 0, len(ended))
+
     work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
-
-        def check(cells: list[CallRecord]) -> None:
-            """Raise `NoProbabilities` if none of several replies says anything of labels."""
-            ended = [cell for cell in cells if cell.outcome != FAILED]
-            are_enough = len(cells) >= FIRST_REPLIES and len(ended) > 1
-            if are_enough and not any(cell.label_logprobs for cell in ended):
-                raise _no_probabilities(output, 0, len(ended))
-
-        # The first one alone: where log-probabilities are refused, no other call is made.
-        options: dict[str, Any] = {"called": "calibration input", "on_cell": bar.update, **limits}
-        cells, scorer = calls_on(program, work, len(examples), first=(1, FIRST_REPLIES), check=check, **options)
-    if failed := [cell for cell in cells if cell.outcome == FAILED]:
-        if len(failed) == len(cells):
+        records, scorer = calls_on(
+            program,
+            work,
+            len(examples),
+            called="calibration input",
+            first=(1, NUM_FIRST),  # A first call that is refused stays the only one.
+            check=check,
+            on_cell=bar.update,
+            num_threads=num_threads,
+            max_errors=max_errors,
+        )
+    failed = [record for record in records if record.outcome == FAILED]
+    if failed:
+        if len(failed) == len(records):
             raise scorer.nothing_ran(failed)
         first = f"{failed[0].error}: {failed[0].message}"
-        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(cells), first)
+        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(records), first)
+    return _replies_of(records, output, num_failed=len(failed))
+
+
+def _replies_of(records: list[CallRecord], output: LabelOutput, *, num_failed: int) -> LabelReplies:
     labels = list(output.labels)
-    told = {i: each for i, each in enumerate(cells) if each.label_logprobs}
-    if len(told) < 2:
-        raise _no_probabilities(output, len(told), len(cells))
-    if len(told) < len(cells):
-        logger.warning("%d of %d replies say nothing of labels", len(cells) - len(told), len(cells))
-    ran = [number for number, cell in enumerate(cells) if cell.outcome != FAILED]
+    inputs = [number for number, record in enumerate(records) if record.label_logprobs]
+    if len(inputs) < 2:
+        raise _no_probabilities(output, len(inputs), len(records))
+    if len(inputs) < len(records):
+        logger.warning("%d of %d replies say nothing of labels", len(records) - len(inputs), len(records))
+    is_unseen = np.zeros((len(inputs), len(labels)), dtype=bool)
+    answered = np.full(len(inputs), -1)
+    for row, number in enumerate(inputs):
+        record = records[number]
+        is_unseen[row, list(record.unseen_labels)] = True
+        if record.value:
+            answered[row] = labels.index(record.value)
     return LabelReplies(
         labels,
-        np.array(list(told)),
-        np.array([cell.label_logprobs for cell in told.values()]),
-        np.array([np.isin(np.arange(len(labels)), cell.unseen_labels) for cell in told.values()]),
-        np.array([labels.index(cell.value) if cell.value else -1 for cell in told.values()]),
-        np.array(ran),
-        num_failed=len(failed),
-        num_unread=sum(cell.outcome == WRONG for cell in cells),
-        num_silent=len(ran) - len(told),
+        np.array(inputs),
+        np.array([records[number].label_logprobs for number in inputs]),
+        is_unseen,
+        answered,
+        np.array([number for number, record in enumerate(records) if record.outcome != FAILED]),
+        num_failed=num_failed,
+        num_unread=sum(record.outcome == WRONG for record in records),
     )
 
 
-def _no_probabilities(output: LabelOutput, num_told: int, num_replies: int) -> NoProbabilities:
-    """Return the error for replies of which too few say anything of labels."""
+def _no_probabilities(output: LabelOutput, num_read: int, num_replies: int) -> NoProbabilities:
     needs = "replies with labels among the likeliest tokens"
     cure = "add demos, or use another adapter (PlainTextAdapter for small and base models) or model"
     if output.decision is not None:
         needs = f"replies that state the probabilities of {output.name!r} as JSON"
         cure = "use another model, or declare a Literal alone, whose log-probabilities are read"
-    return NoProbabilities(f"{PURPOSE} needs {needs}; {num_told} of {num_replies} have any: {cure}")
+    return NoProbabilities(f"{PURPOSE} needs {needs}; {num_read} of {num_replies} have any: {cure}")
 
 
-def fit_linear(log_probabilities: Array, answers: NDArray[np.int64], *, seed: int = 0) -> tuple[Array, Array] | None:
-    """Fit scales and offsets of the labels, each ``[L]``, to the right labels ``[N]`` by penalised logistic regression.
+def _linear(replies: LabelReplies, answers: Numbers, *, seed: int) -> Finding:
+    fit = fit_linear(replies.log_probabilities, answers[replies.inputs], seed=seed)
+    if fit is None:
+        return Finding(None, "none, for cross-validation finds no gain")
+    scales, offsets = fit
+    numbers = (tuple(offsets.tolist()), tuple(scales.tolist()), len(replies.inputs))
+    calibration = Calibration("linear", tuple(replies.labels), *numbers)
+    return Finding(calibration, "none, for scales and offsets are fitted to the labels")
 
-    It is None where cross-validation finds no gain in log loss beyond its error.
 
-    Source: M. Abbas et al., "Enhancing in-context learning via linear probe calibration", AISTATS 2024.
+def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> tuple[Array, Array] | None:
+    """Fit a scale and an offset per label by penalised logistic regression.
 
-    Deviation: The paper multiplies probabilities by a full matrix; log-probabilities with one scale for each label need
-    fewer examples, and batch calibration is a special case of them.
+    Source: M. Abbas et al., "Enhancing in-context learning via linear probe
+    calibration", AISTATS 2024.
+
+    Deviation: The paper multiplies probabilities by a full matrix. One scale per label
+    for log-probabilities needs fewer examples, and contains batch calibration.
+
+    Args:
+        log_probabilities: Log-probabilities of labels, ``[N, L]``.
+        answers: Right labels, ``[N]``.
+        seed: Seed of the folds.
+
+    Returns:
+        Scales and offsets, ``[L]``; None if cross-validation finds no certain gain.
     """
-    num = len(answers)
-    shuffled = np.random.default_rng(seed).permutation(num)
+    num_examples = len(answers)
+    shuffled = np.random.default_rng(seed).permutation(num_examples)
     by_label = shuffled[np.argsort(answers[shuffled], kind="stable")]
-    gains, num_folds = np.zeros(num), min(MAX_FOLDS, num)
+    gains = np.zeros(num_examples)
+    num_folds = min(MAX_FOLDS, num_examples)
     for fold in range(num_folds):
-        held = np.isin(np.arange(num), by_label[fold::num_folds])  # Each fold has its share of each label.
-        scales, offsets = _fit(log_probabilities[~held], answers[~held])
-        told = log_softmax(log_probabilities[held] * scales + offsets, axis=1)
-        gains[held] = (told - log_probabilities[held])[np.arange(held.sum()), answers[held]]
-    if gains.mean() <= gains.std(ddof=1) / np.sqrt(num):
+        # Each fold has its share of each label.
+        is_held_out = np.isin(np.arange(num_examples), by_label[fold::num_folds])
+        scales, offsets = _fit(log_probabilities[~is_held_out], answers[~is_held_out])
+        before = log_probabilities[is_held_out]
+        after = log_softmax(before * scales + offsets, axis=1)
+        gains[is_held_out] = (after - before)[np.arange(len(before)), answers[is_held_out]]
+    if gains.mean() <= gains.std(ddof=1) / np.sqrt(num_examples):
         return None
     return _fit(log_probabilities, answers)
 
 
-def _fit(known: Array, answers: NDArray[np.int64]) -> tuple[Array, Array]:
+def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
     """Return the scales and offsets with the least penalised loss."""
-    (num, num_labels), rows = known.shape, np.arange(len(known))
-    start = np.repeat([1.0, 0.0], num_labels)
+    num_examples, num_labels = log_probabilities.shape
+    rows = np.arange(num_examples)
+    unchanged = np.repeat([1.0, 0.0], num_labels)
 
     def loss(parameters: Array) -> float:
-        """Return the penalised loss of scales and offsets, one after the other."""
-        told = log_softmax(known * parameters[:num_labels] + parameters[num_labels:], axis=1)
-        return float(PENALTY / num * ((parameters - start) ** 2).sum() - told[rows, answers].mean())
+        """Return the penalised loss of scales and offsets, concatenated."""
+        scales, offsets = np.split(parameters, 2)
+        logs = log_softmax(log_probabilities * scales + offsets, axis=1)
+        penalty = ((parameters - unchanged) ** 2).sum()
+        return float(PENALTY / num_examples * penalty - logs[rows, answers].mean())
 
-    found = minimize(loss, start, method="L-BFGS-B").x
-    return found[:num_labels], found[num_labels:]
+    best = minimize(loss, unchanged, method="L-BFGS-B").x
+    return best[:num_labels], best[num_labels:]
 
 
 def _content_free(trainset: Examples) -> list[dspy.Example]:
-    """Examples whose inputs, those of the trainset, have no content."""
+    """Return examples with the trainset's inputs, filled without content."""
     if not trainset:
         raise UserError("trainset must hold an example, whose inputs are filled without content")
     inputs = dict(trainset[0].inputs().items())
@@ -469,15 +546,43 @@ def _content_free(trainset: Examples) -> list[dspy.Example]:
 
 
 def _different(student: dspy.Module, trainset: Examples) -> tuple[list[dspy.Example], dict[str, int]]:
-    """Return the examples with inputs that differ and that no demo shows, and how many are left out, by reason."""
-    shown = shown_by([demo for _, each in student.named_predictors() for demo in each.demos], trainset)
+    """Return distinct examples that no demo shows, and count the others by reason."""
+    demos = [demo for predictor in student.predictors() for demo in predictor.demos]
+    shown = shown_by(demos, trainset)
     keys = [value_key(dict(example.inputs().items())) for example in trainset]
-    num_repeated = len(keys) - len(set(keys))
+    num_distinct = len(set(keys))
+    num_repeated = len(keys) - num_distinct
     warn_of_repeats(num_repeated, len(trainset), name="trainset", what=GIVEN_TWICE)
     usable = list({keys[i]: example for i, example in enumerate(trainset) if i not in shown}.values())
     if len(usable) < 2:
         raise UserError(
             f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
-            f"{len(usable)} are left: pass more, or method='contextual', which needs no inputs"
+            f"{len(usable)} are left: pass more, or method='contextual'"
         )
-    return usable, {GIVEN_TWICE: num_repeated, SHOWN: len(set(keys)) - len(usable)}
+    return usable, {GIVEN_TWICE: num_repeated, SHOWN: num_distinct - len(usable)}
+
+
+def _labelled(usable: list[dspy.Example], output: LabelOutput, trainset: Examples) -> list[dspy.Example]:
+    """Return the examples with a label; log what happens to the others."""
+    labelled = list(compress(usable, output.numbers(usable) >= 0))
+    are_enough = len(labelled) > 1
+    consequence = "they are left out" if are_enough else EVEN
+    if output.strange(usable, texts=False):
+        logger.warning(f"{output.strange(trainset, texts=False)}: {consequence}")
+    elif not are_enough:
+        logger.info(f"no example has a label at {output.name!r}: {EVEN}")
+    num_none = output.num_none(usable)
+    if are_enough and num_none:
+        logger.info(f"{num_none} examples have None at {output.name!r}, and calibrate no label")
+    return labelled
+
+
+def _check_labelled(examples: list[dspy.Example], output: LabelOutput) -> None:
+    answers = output.numbers(examples)
+    if (answers >= 0).all() and len(set(answers)) > 1:
+        return
+    values = sorted({repr(example.get(output.name)) for example in examples})
+    raise UserError(
+        f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
+        f"{list(output.labels)}; got {', '.join(values[:5])}: give all examples one, or pass method='batch'"
+    )

@@ -1,4 +1,4 @@
-"""Programs that decide by the probabilities of labels: a calibrated one, and one with an order for each input."""
+"""Programs that decide by label probabilities: calibrated, or with an order per input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import dspy
 import numpy as np
@@ -23,6 +22,7 @@ from plr_dspy._version import __version__
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
+from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.checks import saved_state
@@ -35,23 +35,23 @@ from plr_dspy.statistics.calibration import Array, calibrated
 logger = logging.getLogger(__name__)
 
 PURPOSE = "calibration"
-PROBABILITIES = "probabilities"  # field of a prediction that calibrated programs add
+PROBABILITIES = "probabilities"  # the field that calibrated predictions add
 
+# A "dependency" of saved programs, which DSPy's error names if the student loads one.
 LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
-"""A dependency of the saved program, by the name that DSPy's error has when the student itself loads the file."""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files from later versions may hold more.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files of later versions may hold more.
 class Calibration:
-    """How the probabilities of labels are calibrated: ``scales * log p + offsets``, normalised.
+    """A calibration of label probabilities: ``scales * log p + offsets``, normalised.
 
     Attributes:
-        method: How it was found: "batch"; "none" changes nothing.
-        labels, offsets, scales: Labels as demos call them, and theirs, ``[L]``; without scales all are 1.
-        num_inputs: Inputs that it was found from; of `PLReorder`, the examples of the compile.
-        shares: Of the labels, that answers are calibrated to, ``[L]``; empty where they are not known.
-        adapter, model, prompt: What it was found with, which `CalibratedProgram` compares with what it is used with:
-            their names, and a digest of the instructions, fields and demos; None where that is not known.
+        method: How it was found; "none" changes nothing.
+        labels: Labels, as in demos, ``[L]``.
+        offsets, scales: Numbers of the labels, ``[L]``; scales default to 1.
+        num_inputs: Number of inputs behind it; of `PLReorder`, of examples.
+        shares: Shares of labels that answers are calibrated to, ``[L]``, if any.
+        adapter, model, prompt: What it was found with: two names and a digest.
     """
 
     method: str
@@ -66,8 +66,8 @@ class Calibration:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
-        numbers = [*self.offsets, *self.scales]
-        if not len(self.labels) == len(self.offsets) == len(self.scales) or not np.isfinite(numbers).all():
+        is_finite = np.isfinite([*self.offsets, *self.scales]).all()
+        if not len(self.labels) == len(self.offsets) == len(self.scales) or not is_finite:
             raise UserError(f"calibration must have a finite offset and scale for each label; got {self}")
 
     @classmethod
@@ -76,57 +76,49 @@ class Calibration:
         names = tuple(labels)
         return cls("none", names, (0.0,) * len(names))
 
-    def applied(self, found: Reading) -> Reading:
-        """Return the reading with calibrated log-probabilities, and the label that is likeliest by them."""
-        unseen = np.isin(np.arange(len(self.labels)), found.unseen)
-        told = calibrated(found.log_probabilities, self.offsets, scales=self.scales, unseen=unseen)
-        return Reading(self.labels[int(told.argmax())], tuple(told.tolist()), found.unseen)
+    def applied(self, reading: Reading) -> Reading:
+        """Return calibrated log-probabilities, and the likeliest label by them."""
+        is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
+        logs = calibrated(reading.log_probabilities, self.offsets, scales=self.scales, unseen=is_unseen)
+        return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Find the output to calibrate, of the named predictor where several have one; a ValueError says why none is."""
+    """Return the output to calibrate; raise if there is not exactly one."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
         raise UserError(f"predictor must be one of {names}; got {predictor!r}")
-    cure = "" if predictor is not None or len(names) == 1 else f", or pass predictor= with one of {names}"
-    if any(isinstance(part, PerInputOrder) for _, part in program.named_sub_modules()):
-        raise UserError(
-            "a program of DEmO decides by the probabilities of labels already, and cannot be calibrated: pass the "
-            "program that it was made of"
-        )
+    if any(isinstance(module, PerInputOrder) for _, module in program.named_sub_modules()):
+        raise UserError("a program of DEmO cannot be calibrated: pass the program that it was made of")
+    cure = ""
+    if predictor is None and len(names) > 1:
+        cure = f", or pass predictor= with one of {names}"
     output = needed_output(program, PURPOSE, only=predictor, cure=cure)
-    if any(PROBABILITIES in each.signature.output_fields for each in predictors.values()):
-        raise UserError(
-            f"calibrated predictions hold the probabilities of labels as {PROBABILITIES!r}, and the program has an "
-            "output of this name: rename it"
-        )
+    if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
+        raise UserError(f"calibration adds a field {PROBABILITIES!r}, and the program has such an output: rename it")
     return output
 
 
 @cache
-def warn_once(other: str, prompt: str | None) -> None:
-    """Warn that the calibration of a prompt was found with something other, whichever copy of a program is called."""
-    logger.warning("the calibration was found with %scalibrate the program anew", other)
+def warn_once(change: str, prompt: str | None) -> None:
+    """Warn once for all copies of a program, which share the prompt."""
+    logger.warning("the calibration was found with %scalibrate the program anew", change)
 
 
 class CalibratedProgram(dspy.Module):
-    """A program whose finite output is the likeliest label by calibrated probabilities.
+    """A program that answers the likeliest label by calibrated probabilities.
 
-    It makes the LM calls of the program and no others, and asks for log-probabilities with them, unless replies state
-    probabilities, as `dspy.experimental.Choice` and `Noul` have them do. A prediction has the calibrated probability of
-    each label, by the label, at ``prediction.probabilities``; None where a reply says nothing of any label. It saves to
-    JSON, also as a part of a larger program; `load_program` loads it. A call with another adapter, model, instructions
-    or demos than the calibration was found with is logged as a warning, once. It is never frozen, as DSPy does not save
-    frozen parts of a program.
+    It makes no further LM calls. ``prediction.probabilities`` has the calibrated
+    probability of each label, or is None if the reply says nothing of labels. It saves
+    to JSON, also as part of a larger program; `load_program` loads it.
 
     Args, and attributes of the same names:
-        program: It has an output that is a Literal, an enum, a bool, a Choice or a Noul. It is copied.
-        calibration: As `BatchCalibration` finds it; None tells the probabilities, and decides nothing.
-        predictor: Name of the predictor with that output; None where only one has one.
-
-    Raises:
-        ValueError: for a program without such an output, or a calibration of other labels.
+        program: A program with an output that is a Literal, an enum, a bool, a Choice
+            or a Noul. It is copied.
+        calibration: A calibration of `BatchCalibration`. With None, probabilities are
+            shown and decide nothing.
+        predictor: Name of the predictor with that output; None if only one has one.
     """
 
     calibration: Calibration | None
@@ -137,89 +129,98 @@ class CalibratedProgram(dspy.Module):
         super().__init__()
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise UserTypeError(
-                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass an "
-                "instance of one, or the attribute program of a calibrated one"
+                f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}: pass "
+                "the program itself"
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}")
         self.program = ProgramFactory(program).build({})
-        self.program._compiled = False  # What is frozen would not be saved.
-        self._take(calibration, predictor)
+        self.program._compiled = False  # DSPy saves nothing of frozen programs.
+        self._set(calibration, predictor)
 
-    def forward(self, *args: Any, **inputs: Any) -> Any:
-        """Return the program's prediction, with the calibrated label and the probabilities.
-
-        Raises:
-            NoProbabilities: when the LM gives no log-probabilities.
-        """
+    def forward(self, *args: Value, **inputs: Value) -> Value:
+        """Return the program's prediction with its label calibrated."""
         with self._reading() as reader:
             prediction = self.program(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
-    async def aforward(self, *args: Any, **inputs: Any) -> Any:
+    async def aforward(self, *args: Value, **inputs: Value) -> Value:
         """Do what `forward` does, with the program's async calls."""
         with self._reading() as reader:
-            call = self.program.acall if hasattr(self.program, "aforward") else dspy.asyncify(self.program)
+            call = dspy.asyncify(self.program)
+            if hasattr(self.program, "aforward"):
+                call = self.program.acall
             prediction = await call(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
     def _reading(self) -> AbstractContextManager[LabelReader]:
-        """The context in which what is said of labels is read, and decides."""
-        output, found = calibrated_output(self.program, self.predictor), self.calibration
-        if found is not None:
-            for name, now in self._now().items():
-                if (own := getattr(found, name)) and now and own != now:
-                    other = f"the {name} {own}, and is used with {now}: configure {own}, or "
-                    warn_once("other instructions or demos: " if name == "prompt" else other, found.prompt)
-
+        output = calibrated_output(self.program, self.predictor)
+        decision = None
+        if self.calibration is not None:
+            self._warn_of_changes(self.calibration)
+            decision = self.calibration.applied
         requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
-        return labels_read(self.program, output, requests, decision=None if found is None else found.applied)
+        return labels_read(self.program, output, requests, decision=decision)
+
+    def _warn_of_changes(self, calibration: Calibration) -> None:
+        for name, current in self._settings().items():
+            before = getattr(calibration, name)
+            if not before or not current or before == current:
+                continue
+            change = f"the {name} {before}, and is used with {current}: configure {before}, or "
+            if name == "prompt":
+                change = "other instructions or demos: "
+            warn_once(change, calibration.prompt)
 
     def bound(self) -> CalibratedProgram:
-        """Note what the calibration is of, where it does not say so: the adapter, model and prompt of this moment."""
-        if (found := self.calibration) is not None:
-            of: dict[str, Any] = {name: getattr(found, name) or now for name, now in self._now().items()}
-            self.calibration = replace(found, **of)
+        """Record the current adapter, model and prompt if unknown."""
+        before = self.calibration
+        if before is not None:
+            now = self._settings()
+            self.calibration = replace(
+                before,
+                adapter=before.adapter or now["adapter"],
+                model=before.model or now["model"],
+                prompt=before.prompt or now["prompt"],
+            )
         return self
 
-    def _now(self) -> dict[str, str | None]:
-        """Return the adapter, the model and a digest of the prompt that a call would be made with."""
+    def _settings(self) -> dict[str, str | None]:
+        """Return the adapter, model and prompt digest of a call."""
         predictor = dict(self.program.named_predictors())[self.predictor]
         fields = list(predictor.signature.fields)
-        shown = [{name: demo[name] for name in fields if name in demo} for demo in predictor.demos]
-        return {
-            **settings_of(predictor),
-            "prompt": digest([fields, predictor.signature.dump_state(), serialize_object(shown)]),
-        }
+        demos = []
+        for demo in predictor.demos:
+            demos.append({name: demo[name] for name in fields if name in demo})
+        prompt = digest([fields, predictor.signature.dump_state(), serialize_object(demos)])
+        return {**settings_of(predictor), "prompt": prompt}
 
-    def _take(self, calibration: Calibration | None, predictor: str | None) -> None:
-        """Take the calibration of a predictor's output; a ValueError says where it is of other labels."""
+    def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
+        """Set the calibration of a predictor; raise if it is of other labels."""
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
             raise UserError(
                 f"the calibration is of the labels {list(calibration.labels)}, and the program has "
-                f"{list(output.labels)}: wrap the program that was calibrated, or calibrate this one"
+                f"{list(output.labels)}: calibrate this program"
             )
         self.predictor = output.predictor
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return the calibration, which DSPy then saves and loads, too, and those of the program."""
+        """Return the parameters that DSPy saves and loads, with the calibration."""
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
-    # A larger program would not save it where it is frozen, as optimizers leave what they compile.
+    # Optimizers freeze what they compile; a larger program would then not save it.
     _compiled = property(lambda self: False, lambda self, value: None)
 
-    def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
-        """Become what `dump_state` was taken of, which must be a calibrated program."""
+    def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
+        """Load the state of a calibrated program."""
         if "calibration" not in state:
-            raise UserError(
-                "the state is of a program that is not calibrated: load it into the program itself, and wrap that"
-            )
+            raise UserError("the state is of a program that is not calibrated: load it into one, and wrap that")
         super().load_state(state, **options)
 
-    def save(self, path: str | Path, *arguments: Any, **options: Any) -> None:
-        """Save as any program; to the student itself, the JSON says that it is calibrated."""
+    def save(self, path: str | Path, *arguments: Value, **options: Value) -> None:
+        """Save like any program; DSPy names `LOADER` if the student loads the JSON."""
         super().save(path, *arguments, **options)
         if Path(path).suffix == ".json":
             state = orjson.loads(Path(path).read_bytes())
@@ -228,105 +229,129 @@ class CalibratedProgram(dspy.Module):
             write_atomically(Path(path), orjson.dumps(state, option=layout))
 
     def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
-        """Load what `save` wrote, as DSPy does; a ValueError says where the file holds something else."""
+        """Load a file of `save`."""
         state = saved_state(path, allow_pickle=allow_pickle)
         self.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
 
 
-def _with_probabilities(prediction: Any, reader: LabelReader) -> Any:
-    """The prediction with the probabilities of labels first, as `dspy.majority` votes on the last field."""
-    if isinstance(prediction, dspy.Prediction):
-        found, others, labels = reader.behind(prediction), dict(prediction.items()), reader.label_output.labels.values()
-        for name in others:
-            del prediction[name]
-        told = found and dict(zip(labels, np.exp(found.log_probabilities).tolist(), strict=True))
-        for name, value in {PROBABILITIES: told, **others}.items():
-            prediction[name] = value
+def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
+    """Put probabilities first, as `dspy.majority` votes on the last field."""
+    if not isinstance(prediction, dspy.Prediction):
+        return prediction
+    probabilities = None
+    reading = reader.behind(prediction)
+    if reading is not None:
+        labels = reader.label_output.labels.values()
+        probabilities = dict(zip(labels, np.exp(reading.log_probabilities).tolist(), strict=True))
+    fields = dict(prediction.items())
+    for name in fields:
+        del prediction[name]
+    for name, value in {PROBABILITIES: probabilities, **fields}.items():
+        prediction[name] = value
     return prediction
 
 
 class _SavedCalibration(Parameter):  # type: ignore[misc]
-    """The calibration of a program as DSPy looks for it, saves it and loads it."""
+    """The calibration of a program, as a parameter that DSPy saves and loads."""
 
     def __init__(self, program: CalibratedProgram) -> None:
         self._program = program
 
     def reset(self) -> None:
-        """Keep the calibration: a call says that the demos are others."""
+        """Keep the calibration; calls warn of other demos."""
 
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        found = self._program.calibration
-        return {"predictor": self._program.predictor, "found": None if found is None else asdict(found)}
+    def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
+        calibration = self._program.calibration
+        found = None if calibration is None else asdict(calibration)
+        return {"predictor": self._program.predictor, "found": found}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give the program this calibration; a ValueError says where it is of other labels, or another version's."""
+    def load_state(self, state: Mapping[str, Value]) -> None:
         found = state["found"]
         try:
             calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
-            told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise UserError(
-                f"the saved calibration cannot be read ({'; '.join(told)}): if a later plr_dspy wrote it, update "
-                "plr_dspy, otherwise calibrate the program anew"
+                f"the saved calibration cannot be read ({'; '.join(problems)}): update plr_dspy, or calibrate the "
+                "program anew"
             ) from error
-        self._program._take(calibration, state["predictor"])
+        self._program._set(calibration, state["predictor"])
 
 
 class PerInputOrder(dspy.Module):
-    """A program that orders its demos anew for each input.
+    """A program that orders its demos for each input.
 
-    Of its orders it takes the one under which the input adds most to the probability of the label predicted: one
-    LM call for each order. Without orders it is the program itself. It saves to JSON; `load_program` loads it.
+    It calls the LM once per order, and takes the one in which the input adds most to
+    the probability of the predicted label. Without orders it is the program itself.
 
     Args:
-        program: Makes one LM call, whose finite output is the answer.
-        orders: To choose from: of each, its "permutations", the demo indices by position for each predictor, and
+        program: A program with one LM call, whose finite output is the answer.
+        orders: Each has "permutations", the demo indices per predictor, and
             "content_free", the mean distribution ``[L]`` over content-free inputs.
     """
 
-    def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        self.program._compiled = False  # what is frozen would not be saved
+        self.program._compiled = False  # DSPy saves nothing of frozen programs.
         self.orders = tuple(orders)
 
-    def forward(self, *args: Any, **inputs: Any) -> Any:
-        """The answer in the order that the input has most influence under.
-
-        Raises:
-            NoProbabilities: when the LM gives no log-probabilities.
-        """
-        answers, requests, predictors = [], LogprobRequests("DEmO"), dict(self.program.named_predictors())
+    def forward(self, *args: Value, **inputs: Value) -> Value:
+        """Return the answer in the order in which the input has most influence."""
+        requests = LogprobRequests("DEmO")
+        answers = []
         for order in self.orders:
-            demos = {name: [predictors[name].demos, places] for name, places in order["permutations"].items()}
-            if any(sorted(places) != list(range(len(held))) for held, places in demos.values()):
-                continue  # They are others by now, as after `reset_copy`.
-            shown = {name: [held[i] for i in places] for name, (held, places) in demos.items()}
-            program = ProgramFactory(self.program).build(shown)
-            output, answer = needed_output(self.program, "DEmO", cure=""), None
-            likeliest = Calibration.none(output.labels).applied
-            with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
-                # A program may write to what it gets, which the next order must not see.
-                own_inputs = {name: own_value(value) for name, value in inputs.items()}
-                answer = program(*map(own_value, args), **own_inputs)
-            if answer is not None and (found := reader.behind(answer)):  # Else no label is likely in this order.
-                p = distribution(found.log_probabilities, found.unseen)
-                answers.append((p.max() - order["content_free"][int(p.argmax())], answer))
-        return max(answers, key=lambda each: each[0])[1] if answers else self.program(*args, **inputs)
+            program = self._in_order(order["permutations"])
+            if program is None:
+                continue
+            answer, reading = _read_answer(program, requests, args, inputs)
+            if reading is not None:
+                probabilities = distribution(reading.log_probabilities, reading.unseen)
+                label = int(probabilities.argmax())
+                answers.append((probabilities[label] - order["content_free"][label], answer))
+        if not answers:
+            return self.program(*args, **inputs)
+        return max(answers, key=lambda pair: pair[0])[1]
 
-    async def aforward(self, *args: Any, **inputs: Any) -> Any:
+    def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
+        """Return the program in an order; None if it has other demos by now."""
+        predictors = dict(self.program.named_predictors())
+        ordered = {}
+        for name, positions in permutations.items():
+            demos = predictors[name].demos
+            if sorted(positions) != list(range(len(demos))):
+                return None
+            ordered[name] = [demos[i] for i in positions]
+        return ProgramFactory(self.program).build(ordered)
+
+    async def aforward(self, *args: Value, **inputs: Value) -> Value:
         return await dspy.asyncify(self.forward)(*args, **inputs)
 
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+    def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
 
-    def load_state(self, state: Mapping[str, Any], **options: Any) -> None:
+    def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
         super().load_state(state, **options)
         self.orders = tuple(state.get("orders", ()))
 
 
+def _read_answer(
+    program: dspy.Module, requests: LogprobRequests, args: Sequence[Value], inputs: Mapping[str, Value]
+) -> tuple[Value, Reading | None]:
+    """Return a program's answer, and what its reply says of labels, if it does."""
+    output = needed_output(program, "DEmO", cure="")
+    likeliest = Calibration.none(output.labels).applied
+    # A program may write to its inputs, which the next order must not see.
+    own_args = [own_value(value) for value in args]
+    own_inputs = {name: own_value(value) for name, value in inputs.items()}
+    answer = None
+    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
+        answer = program(*own_args, **own_inputs)
+    return answer, None if answer is None else reader.behind(answer)
+
+
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
-    """Return the probabilities ``[L]`` of labels, 0 for those that are not among the likeliest tokens."""
+    """Return label probabilities, ``[L]``, with 0 for unseen labels."""
     probabilities = np.exp(np.array(log_probabilities))
     probabilities[list(unseen)] = 0.0
     return np.asarray(probabilities / probabilities.sum())

@@ -1,4 +1,4 @@
-"""Log-probabilities in a program's own calls: asking for them, reading what they say of labels, answering by that."""
+"""Read log-probabilities of labels from a program's own calls, and answer by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
@@ -21,12 +21,13 @@ from scipy.special import log_softmax
 
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
+from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.calibration import Array
 
-BEFORE_LABEL = " \t\r\n\"'`*([{"  # may stand before the label in a token: JSON quotes it, models like to make it bold
-NUM_ALTERNATIVES = 20  # likely tokens asked for at each position: the most of OpenAI, and of vLLM as it is set up
-LEAST = -30.0  # the smallest log-probability that is believed: servers write -9999 for what they do not compute
-LEAST_STATED = 0.005  # what a stated probability of 0 may be at most: models state two decimals
+BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
+NUM_ALTERNATIVES = 20  # tokens per position: the most of OpenAI, and vLLM's default
+LEAST = -30.0  # smallest log-probability; servers write -9999 for unknown ones
+LEAST_STATED = 0.005  # most of a stated probability of 0, as models state 2 decimals
 
 
 class NoProbabilities(FatalLMError):
@@ -35,27 +36,26 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """Decides for all calls whether to ask for log-probabilities: until they are refused, or a first reply has none."""
+    """Ask for log-probabilities until a request is refused, or the first reply has none."""
 
-    purpose: str = ""  # what cannot do without them, for which no call is made without asking; empty for nothing
+    purpose: str = ""  # what needs them, so that no call is made without
     cure: str = "PLReorder or TopKOrder, which need none"
-    wanted: bool = True  # can be switched off
-    given: bool = False
-    reason: str = ""  # why there are none, or none to learn from
-    model: str = ""  # that gives none
+    wanted: bool = True  # whether calls ask
+    given: bool = False  # whether a reply had some
+    reason: str = ""  # why there are none
+    model: str = ""  # the model that gives none
 
-    def note_reply(self, lm: Any, *, given: bool) -> None:
-        """Note that a call that asked was answered; once one was given any, the others say nothing more."""
+    def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
         if not self.given:
             self._stop(lm, "gives no log-probabilities")
 
-    def note_error(self, lm: Any, error: Exception) -> bool:
-        """Note the error of a call that asked; return whether it is to be made again without asking."""
-        # Providers refuse by errors of many types, and LMs of the user's own may not take the arguments. An error that
-        # cannot parse repeats the reply, which may hold any word; one of another LM, such as the one that reads replies
-        # for `dspy.TwoStepAdapter`, says nothing of this. It may lack the provider's name.
+    def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
+        """Note the error of a call that asked; return whether to call again without."""
+        # Refusals have many types. A parse error quotes the reply, which may hold any word.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
+        # `dspy.TwoStepAdapter` reads replies by another LM, which may fail, too.
+        # The error may name the model without its provider.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
         if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
@@ -63,39 +63,37 @@ class LogprobRequests:
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
-        """Raise `NoProbabilities` where there are none, and something cannot do without them."""
+        """Raise `NoProbabilities` if they are needed and there are none."""
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, and {self.model} gives none: use a model and "
                 f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self.cure}"
             ) from cause
 
-    def _stop(self, lm: Any, why: str) -> None:
-        self.wanted, self.model = False, str(lm.model)
+    def _stop(self, lm: dspy.BaseLM, why: str) -> None:
+        self.wanted = False
+        self.model = str(lm.model)
         self.reason = self.reason or f"{self.model} {why}"
 
 
 @dataclass(eq=False)
 class _NotedCalls(BaseCallback):  # type: ignore[misc]
-    """Notes the LM calls of a context, and what is written of them to histories, to forget their log-probabilities."""
+    """Note LM calls and their history, to remove log-probabilities later."""
 
-    calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
+    history: list[dict[str, Value]] = field(default_factory=list)
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def on_lm_start(self, call_id: str, instance: dspy.BaseLM, inputs: dict[str, Value]) -> None:
         self.calls.append((instance, inputs))
 
     def forget(self) -> None:
-        """Take log-probabilities out of DSPy's histories and memory cache: in each, 3 MB for a reply of 150 tokens."""
+        """Remove log-probabilities from histories and memory cache: 3 MB per 150 tokens."""
         for entry in self.history:
-            told = [each if isinstance(each, dict) else {"text": each} for each in entry["outputs"]]
-            rest = [{name: value for name, value in each.items() if name != "logprobs"} for each in told]
-            # Where nobody asks for log-probabilities, a reply is written as a text.
-            entry.update(response=None, outputs=[each["text"] if each.keys() == {"text"} else each for each in rest])
+            entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         cache = dspy.cache
         if not (cache.enable_disk_cache and cache.enable_memory_cache):
             return
-        with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
+        with suppress(Exception):  # Another DSPy may lack these names.
             from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 
             for lm, inputs in self.calls:
@@ -107,148 +105,188 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
                             cache.memory_cache.pop(key, None)
 
 
+def _without_logprobs(output: Value) -> Value:
+    if not isinstance(output, dict):
+        return output
+    fields = {name: value for name, value in output.items() if name != "logprobs"}
+    return fields["text"] if fields.keys() == {"text"} else fields
+
+
 class Reading(NamedTuple):
-    """What one reply says."""
+    """The label and the label probabilities of one reply."""
 
-    label: str | None  # that was answered, as demos call it; None where the adapter could not read one
-    log_probabilities: tuple[float, ...]  # [L], normalised
-    unseen: tuple[int, ...] = ()  # numbers of labels not among the likeliest tokens, with the smallest of these at most
+    label: str | None  # as in demos; None if the adapter read none
+    log_probabilities: tuple[float, ...]  # normalised, [L]
+    unseen: tuple[int, ...] = ()  # labels not among the likeliest tokens, by number
 
 
-Decision: TypeAlias = Callable[[Reading], Reading]  # gives the label that is the answer, and its probabilities
+Decision: TypeAlias = Callable[[Reading], Reading]  # returns the answer and its probabilities
+Fields: TypeAlias = dict[str, Value]  # of a reply, as an adapter returns them
 
 
 class LabelReader:
-    """The first base of a type made of an adapter's own: it reads what the adapter's calls return."""
+    """Read the replies of an adapter's calls; a mixin for the adapter's type."""
 
-    readings: list[Reading | None]  # of each call with the output, None where the reply says nothing of labels
-    undecided: list[Reading]  # what decisions were made of
-    unread: Reading | None  # of the first reply that the adapter could not read, where nothing decides
+    readings: list[Reading | None]  # per call with the output; None if silent of labels
+    undecided: list[Reading]  # before decisions
+    unread: Reading | None  # first reply that the adapter could not read, without decisions
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
     _own: dspy.Predict
     _others: set[int]  # ids of the program's other predictors
-    _outside: list[LabelReader]  # readers around this one of the same output, for which it reads, too
+    _outside: list[LabelReader]  # readers around this one, of the same output
 
-    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
-        """Make the adapter's own call; with the output in the signature, ask for log-probabilities and read them."""
-        make_call: Any = super().__call__  # type: ignore[misc]
+    def __call__(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
+        """Make the adapter's call, and read its reply if it has the output."""
+        make_call: Value = super().__call__  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
                 return self._read(lm, lm_kwargs, make_call(lm, asking, signature, *rest, **named))
         return make_call(lm, lm_kwargs, signature, *rest, **named)
 
-    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, *rest: Any, **named: Any) -> Any:
+    async def acall(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
         """Do what `__call__` does, with the LM's async call."""
-        make_call: Any = super().acall  # type: ignore[misc]
+        make_call: Value = super().acall  # type: ignore[misc]
         with self._asking(lm, lm_kwargs, signature) as asking:
             if asking is not None:
                 return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, *rest, **named))
         return await make_call(lm, lm_kwargs, signature, *rest, **named)
 
     @contextmanager
-    def _asking(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> Iterator[dict[str, Any] | None]:
-        """Yield the arguments of an LM call that is read, else None; a refusal, to call without asking, is no error."""
-        requests, settings, output = self._requests, dspy.settings, self.label_output
-        callers, fields = settings.caller_modules or [], signature.output_fields
-        caller = callers[-1] if callers else None
-        # Copies that the program makes on the way are read as the predictor itself is.
-        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
-        has_it = output.name in fields and "logprobs" not in fields
-        has_it = has_it and fields[output.name].annotation in (output.annotation, output.annotation | None)
-        if not (has_it and (caller is self._own or is_copy)):
+    def _asking(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
+        """Yield the arguments of a call to read, else None; suppress a refusal."""
+        if not self._reads(signature):
             yield None
-        elif output.decision is not None:
+        elif self.label_output.decision is not None:
             yield lm_kwargs
-        elif not requests.wanted:
-            requests.check()
+        elif not self._requests.wanted:
+            self._requests.check()
             yield None
         else:
-            noted, callbacks = _NotedCalls(), settings.callbacks or []
+            noted = _NotedCalls()
             number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-            # DSPy writes to the histories of all that are calling. What is streamed might not be the answer, and parts
-            # of chat replies come without log-probabilities.
-            context = {"caller_modules": [noted, *callers], "callbacks": [*callbacks, noted], "send_stream": None}
+            # DSPy writes to the histories of all callers.
+            callers = [noted, *(dspy.settings.caller_modules or [])]
+            callbacks = [*(dspy.settings.callbacks or []), noted]
+            # A streamed label may not be the answer, and chunks lack log-probabilities.
+            asked = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
             try:
-                with dspy.context(**context, plr_dspy_asked=True):
+                with asked:
                     yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
             except Exception as error:
-                if not requests.note_error(lm, error):
+                if not self._requests.note_error(lm, error):
                     raise
             finally:
                 noted.forget()
 
-    def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], *rest: Any) -> Any:
-        """Do what the adapter does; where it cannot read a reply, what is likely there may be the answer."""
+    def _reads(self, signature: Value) -> bool:
+        output = self.label_output
+        fields = signature.output_fields
+        if output.name not in fields or "logprobs" in fields:
+            return False
+        if fields[output.name].annotation not in (output.annotation, output.annotation | None):
+            return False
+        callers = dspy.settings.caller_modules
+        caller = callers[-1] if callers else None
+        # Read copies that the program makes of the predictor, too.
+        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
+        return caller is self._own or is_copy
+
+    def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
+        """Do what the adapter does, and decide a reply that it cannot read."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
-            alone = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
-            logprobs = outputs[0].get("logprobs") if alone and dspy.settings.get("plr_dspy_asked") else None
-            if (found := _reading_of(logprobs, self.label_output, None)) is None:
+            logprobs = None
+            is_only = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
+            if is_only and dspy.settings.get("plr_dspy_asked"):
+                logprobs = outputs[0].get("logprobs")
+            reading = _reading_of(logprobs, self.label_output, None)
+            if reading is None:
                 raise
-            if self._decision is not None:
-                return [{self.label_output.name: object(), "logprobs": logprobs}]  # An answer that is to be decided.
+            if self._decision is not None:  # It replaces this answer.
+                return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
-            self.unread = self.unread or found
+            self.unread = self.unread or reading
             raise
 
-    def _read(self, lm: Any, lm_kwargs: dict[str, Any], values: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Keep what the first of the returned values says; return the values as they are without asking."""
-        output, states = self.label_output, self.label_output.decision is not None
-        for i, value in enumerate(values or [{}]):
-            said, label, found = value.get(output.name), output.label_of(value), None
-            if states and value:
-                masses = output.stated(said)
-                if masses.any():  # DSPy raises for zeros.
-                    masses, label = masses / masses.sum(), list(output.labels)[int(masses.argmax())]
-                    found = _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
-            elif label is not None or (self._decision and said is not None):  # None may be an answer, too.
-                found = _reading_of(value.get("logprobs"), output, label)
-            if found is not None and self._decision is not None:
-                self.undecided.append(found)
-                found = self._decision(found)
-                stated = output.evidence(said, np.exp(found.log_probabilities)) if states else None
-                value[output.name] = stated or output.labels[str(found.label)]
-            for reader in (self, *self._outside) if i == 0 else ():
-                reader.readings.append(found)
-                if not reader._requests.given:
-                    places = getattr(value.get("logprobs"), "content", None) or ()
-                    others = (each.token != place.token for place in places for each in place.top_logprobs or ())
-                    reader._requests.note_reply(lm, given=bool(value) if states else any(others))
+    def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
+        """Read and decide completions; remove log-probabilities that only we asked for."""
+        readings = [self._decided(fields) for fields in completions or [{}]]
+        first = completions[0] if completions else {}
+        states = self.label_output.decision is not None
+        given = bool(first) if states else _has_alternatives(first.get("logprobs"))
+        for reader in (self, *self._outside):
+            reader.readings.append(readings[0])
+            reader._requests.note_reply(lm, given=given)
         asks_itself = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs")
-        for value in values if not (states or asks_itself) else ():
-            value.pop("logprobs", None)
-        return values
+        if not states and not asks_itself:
+            for fields in completions:
+                fields.pop("logprobs", None)
+        return completions
 
-    def behind(self, answer: Any) -> Reading | None:
-        """Return what the last reply said that gave a program's answer; of one without a label the last of all."""
+    def _decided(self, fields: Fields) -> Reading | None:
+        """Return the reading of a completion, and decide its answer."""
+        output = self.label_output
+        reading = self._reading(fields)
+        if reading is None or self._decision is None:
+            return reading
+        self.undecided.append(reading)
+        reading = self._decision(reading)
+        if output.decision is None:
+            fields[output.name] = output.labels[str(reading.label)]
+        else:
+            fields[output.name] = output.evidence(fields[output.name], np.exp(reading.log_probabilities))
+        return reading
+
+    def _reading(self, fields: Fields) -> Reading | None:
+        output = self.label_output
+        answer = fields.get(output.name)
+        if output.decision is not None:
+            return _stated_reading(output, answer) if fields else None
+        label = output.label_of(fields)
+        # None may be an answer, too.
+        if label is None and (self._decision is None or answer is None):
+            return None
+        return _reading_of(fields.get("logprobs"), output, label)
+
+    def behind(self, answer: Value) -> Reading | None:
+        """Return the last reading with the label of a program's answer, or the last one."""
         label = self.label_output.label_of(answer)
-        alike = [each for each in self.readings if label is None or (each and each.label == label)]
-        return alike[-1] if alike else None
+        for reading in reversed(self.readings):
+            if label is None or (reading is not None and reading.label == label):
+                return reading
+        return None
 
 
 @contextmanager
 def labels_read(
     program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
-) -> Iterator[Any]:
-    """Read what replies to a program's calls in this context say of labels; yield the `LabelReader`.
+) -> Iterator[Value]:
+    """Read labels in the replies to a program's calls; yield the `LabelReader`.
 
-    It is a copy of the context's adapter, of a subclass of the adapter's type, and makes the calls that the adapter
-    makes, but for one that the endpoint refuses. Those of copies that the program makes on the way (`dspy.BestOfN`) are
-    read, too. A decision gives the answer, whatever label the reply says, and where the adapter could not read the
-    reply, too, if the output is the only one.
+    It copies the context's adapter and makes its calls, with one more after a refusal.
+    Copies of the predictor (`dspy.BestOfN`) are read, too. A decision gives the answer,
+    also if the adapter cannot read a reply with this output alone.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    reader: Any = copy.copy(adapter)
+    reader: Value = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
-    reader.readings, reader.undecided, reader.unread = [], [], None
-    reader.label_output, reader._requests, reader._decision = output, requests, decision
+    reader.readings = []
+    reader.undecided = []
+    reader.unread = None
+    reader.label_output = output
+    reader._requests = requests
+    reader._decision = decision
     predictors = dict(program.named_predictors())
-    reader._own, reader._others = predictors.pop(output.predictor), set(map(id, predictors.values()))
-    same = isinstance(adapter, LabelReader) and (adapter.label_output.name, adapter.label_output.labels)
-    reader._outside = [adapter, *adapter._outside] if same == (output.name, output.labels) else []
+    reader._own = predictors.pop(output.predictor)
+    reader._others = set(map(id, predictors.values()))
+    reader._outside = []
+    if isinstance(adapter, LabelReader):
+        outer = adapter.label_output
+        if (outer.name, outer.labels) == (output.name, output.labels):
+            reader._outside = [adapter, *adapter._outside]
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -260,26 +298,45 @@ def labels_read(
 
 @functools.cache
 def _reading_type(kind: type) -> type:
-    """The type of readers that do what an adapter of this type does."""
-    if issubclass(kind, LabelReader):  # It is read from outside as well: one reader asks for both.
+    if issubclass(kind, LabelReader):
         return kind
-    # Errors name the type of the adapter, which is the user's.
-    made = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    for name in {"format", "parse"} & vars(made).keys():
-        delattr(made, name)  # DSPy wraps those of a subclass once more, and would call callbacks twice.
-    return made
+    # Errors name the user's adapter.
+    reading_type = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    for name in {"format", "parse"} & vars(reading_type).keys():
+        delattr(reading_type, name)  # DSPy wrapped it twice, which doubles callbacks.
+    return reading_type
 
 
-def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return what a reply's "logprobs" say of labels; None where none is likely, or one token alone is told."""
-    places, labels = getattr(logprobs, "content", None) or (), list(output.labels)
+def _has_alternatives(logprobs: Value) -> bool:
+    for place in getattr(logprobs, "content", None) or ():
+        if any(alternative.token != place.token for alternative in place.top_logprobs or ()):
+            return True
+    return False
+
+
+def _stated_reading(output: LabelOutput, evidence: Value) -> Reading | None:
+    """Return the reading of stated probabilities; None for zeros."""
+    masses = output.stated(evidence)
+    if not masses.any():
+        return None
+    masses = masses / masses.sum()
+    label = list(output.labels)[int(masses.argmax())]
+    return _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
+
+
+def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
+    """Return the reading of a reply's "logprobs"; None if no label is likely."""
+    places = getattr(logprobs, "content", None) or ()
+    labels = list(output.labels)
     tokens = [place.token for place in places]
-    # A label may be read from another spelling, as "yes" for True: then the tokens there are not those of labels.
+    # A label may be read from another spelling, such as "yes" for True.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
-    start, after = label_position(tokens, labels, label, name=output.name), dict[str, dict[str, float]]()
+    start = label_position(tokens, labels, label, name=output.name)
+    after: dict[str, dict[str, float]] = {}
     for text, place in zip(accumulate(tokens[start:], initial=""), places[start:], strict=False):
-        after[text] = {each.token: each.logprob for each in (place, *(place.top_logprobs or ()))}
+        alternatives = (place, *(place.top_logprobs or ()))
+        after[text] = {alternative.token: alternative.logprob for alternative in alternatives}
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
@@ -287,61 +344,79 @@ def _reading_of(logprobs: Any, output: LabelOutput, label: str | None) -> Readin
 
 
 def _normalised(label: str | None, masses: Array, least: float) -> Reading:
-    """Return the reading of probabilities ``[L]``; the logs of those of 0 are at most `least`."""
-    known = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
+    """Return the reading of probabilities ``[L]``, with log `least` for those of 0."""
+    logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
-    return Reading(label, tuple(log_softmax(np.maximum(known, LEAST)).tolist()), unseen)
+    return Reading(label, tuple(log_softmax(np.maximum(logs, LEAST)).tolist()), unseen)
 
 
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """Return probabilities ``[L]`` of labels, by the log-probabilities of the likely tokens after each text; empty is
-    where the label begins.
+    """Return probabilities of labels, ``[L]``, by log-probabilities of tokens `after` texts.
 
-    A token that only one label begins with counts for this label. One that several begin with is followed by the tokens
-    after it, where these are known, and shared evenly among them elsewhere. Case matters only where labels differ in
-    nothing else. The sum is at most 1, as other answers have the rest.
+    A token that begins one label counts for it. If it begins several, the tokens after
+    it decide; if these are unknown, the labels share it evenly. Case matters only
+    between labels that differ in nothing else. The sum is at most 1.
     """
-    fold = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
+    fold: Callable[[str], str] = str.casefold
+    if len(set(map(fold, labels))) < len(labels):
+        fold = str
     before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
     masses = np.zeros(len(labels))
-    # Texts, what of labels is missing after them, and the probability that what follows shares out among these.
-    pending = [("", {i: fold(label) for i, label in enumerate(labels)}, 1.0)]
+    # Texts, the rests of labels after them, and the probability to distribute.
+    pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
-        before, rests, probability = pending.pop()
-        alternatives, left = after[before], probability
-        texts = {token: fold(token if before else token.lstrip(before_label)) for token in alternatives}
-        for token, text in texts.items():
-            # It is the beginning of what is missing of a label, or the longest of these and the end of the word.
-            ended = (each for each in rests.values() if text.startswith(each) and not text[len(each) :][:1].isalnum())
-            longest = max(ended, key=len, default="")
-            fitting = [i for i, rest in rests.items() if rest and (rest.startswith(text) or rest == longest)]
-            if not (token and fitting):
+        text, rests, probability = pending.pop()
+        spellings = {token: fold(token if text else token.lstrip(before_label)) for token in after[text]}
+        remaining = probability
+        for token, spelling in spellings.items():
+            fitting = _fitting(spelling, rests)
+            if not token or not fitting:
                 continue
-            mass = probability * math.exp(min(0.0, alternatives[token]))
-            left -= mass
-            if len(fitting) > 1 and before + token in after:
-                pending.append((before + token, {i: rests[i][len(text) :] for i in fitting}, mass))
+            mass = probability * math.exp(min(0.0, after[text][token]))
+            remaining -= mass
+            if len(fitting) > 1 and text + token in after:
+                pending.append((text + token, {i: rests[i][len(spelling) :] for i in fitting}, mass))
                 continue
-            spelled = set(texts.values()) - {text}
-            sharing = [i for i in fitting if rests[i] not in spelled] or fitting
+            # A label that is itself another token has no share in this one.
+            others = set(spellings.values()) - {spelling}
+            sharing = [i for i in fitting if rests[i] not in others] or fitting
             masses[sharing] += mass / len(sharing)
-        # A label that is complete ends with whatever does not make another one of it.
-        masses[[i for i, rest in rests.items() if not rest]] += max(0.0, left)
+        # Whatever does not continue a label ends the complete one.
+        masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
 
-def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Find where the label begins in a reply: behind the name of the field, if a label is there, or else anywhere.
+def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
+    """Return the labels whose rest a token begins, or ends with the word."""
+    ended = []
+    for rest in rests.values():
+        if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
+            ended.append(rest)
+    longest = max(ended, key=len, default="")
+    return [i for i, rest in rests.items() if rest and (rest.startswith(spelling) or rest == longest)]
 
-    The last occurrence of what the adapter read as `answered` is the answer, as what was thought aloud comes before.
-    Where it read none, that is the first occurrence of any label, or what follows the field's header, or the beginning.
+
+def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
+    """Return the index of the token in which the label begins.
+
+    If possible, it follows the field's name. It is the last occurrence of the `answered`
+    label, as reasoning comes first. If the adapter read none, it is the first label,
+    what follows the header, or the first token.
     """
-    reply, ends = "".join(tokens), list(accumulate(map(len, tokens)))
-    wanted = sorted([answered] if answered is not None else labels, key=len, reverse=True)
+    reply = "".join(tokens)
+    ends = list(accumulate(map(len, tokens)))
+    wanted = sorted(labels, key=len, reverse=True)
+    if answered is not None:
+        wanted = [answered]
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
     for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
-        if found := list(re.finditer(before + label, reply, re.IGNORECASE)):
-            return bisect_right(ends, found[-1 if answered is not None else 0].start("label"))
-    # Something else stands in the place of a label: after the field's header, as in chat, or at the beginning.
+        matches = list(re.finditer(before + label, reply, re.IGNORECASE))
+        if matches:
+            match = matches[0]
+            if answered is not None:
+                match = matches[-1]
+            return bisect_right(ends, match.start("label"))
     header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
-    return min(bisect_right(ends, 0 if header is None else header.end()), len(tokens) - 1)
+    if header is None:
+        return 0
+    return min(bisect_right(ends, header.end()), len(tokens) - 1)

@@ -274,7 +274,7 @@ def test_demo_orders_the_demos_of_each_input_as_published(table, tmp_path):
     with table.serving():
         program = optimizer.compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
-        with pytest.raises(ValueError, match=r"a program of DEmO .* cannot be calibrated"):
+        with pytest.raises(ValueError, match="a program of DEmO cannot be calibrated"):
             BatchCalibration().compile(program, trainset=table.examples)
         program.save(tmp_path / "program.json")
         loaded = load_program(table.program(), tmp_path / "program.json")
