@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plr_dspy.report.data import Part
+from plr_dspy.report.schema import Part
 from plr_dspy.report.text import count, shares_by_label
 
 # Ways to answer that change no probabilities.

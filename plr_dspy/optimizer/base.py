@@ -43,7 +43,8 @@ from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots, ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
-from plr_dspy.report.data import Candidate, Confusion, ProgramState, Report, SlotReport
+from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Candidate, Confusion, ProgramState, SlotReport
 from plr_dspy.report.text import result, shorten
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import Redactor, interrupts, progress_bar

@@ -27,7 +27,7 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, as_text, messages_of
 from plr_dspy.programs.splits import Examples, by_content, mixed, shown_by, source_of, value_key
 from plr_dspy.programs.tokens import token_counter
-from plr_dspy.report.data import Alternative, ErrorCount, RetrievalReport
+from plr_dspy.report.schema import Alternative, ErrorCount, RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.report.text import count
 from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
