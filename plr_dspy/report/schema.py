@@ -99,7 +99,7 @@ class Alternative(Part):
 
     Attributes:
         name: Such as "3 demos", "no demos", "the best fixed demos", "the nearest demos".
-        score, interval: Expected mean on new examples, with its 95 % interval. A vote has no interval.
+        score, interval: Expected score on new examples and its 95 % interval, which a vote lacks.
         num_examples: Examples that it was scored on.
         tokens: Approximate tokens of all its demos, by GPT-4o's tokenizer.
         num_demos, ordering: In `best_by_number`, number and indices of its demos for each slot.
@@ -139,7 +139,7 @@ class Comparison(Part):
     Attributes:
         original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
         interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
-        num_examples, num_candidates: Examples and orders that were compared, the original included.
+        num_examples, num_candidates: Examples and orders, the original included.
         expected_gain: Gain on new examples, shrunk because examples are few and the order is the best of many.
         gain_interval: Its 95 % interval by the model of scores. Its upper end is raised to `gain` if that is larger.
         probability, probability_worse: Probability that the chosen order is better, or worse, on new examples; 0 if
@@ -181,8 +181,7 @@ class Evidence(Part):
     """The examples that can tell orders apart.
 
     Attributes:
-        num_met: Examples on which two orders or more were scored.
-        num_differing: Those of them where scores differed.
+        num_met, num_differing: Examples on which two orders or more were scored, and where their scores differed.
         num_compared: Examples on which the original and the most promising other order were both scored.
     """
 
@@ -264,8 +263,7 @@ class ProgramState(Part):
         num_demos: Demos that all predictors together show.
         demo_tokens: Their tokens as GPT-4o counts them. None if no demos were chosen.
         num_calls: Calls that scored the program.
-        num_failed: Calls without a score: the call failed, or its reply could not be read.
-        num_unread: Calls whose reply could not be read.
+        num_failed, num_unread: Calls without a score, and those of them whose reply could not be read.
     """
 
     num_demos: int
