@@ -54,7 +54,7 @@ from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE, TopKOrder
 from plr_dspy.labels.batch_calibration import read_replies
 from plr_dspy.labels.calibrated_program import calibrated_output
 from plr_dspy.programs.splits import source_of
-from plr_dspy.report.data import Comparison
+from plr_dspy.report.schema import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 
 from plr_dspy import F1, BatchCalibration, OrderingSpace, PLFewShot, PLReorder
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.report.data import Comparison
+from plr_dspy.report.schema import Comparison
 from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import RetrievingPredict
 

@@ -24,7 +24,7 @@ from .plackett_luce.distribution import PlackettLuce as PlackettLuce
 from .plackett_luce.updates import MaximumLikelihood as MaximumLikelihood
 from .plackett_luce.updates import MixtureEM as MixtureEM
 from .plackett_luce.updates import RankEMA as RankEMA
-from .report.data import Report as Report
+from .report.report import Report as Report
 from .search.search import CrossEntropySearch as CrossEntropySearch
 from .search.search import ThompsonSearch as ThompsonSearch
 from .search.space import OrderingSpace as OrderingSpace

@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         if args.command == "report":
-            from plr_dspy.report.data import Report
+            from plr_dspy.report.report import Report
 
             report = Report.load(args.path)
             if args.html is None:

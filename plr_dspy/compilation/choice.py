@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.plackett_luce.distribution import PlackettLuce
-from plr_dspy.report.data import CalibrationEffect, Comparison, Evidence, Iteration
+from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
 from plr_dspy.scoring.scorer import CellScorer

@@ -21,7 +21,7 @@ from plr_dspy.compilation.choice import (
 from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan
 from plr_dspy.compilation.race import first_of_each_kind, run_race
-from plr_dspy.report.data import Iteration
+from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.scorer import CellScorer, StagedScores, Wanted
 from plr_dspy.search.search import Search, mean_score, reason_to_stop

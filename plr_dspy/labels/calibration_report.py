@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plr_dspy.report.data import Part
+from plr_dspy.report.schema import Part
 from plr_dspy.report.text import count, shares_by_label
 
 # Ways to answer without calibration.

@@ -46,7 +46,7 @@ from plr_dspy.programs.made_with import record_settings
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
-from plr_dspy.report.data import Report
+from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar

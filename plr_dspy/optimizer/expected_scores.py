@@ -9,7 +9,7 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.data import Alternative, RetrievalReport
+from plr_dspy.report.schema import Alternative, RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
 from plr_dspy.scoring.budget import price_of

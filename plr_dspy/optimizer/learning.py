@@ -21,7 +21,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
-from plr_dspy.report.data import Signal
+from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses

@@ -21,16 +21,8 @@ from plr_dspy.optimizer.yardsticks import Yardsticks
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.data import (
-    Alternative,
-    Candidate,
-    Confusion,
-    ProgramState,
-    Report,
-    RetrievalReport,
-    Signal,
-    SlotReport,
-)
+from plr_dspy.report.report import Report
+from plr_dspy.report.schema import Alternative, Candidate, Confusion, ProgramState, RetrievalReport, Signal, SlotReport
 from plr_dspy.report.text import shorten
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of, price_of

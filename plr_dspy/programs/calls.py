@@ -21,7 +21,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_copy, own_value
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.slots import ProgramSlots, PromptSlots
-from plr_dspy.report.data import Signal
+from plr_dspy.report.schema import Signal
 from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
 from plr_dspy.scoring.causes import cause_of

@@ -1,1 +1,1 @@
-"""A report's data, and how it is shown: in words, as a figure, and as a page of both."""
+"""The report of a compile: its data, its text and its figure."""

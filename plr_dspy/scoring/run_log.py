@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter
 
 from plr_dspy.errors import UserError
-from plr_dspy.report.data import ErrorCount
+from plr_dspy.report.schema import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.runtime import as_json

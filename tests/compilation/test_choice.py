@@ -12,7 +12,7 @@ from plr_dspy import CrossEntropySearch, OrderingSpace
 from plr_dspy.compilation.choice import Result, choose, compare_finalists, comparison, count_evidence
 from plr_dspy.compilation.plan import ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
-from plr_dspy.report.data import Evidence
+from plr_dspy.report.schema import Evidence
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability

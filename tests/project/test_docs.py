@@ -62,16 +62,15 @@ def of_pages(names, make):
 
 
 PRESUPPOSED = {
-    **of_pages("method fewshot calibration assistants", labelled),
-    **of_pages("budget report faq", of_questions),
-    "README.md": lambda: {**labelled(), "program_with_demos": labelled()["program"]},
+    **of_pages("method fewshot assistants", labelled),
+    **of_pages("budget report", of_questions),
     "docs/order.md": lambda: {
         **of_questions(),
         "student": dspy.Predict("question -> answer"),
         "score_on": lambda ordering, example: float(digest(f"{ordering} {example}") < 0.6),
     },
     "docs/servers.md": lambda: {"trainset": EXAMPLES, "acc": lambda example, answered: answered.answer == "positive"},
-    "docs/metrics.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
+    "docs/calibration.md": lambda: {**labelled(), "devset": load_reviews("test")[:20]},
 }
 """What the code of a page takes for granted."""
 
@@ -89,7 +88,7 @@ def blocks(page):
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
     """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
-    of_reviews = page not in of_pages("budget report order servers faq", None)
+    of_reviews = page not in of_pages("budget report order servers", None)
     engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.engine_for(EXAMPLES)
 
     class FakeLM(dspy.LM):
@@ -210,7 +209,7 @@ def test_files_that_a_page_names_are_there(page):
     assert not [name for name in named if not any((ROOT / top / name).exists() for top in ("", "plr_dspy"))]
 
 
-MEASURING = ("evidence", "fewshot", "calibration", "metrics")
+MEASURING = ("evidence", "fewshot", "calibration")
 EVIDENCE = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in MEASURING)
 MEASURED = re.compile(r"(?<![\d.])[+-]?\.\d{3}\b")
 """Accuracies and differences, as all pages write them."""

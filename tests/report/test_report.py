@@ -13,7 +13,7 @@ from fakes import digest, engine_for, exact_match, fake_lm, interrupt, lm_of, qu
 
 from plr_dspy import PLFewShot, PLReorder, Report
 from plr_dspy.baselines import StaticOrder
-from plr_dspy.report.data import Alternative, CalibrationEffect, Evidence, Signal
+from plr_dspy.report.schema import Alternative, CalibrationEffect, Evidence, Signal
 from plr_dspy.report.stop import StopReason
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -103,7 +103,7 @@ class TestData:
                 raise LookupError(f"{example.question}: no verdict")
             return exact_match(example, prediction)
 
-        found, other = (compiled(metric=metric, max_errors=10_000, num_threads=number) for number in (1, 32))
+        found, other = (compiled(metric=metric, max_errors=10_000, num_threads=number, seed=1) for number in (1, 32))
         settings = {**other.settings, "num_threads": 1}
         assert other.model_copy(update={"seconds": found.seconds, "settings": settings}) == found
         assert found.tokens
@@ -281,21 +281,16 @@ class TestText:
             Alternative(num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, **known, **best)
             for n, best in enumerate(found)
         ]
-        text = str(by_hand(best_by_number=numbers))
+        report = by_hand(best_by_number=numbers)
+        text = str(report)
         assert (
             "numbers of demos: 2 chosen; worse beyond chance: 0 (-0.400); better beyond chance: 3 (+0.190); "
             "may be as good: 1\n"
         ) in text
-        report = by_hand(best_by_number=numbers)  # Without demos, the program is the one that the gain is over.
+        # A student without demos is compared by the gain alone.
         plain = report.original.model_copy(update={"num_demos": 0})
-        for sure, said in ((0.95, "worse beyond chance: 0 (-0.400)"), (0.85, "may be as good: 0, 1")):
-            compared = report.comparison.model_copy(update={"probability": sure})
-            assert said in str(report.model_copy(update={"original": plain, "comparison": compared}))
-        # Where calibration is what makes it score more, intervals are compared, as of other numbers.
-        calibrated = compared.model_copy(update={"probability": 0.95, "expected_original": (0.2, 0.1, 0.3)})
-        wider = [numbers[0].model_copy(update={"interval": (0.0, 0.9)}), *numbers[1:]]
-        changed = {"original": plain, "comparison": calibrated, "best_by_number": wider}
-        assert "may be as good: 0, 1" in str(report.model_copy(update=changed))
+        text = str(report.model_copy(update={"original": plain}))
+        assert "numbers of demos: 2 chosen; better beyond chance: 3 (+0.190); may be as good: 1\n" in text
         told = [f"demo {demo} ({chosen.slots[0].origins[demo]}): " for demo in chosen.slots[0].ordering]
         assert all(words in chosen.details() for words in told)
         (line,) = re.findall(r"numbers of demos: (\d) chosen", str(chosen))
@@ -330,12 +325,12 @@ class TestText:
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (100, (19, 0, 19), {}, "scored in two orders, and none differently: see whether answers can be read, and"),
+            (100, (19, 0, 19), {}, "scored in two orders, and no score differed: see whether answers can be read, and"),
             (
                 100,
                 (20, 0, 20),
                 {},
-                "scored in two orders, and none differently: the demos may not matter here; if they",
+                "scored in two orders, and no score differed: the demos may not matter here; if they",
             ),
             (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
             (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
@@ -357,7 +352,6 @@ class TestText:
         options = {**options, "settings": settings, "evidence": Evidence(**met)}
         text = str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
         assert said in text
-        assert ("as many calls as so few examples are worth" in text) == (settings.get("max_metric_calls") == 302)
 
     @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
     def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, OrderingSpace
-from plr_dspy.report.data import Iteration
+from plr_dspy.report.schema import Iteration
 from plr_dspy.search.search import RandomSearch, num_elites, reason_to_stop
 from plr_dspy.search.space import ScoreEstimate
 

@@ -1,0 +1,85 @@
+"""The report of a compile: its data, printed, saved, loaded and drawn."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from plr_dspy.errors import UserError
+from plr_dspy.report import details, text
+from plr_dspy.report.schema import SCHEMA_VERSION, ReportData
+from plr_dspy.runtime import write_atomically
+
+if TYPE_CHECKING:
+    from plr_dspy.report.figure import Picture
+
+
+class Report(ReportData):
+    """What a compile did and chose.
+
+    `print(report)` shows the most important lines, and `print(report.details())` all of them. The attributes are those
+    of `plr_dspy.report.schema.ReportData`.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return self.model_dump()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; the file appears whole or not at all."""
+        write_atomically(Path(path), self.model_dump_json(indent=2).encode() + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` wrote.
+
+        Raises:
+            ValueError: If the file holds no report, or one of another schema version.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            first_error = error.errors()[0]
+            location = ".".join(str(part) for part in first_error["loc"])
+            problem = ": ".join(filter(None, [location, first_error["msg"]]))
+            raise UserError(
+                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} ({problem}): "
+                "pass a file that report.save wrote, and read it with the plr_dspy version that wrote it"
+            ) from error
+
+    def details(self) -> str:
+        """Return all lines of the report, those of `print(report)` first."""
+        return "\n  ".join(details.details(self))
+
+    def plot(self) -> Picture:
+        """Draw the scores by program calls, and by number of demos.
+
+        Notebooks show the figure, and its `savefig` writes it. It needs matplotlib, which the extra `plots` installs.
+        """
+        from plr_dspy.report.figure import figure
+
+        return figure(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of the details and the figure, in one file without scripts; it needs matplotlib, as `plot`."""
+        picture = b64encode(self.plot()._repr_png_()).decode()
+        page = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
+            f'<pre style="white-space: pre-wrap">{escape(self.details())}</pre>\n'
+            f'<img alt="scores" style="max-width: 100%" src="data:image/png;base64,{picture}"></html>\n'
+        )
+        write_atomically(Path(path), page.encode())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return f"<Report of {text.method(self)}: {text.result(self)}>"
+
+    def __str__(self) -> str:
+        return "\n  ".join([*text.summary(self), "all else: print(report.details())"])

@@ -1,0 +1,361 @@
+"""The data of a report. Nothing here computes, prints or draws."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+from plr_dspy.report.stop import StopReason
+
+SCHEMA_VERSION: Literal[19] = 19  # the version of the JSON format
+EXPECTED = "expected on new examples"
+
+ScoreRange = tuple[float, float, float]  # a score, then the ends of its 95 % interval
+
+
+class Part(BaseModel):
+    """A part of a report. It is immutable; use `model_copy` to change a copy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Iteration(Part):
+    """One round of a search: ask, evaluate, tell.
+
+    Attributes:
+        index: Number of the round, from 0.
+        num_samples, num_new: Orderings scored, and those scored for the first time.
+        mean_score, best_score: Scores of this round.
+        best_score_so_far, best_ordering: The best of all rounds, as the search estimates it: its score, and a
+            permutation for each block, or the name of a whole program.
+        program_calls: Calls since the start.
+    """
+
+    index: int
+    num_samples: int
+    num_new: int
+    mean_score: float
+    best_score: float
+    best_score_so_far: float
+    best_ordering: tuple[tuple[int, ...], ...] | str
+    program_calls: int
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.index + 1}: {self.num_samples} scored, {self.num_new} of them new; mean score "
+            f"{self.mean_score:.3f}, estimated best so far {self.best_score_so_far:.3f}; "
+            f"{self.program_calls} program calls"
+        )
+
+
+class Candidate(Part):
+    """An ordering that reached the final comparison.
+
+    Attributes:
+        origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
+        ordering: Demo indices by position, for each slot. Empty for a student without demos.
+        score: Mean score on the selection split.
+        expected_gain: Gain over the original on new examples.
+        probability, probability_worse: Probability that it scores above, or below, the original there.
+    """
+
+    origin: str
+    ordering: dict[str, list[int]]
+    score: float
+    expected_gain: float
+    probability: float
+    probability_worse: float = 0.0
+
+
+class SlotReport(Part):
+    """A predictor's demos and the order chosen for them.
+
+    Attributes:
+        num_demos: Demos of the predictor, shown or not.
+        ordering: Indices of the shown demos by position in the prompt; ``ordering[0]`` comes first.
+        blocks: Demo indices that can trade places. One block, unless the adapter regroups demos.
+        distributions: States of the final distribution of each block, for `PlackettLuce.from_state`. For a pool the
+            first demo of a draw is shown last.
+        demos: The demos as text; long values are cut.
+        original: Indices of the demos that the student itself showed.
+        origins: Sources of the demos of a pool, such as "trainset[3]" or "bootstrapped from trainset[3]".
+        only_labels: By output, the label that all shown demos have, if the examples have others, too.
+    """
+
+    predictor: str
+    num_demos: int
+    ordering: list[int]
+    blocks: list[list[int]]
+    distributions: list[dict[str, Any]]
+    demos: list[dict[str, str]]
+    origins: list[str] = []
+    original: list[int] = []
+    only_labels: dict[str, str] = {}
+
+
+class Alternative(Part):
+    """The expected score of a way to show demos, or of a vote without a language model.
+
+    Attributes:
+        name: Such as "3 demos", "no demos", "the best fixed demos", "the nearest demos".
+        score, interval: Expected score on new examples and its 95 % interval, which a vote lacks.
+        num_examples: Examples that it was scored on.
+        tokens: Approximate tokens of all its demos, by GPT-4o's tokenizer.
+        num_demos, ordering: In `best_by_number`, number and indices of its demos for each slot.
+        found_tokens: Tokens of demos that differ by input, which no prefix cache can serve.
+        cost: US dollars for these tokens in 1,000 predictions. None if the price is not known.
+    """
+
+    name: str
+    score: float
+    num_examples: int
+    tokens: int
+    interval: tuple[float, float] | None = None
+    num_demos: int = 0
+    ordering: dict[str, list[int]] = {}
+    found_tokens: int = 0
+    cost: float | None = None
+
+
+class RetrievalReport(Part):
+    """The choice between fixed demos and demos that are found for each input.
+
+    Attributes:
+        variation, text: The chosen variation of the nearest demos, and its description. None if demos are fixed.
+        num_pooled: Demos in the program's file that it selects from.
+        alternatives: Ways to show demos, the returned one included.
+    """
+
+    variation: str | None
+    text: str
+    num_pooled: int
+    alternatives: list[Alternative]
+
+
+class Comparison(Part):
+    """The chosen and the original order on the selection split.
+
+    Attributes:
+        original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
+        interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
+        num_examples, num_candidates: Examples and orders, the original included.
+        expected_gain: Gain on new examples, shrunk because examples are few and the order is the best of many.
+        gain_interval: Its 95 % interval by the model of scores. Its upper end is raised to `gain` if that is larger.
+        probability, probability_worse: Probability that the chosen order is better, or worse, on new examples; 0 if
+            the original stayed.
+        expected_original, expected_chosen: Scores on new examples. Their 95 % intervals come from the calls of this
+            order and of the original alone. The original is the user's program as it is.
+    """
+
+    original: float
+    chosen: float
+    gain: float
+    interval: tuple[float, float]
+    confidence: float
+    num_examples: int
+    num_candidates: int
+    expected_gain: float
+    probability: float
+    probability_worse: float = 0.0
+    gain_interval: tuple[float, float] = (0.0, 0.0)
+    expected_original: ScoreRange | None = None
+    expected_chosen: ScoreRange | None = None
+
+    @property
+    def score_ranges(self) -> tuple[ScoreRange, ScoreRange]:
+        """Scores of the original and the chosen order, on new examples if they are known."""
+        if self.expected_original is None or self.expected_chosen is None:
+            return (self.original,) * 3, (self.chosen,) * 3
+        return self.expected_original, self.expected_chosen
+
+    @property
+    def scored_on(self) -> str:
+        """The examples of `score_ranges`, in words."""
+        if self.expected_original is None or self.expected_chosen is None:
+            return f"on {self.num_examples} examples"
+        return EXPECTED
+
+
+class Evidence(Part):
+    """The examples that can tell orders apart.
+
+    Attributes:
+        num_met, num_differing: Examples on which two orders or more were scored, and where their scores differed.
+        num_compared: Examples on which the original and the most promising other order were both scored.
+    """
+
+    num_met: int
+    num_differing: int
+    num_compared: int
+
+
+class ErrorCount(Part):
+    """Calls that ended in one type of exception.
+
+    Attributes:
+        type, message: Name of the exception's class, and the first line of the first message.
+        outcome: "counted as wrong" (the worst score seen, at most 0), "not scored" (the call failed), or "gave no
+            demo" (of a teacher).
+        count, examples: Number of calls, and up to five of the examples, such as "trainset[12]".
+    """
+
+    type: str
+    outcome: str
+    count: int
+    message: str
+    examples: list[str]
+
+
+class Signal(Part):
+    """What the search learnt from a call.
+
+    Attributes:
+        used: "score", or "logprobs" if it also used the log-probabilities of these labels.
+        reason: Why it used scores alone. Empty if that was asked for.
+    """
+
+    used: str
+    reason: str
+    labels: list[str]
+
+
+class CalibrationEffect(Part):
+    """What calibration does without a search, estimated from the calls of the search.
+
+    Attributes:
+        num_examples: Examples that the scores are expected on.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders, as they are and
+            calibrated. Replies without a label count as scored; in `original_calibrated` only if answers are
+            calibrated.
+        offsets: Offsets of the labels that calibrate the chosen order.
+        applied: Whether the returned program is calibrated.
+        shares: Shares of labels that answers are calibrated to, ``[L]``. Empty if no calibration scores better.
+        always: Mean score of answering each label to all examples, ``[L]``.
+    """
+
+    num_examples: int
+    original: float
+    original_calibrated: float
+    chosen: float
+    chosen_calibrated: float
+    offsets: list[float]
+    applied: bool = False
+    shares: list[float] = []
+    always: list[float] = []
+
+
+class Confusion(Part):
+    """Counts ``[L, L + 1]`` of both programs: right labels by answered labels.
+
+    The last column counts answers that are no label.
+    """
+
+    labels: list[str]
+    original: list[list[int]]
+    returned: list[list[int]]
+
+
+class ProgramState(Part):
+    """What the prompts of a program show, and how the calls that scored it ended.
+
+    Attributes:
+        num_demos: Demos that all predictors together show.
+        demo_tokens: Their tokens as GPT-4o counts them. None if no demos were chosen.
+        num_calls: Calls that scored the program.
+        num_failed, num_unread: Calls without a score, and those of them whose reply could not be read.
+    """
+
+    num_demos: int
+    demo_tokens: int | None
+    num_calls: int
+    num_failed: int
+    num_unread: int = 0
+
+
+class ReportData(Part):
+    """The data of a report.
+
+    Attributes:
+        original, returned: The student, and the returned program.
+        slots: The demos of each predictor and their order.
+        distinct_prompts: Number of orderings that render to different prompts.
+        comparison: None if there was nothing to order, or no time for it.
+        candidates: Orders in the final comparison.
+        evidence, signal: None if the metric did not score orders.
+        calibration: None if the calls brought no log-probabilities. With ``calibrate`` in the settings, all scores
+            except those of the history are calibrated.
+        history: The rounds of the search.
+        program_calls: Calls by phase: "bootstrap" (of demos), "search", "race" of the best orders, "final"
+            comparison, "total", and those that `log_dir` held ("resumed").
+        tokens: Billed tokens by model, as the provider reports them.
+        cost: US dollars for them by litellm's list prices. None if a price or a number of tokens is not known.
+        seconds: Wall-clock time of the compile, or of its last run.
+        errors: Calls that failed or counted as wrong.
+        stopped: Why the search ended, or the exception that ended the compile, in words.
+        stop_reason: The kind of reason: `ERROR` for exceptions, `INTERRUPTED` for Ctrl-C and SIGTERM.
+        settings: Everything that decides the run, the seed included.
+        best_by_number: The best arrangement of each number of demos, if demos were chosen.
+        retrieval: The choice made if demos may be found for each input.
+        random: Expected score of random demos, or of the same demos in a random order. None if nothing was compared.
+        constant: Score of the most frequent answer to all examples; by a metric over a set, of the best of the most
+            frequent ones. None if outputs are no labels, or if a model scores them.
+        vote: Score of the most frequent label of the nearest examples, as many as demos may be shown. None if no demos
+            were chosen, outputs are no labels, or a model scores them.
+        confusion: For a metric over a set, the examples that both programs have answered.
+    """
+
+    original: ProgramState
+    returned: ProgramState
+    slots: list[SlotReport]
+    distinct_prompts: float
+    comparison: Comparison | None = None
+    candidates: list[Candidate] = []
+    evidence: Evidence | None = None
+    signal: Signal | None = None
+    calibration: CalibrationEffect | None = None
+    history: list[Iteration] = []
+    program_calls: dict[str, int]
+    tokens: dict[str, dict[str, int]] = {}
+    cost: float | None = None
+    seconds: float
+    errors: list[ErrorCount] = []
+    stopped: str
+    stop_reason: Annotated[StopReason, PlainSerializer(lambda reason: reason.value)]
+    settings: dict[str, Any]
+    plr_dspy_version: str
+    dspy_version: str
+    schema_version: Literal[19] = SCHEMA_VERSION
+    best_by_number: list[Alternative] = []
+    retrieval: RetrievalReport | None = None
+    random: Alternative | None = None
+    constant: Alternative | None = None
+    vote: Alternative | None = None
+    confusion: Confusion | None = None
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether the chosen program finds demos for each input."""
+        return self.retrieval is not None and self.retrieval.variation is not None
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the returned program is calibrated."""
+        return self.calibration is not None and self.calibration.applied
+
+    @property
+    def original_stays(self) -> bool:
+        """Whether the returned program is the student as it was."""
+        if self.is_calibrated or self.retrieves:
+            return False
+        if self.returned.num_demos != self.original.num_demos:
+            return False
+        return all(slot.ordering == slot.original for slot in self.slots)
+
+    @property
+    def chosen_of_number(self) -> Alternative | None:
+        """The chosen arrangement among `best_by_number`. None if no fixed demos were chosen."""
+        if self.retrieves:
+            return None
+        chosen = {slot.predictor: slot.ordering for slot in self.slots}
+        return next((best for best in self.best_by_number if best.ordering == chosen), None)
