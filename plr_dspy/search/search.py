@@ -307,13 +307,13 @@ class ThompsonSearch(Search):
         self._best = [estimate.ordering for estimate in best if self.space.holds(estimate.ordering)]
         self._num_elites = len(elites)
         self.refit(elites, anew=True)
-        return self.model.shown(elites, scores)
+        return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """The process' estimates of the orderings that have scores, best first and within what scores can be; without
         those that it has ruled out, or was not told of."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.shown([each for each in estimates if each.ordering in scores], scores)
+        return self.model.clipped([each for each in estimates if each.ordering in scores], scores)
 
     def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
         """New candidates; of a small space, all."""

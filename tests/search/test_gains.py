@@ -48,7 +48,7 @@ def by_conditioning(means, covariance, apart, noise, reference, kinds):
 
 def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, kinds=KINDS):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
-    given = {"covariance": covariance, "apart": apart, "noise": noise, "reference": reference}
+    given = {"covariance": covariance, "outsiders": apart, "noise": noise, "reference": reference}
     gains = expected_gains(means, num_examples=num_examples, kinds=kinds, **given)
     return gains.summary()[:2]
 
