@@ -107,7 +107,7 @@ class CompileRun:
         if not self.plan.program_calls:
             return self._outcome(stop=Stop(StopReason.NO_CALLS, addition=NOT_COMPARED))
         self.stop = self._search()
-        if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.holds(self.original):
+        if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
             evidence = count_evidence(self.staged.scores())  # failed calls may differ
             return self._outcome(evidence=evidence.model_copy(update={"num_differing": 0}))
         rest = self._calls_for_rest()
@@ -281,7 +281,7 @@ class CompileRun:
 
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
-        holds = self.search.space.holds
+        holds = self.search.space.contains
         drawn = [candidate for candidate in self._first_round if candidate != self.original]
         return [candidate for candidate in drawn if holds(candidate) and any(candidate)]
 

@@ -329,7 +329,7 @@ def choice_of_demos(job: Job, compilation: CompileRun, outcome: Outcome) -> tupl
     failed = outcome.stop.reason is StopReason.ERROR  # then scores may be those of failures
     # The chosen one stands before all others with as many demos.
     for each in sorted([] if failed else scored, key=lambda each: each.ordering != outcome.ordering):
-        if each.ordering == job.original or slots.space.holds(each.ordering):
+        if each.ordering == job.original or slots.space.contains(each.ordering):
             best.setdefault(slots.num_demos(each.ordering), each)
     best = dict(sorted(best.items()))
     numbers = [

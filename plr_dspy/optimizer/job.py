@@ -95,7 +95,7 @@ class Job:
         every = space.num_distinct * plan.num_train_examples
         if not plan.racing or plan.search_calls < every:
             return plan
-        is_searched = space.holds(self.original) or self.original in space.programs
+        is_searched = space.contains(self.original) or self.original in space.programs
         left = plan.search_calls + plan.race_calls - every
         race_calls = 0 if is_searched else min(left, plan.num_train_examples)
         return replace(plan, most_searched=every, race_calls=race_calls)

@@ -1,18 +1,17 @@
 """Gaussian processes as sums of components, whose variances are estimated.
 
-| symbol | code         | shape     | meaning                                                              |
-| ------ | ------------ | --------- | -------------------------------------------------------------------- |
-| m, c   |              |           | orderings that were fitted, and other orderings                      |
-| k      |              |           | outputs; a process of one output has none of this axis               |
-| F_i    | `features`   | [m, d]    | features of all components but the last                              |
-| K_i    | `kernels`    | [m, m]    | covariance of component i at variance 1                              |
-| v_i    | `variances`  | [n]       | variances of the components                                          |
-| G      | `fixed`      | [m, m]    | prior covariance that is not estimated                               |
-| K      | `covariance` | [m, m]    | sum_i v_i K_i + G                                                    |
-| E      | `errors`     | [m, m]    | covariance of the errors of the measured values                      |
-| s      | `noise`      |           | unit of all variances above                                          |
-| y      | `values`     | [m, k]    | measured values without their mean                                   |
-| u      | `solved`     | [m, k]    | (K + E)^-1 y                                                         |
+symbol  code        shape   meaning
+m, c                        orderings that were fitted, and other orderings
+k                           outputs; a process of one output has none of this axis
+F_i     features    [m, d]  features of all components but the last
+K_i     kernels     [m, m]  covariance of component i at variance 1
+v_i     variances   [n]     variances of the components
+G       fixed       [m, m]  prior covariance that is not estimated
+K       covariance  [m, m]  sum_i v_i K_i + G
+E       errors      [m, m]  covariance of the errors of the measured values
+s       noise               unit of all variances above
+y       values      [m, k]  measured values without their mean
+u       solved      [m, k]  (K + E)^-1 y
 """
 
 from __future__ import annotations

@@ -2,16 +2,15 @@
 
     z[o, e]  =  a_e  +  b_o  +  q_o g_e  +  noise
 
-| symbol | code          | shape     | meaning                                                       |
-| ------ | ------------- | --------- | ------------------------------------------------------------- |
-| m, E   |               |           | orderings o, examples e                                       |
-| d      |               |           | orthonormal contrasts of d + 1 labels                         |
-| z      | `contrasts`   | [m, E, d] | log-probabilities as contrasts, NaN for unknown cells         |
-| a      | `examples`    | [E, d]    | effect of the example                                         |
-| b      | `label_bias`  | [m, d]    | label bias of the ordering                                    |
-| q      | `slope`       | [m]       | what the ordering adds to labels with high scores             |
-| g      | `directions`  | [E, d]    | direction of the labels with high scores                      |
-| w      | `weights`     | [m, E]    | weights of the cells in the effects of orderings              |
+    symbol  code        shape      meaning
+    m, E                           orderings o, examples e
+    d                              orthonormal contrasts of d + 1 labels
+    z       contrasts   [m, E, d]  log-probabilities as contrasts, NaN for unknown cells
+    a       examples    [E, d]     effect of the example
+    b       label_bias  [m, d]     label bias of the ordering
+    q       slope       [m]        what the ordering adds to labels with high scores
+    g       directions  [E, d]     direction of the labels with high scores
+    w       weights     [m, E]     weights of the cells in the effects of orderings
 
 Two examples tell b of an ordering almost exactly, so its score on all others follows from few of them.
 All effects are normal. Their variances are estimated with them by expectation and maximisation (N. M. Laird and

@@ -1,11 +1,10 @@
 """Features of orderings, in families.
 
-| symbol | code       | shape      | meaning                                                   |
-| ------ | ---------- | ---------- | --------------------------------------------------------- |
-| n, k   |            |            | items of a block, and places, counted from the end        |
-| p      | `places`   | [m, k]     | item at each place, n if none                             |
-| x      | `shown`    | [m, k, n]  | whether an item stands at a place                         |
-| c      | `classed`  | [m, k, C]  | whether an item of a class stands at a place              |
+symbol  code     shape      meaning
+n, k                        items of a block, and places, counted from the end
+p       places   [m, k]     item at each place, n if none
+x       placed   [m, k, n]  whether an item stands at a place
+c       classed  [m, k, C]  whether an item of a class stands at a place
 """
 
 from __future__ import annotations
@@ -97,15 +96,15 @@ class _Block:
             items = ordering[self._number][::-1]
             rows.append([*items, *[self._size] * (self._most - len(items))])
         places = np.array(rows, dtype=np.int64).reshape(len(rows), self._most)
-        shown = self._items[places]
+        placed = self._items[places]
         families = {
             "number": self._numbers[(places < self._size).sum(axis=1)],
-            "presence": shown.sum(axis=1),
-            "region": shown.transpose(0, 2, 1) @ self._near,
-            "last": shown[:, :1].sum(axis=1),
+            "presence": placed.sum(axis=1),
+            "region": placed.transpose(0, 2, 1) @ self._near,
+            "last": placed[:, :1].sum(axis=1),
         }
         if self._has_pairs:
-            families["adjacency"] = shown[:, 1:].transpose(0, 2, 1) @ shown[:, :-1]
+            families["adjacency"] = placed[:, 1:].transpose(0, 2, 1) @ placed[:, :-1]
         if self._has_classes:
             classed = self._classes[places]
             families["class region"] = classed.transpose(0, 2, 1) @ self._near

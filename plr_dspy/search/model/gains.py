@@ -1,16 +1,15 @@
 """Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
 
-| symbol   | code              | shape  | meaning                                                        |
-| -------- | ----------------- | ------ | -------------------------------------------------------------- |
-| m        |                   |        | orderings                                                      |
-| H        |                   |        | hypotheses                                                     |
-| y        | `means`           | [m]    | measured mean scores, without the effects of examples          |
-| K        | `covariance`      | [m, m] | estimated prior covariance of true scores                      |
-| A        | `outsiders`       | [m, m] | further prior covariance of candidates that may be unlike others |
-| N        | `noise`           | [m, m] | covariance of the errors of y                                  |
-| s, k, v  | `Hypothesis`      |        | factors of K, A and N                                          |
-| r        | `reference`       |        | number of the ordering that the others are compared with       |
-| P        | `prior`           | [m, m] | s K + k A                                                      |
+symbol   code        shape   meaning
+m                            orderings
+H                            hypotheses
+y        means       [m]     measured mean scores, without the effects of examples
+K        covariance  [m, m]  estimated prior covariance of true scores
+A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
+N        noise       [m, m]  covariance of the errors of y
+s, k, v  Hypothesis          factors of K, A and N
+r        reference           number of the ordering that the others are compared with
+P        prior       [m, m]  s K + k A
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Numbers: TypeAlias = NDArray[np.int64]
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # s
-KINDS = (0.0, 1.0)  # k
+OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
 PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
 PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
@@ -40,7 +39,7 @@ class Hypothesis(NamedTuple):
     """State factors of the three covariances."""
 
     scale: float
-    kind: float
+    outsider_scale: float
     error_scale: float
 
 
@@ -135,7 +134,7 @@ def expected_gains(
     noise: Array,
     reference: int,
     num_examples: int,
-    kinds: Sequence[float] = KINDS,
+    outsider_scales: Sequence[float] = OUTSIDER_SCALES,
 ) -> Gains:
     """Return the gains of orderings over one of them, by Gaussian conditioning.
 
@@ -143,10 +142,10 @@ def expected_gains(
     weighted by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
     `num_examples` - 1 degrees of freedom. It is never smaller, which would make chance look certain.
     """
-    hypotheses = _hypotheses(kinds if outsiders.any() else (0.0,), num_examples)
+    hypotheses = _hypotheses(outsider_scales if outsiders.any() else (0.0,), num_examples)
     outcomes = []
-    for scale, kind, error_scale in hypotheses:
-        prior = scale * covariance + kind * outsiders
+    for scale, outsider_scale, error_scale in hypotheses:
+        prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
         # The generalised least-squares mean is unknown, so the likelihood is restricted.
@@ -184,15 +183,15 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
     gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
     is_reference = np.arange(len(means)) == reference
-    hypotheses = _hypotheses(KINDS if outsiders.any() else (0.0,), num_examples)
+    hypotheses = _hypotheses(OUTSIDER_SCALES if outsiders.any() else (0.0,), num_examples)
     outcomes = []
-    for scale, kind, error_scale in hypotheses:
+    for scale, outsider_scale, error_scale in hypotheses:
         variance = scale * estimate
         total = error_scale * error + variance
-        outsider_totals = (error_variances + variance + kind * outsiders)[is_outsider] + 1e-12
+        outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
         outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
         log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
-        prior_variances = 2.0 * variance + kind * (outsiders + outsiders[reference])
+        prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
         prior_variances = np.where(is_reference, 0.0, prior_variances)
         shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
         gains = shrinkage * (means - means[reference])
@@ -201,11 +200,11 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     return _averaged(hypotheses, outcomes)
 
 
-def _hypotheses(kinds: Sequence[float], num_examples: int) -> list[Hypothesis]:
+def _hypotheses(outsider_scales: Sequence[float], num_examples: int) -> list[Hypothesis]:
     """Combine all factors of the covariances."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    return list(itertools.starmap(Hypothesis, itertools.product(SCALES, kinds, error_scales)))
+    return list(itertools.starmap(Hypothesis, itertools.product(SCALES, outsider_scales, error_scales)))
 
 
 def _averaged(hypotheses: Sequence[Hypothesis], outcomes: Sequence[Outcome]) -> Gains:

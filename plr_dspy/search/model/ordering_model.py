@@ -1,14 +1,13 @@
 """The model that a search uses: scores of orderings in, estimates, gains and posterior draws out.
 
-| code                | shape    | meaning                                                                |
-| ------------------- | -------- | ---------------------------------------------------------------------- |
-| m, c, E             |          | fitted orderings, other orderings, examples                            |
-| `scores`            |          | scores by candidate and example                                        |
-| `scored`            | [m, E]   | the same as a table, NaN if unknown                                    |
-| `label_table`       | [m, E, L] | log-probabilities of labels                                           |
-| `table`             | [m, E]   | scores as they count, those of calibrated answers if a search calibrates |
-| `is_outsider`       | [m]      | whether a candidate has an own effect and no features                  |
-| `is_program`        | [m]      | whether it is a `WholeProgram`                                         |
+code         shape      meaning
+m, c, E                 fitted orderings, other orderings, examples
+scores                  scores by candidate and example
+scored       [m, E]     the same as a table, NaN if unknown
+label_table  [m, E, L]  log-probabilities of labels
+table        [m, E]     scores as they count, those of calibrated answers if a search calibrates
+is_outsider  [m]        whether a candidate has an own effect and no features
+is_program   [m]        whether it is a WholeProgram
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import KINDS, Array, Mask, Numbers, gain_of_calibration
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Mask, Numbers, gain_of_calibration
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, LabelTable, ResponseModel
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
@@ -215,7 +214,7 @@ class OrderingModel:
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
         """Return an ordering of the space that shows demos; None for other candidates."""
-        return candidate if self._space.holds(candidate) and any(candidate) else None
+        return candidate if self._space.contains(candidate) and any(candidate) else None
 
     def _is_outsider(self, candidates: Sequence[Candidate]) -> Mask:
         return np.array([self._arrangement(candidate) is None for candidate in candidates], dtype=bool)
@@ -318,8 +317,8 @@ class FittedModel:
             # Log-probabilities may explain what is unlike other orderings, and leave the rest of its scores to chance.
             # So a gain is no surer than if outsiders were of another kind for certain. Without log-probabilities the
             # reference may be unlike all others, because somebody has made or chosen it.
-            for kinds in (KINDS,) if foreseen is None else ((1.0,), KINDS):
-                gains = self.process.gains(number, kinds=kinds, may_differ=foreseen is None)
+            for outsider_scales in (OUTSIDER_SCALES,) if foreseen is None else ((1.0,), OUTSIDER_SCALES):
+                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=foreseen is None)
                 if foreseen is not None:
                     gains = gains.plus(foreseen)
                 if self.responses is not None and self.calibrating:

@@ -2,17 +2,16 @@
 
     y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
 
-| symbol | code               | shape    | meaning                                                             |
-| ------ | ------------------ | -------- | ------------------------------------------------------------------- |
-| y      | `table`            | [m, E]   | scores of orderings o on examples e                                 |
-| a      |                    | [E]      | effects of examples, shrunk means                                   |
-| f      | `AdditiveProcess`  | [m]      | what orderings score on unseen examples                             |
-| F_i    | `features`         | [m, d]   | families of features                                                |
-| K_i    | `kernels`          | [m, m]   | F_i F_i^T, and the own effect of each ordering                      |
-| l      | `LabelBias`        | [m]      | label bias of orderings                                             |
-| c      | `classes`          | [E]      | classes of examples, from 0 without gaps                            |
-| b      | `direction`        | [C]      | effect of the label bias on each class                              |
-| g      | `preferences`      | [m, E]   | preferences of single examples                                      |
+    symbol  code             shape   meaning
+    y       table            [m, E]  scores of orderings o on examples e
+    a                        [E]     effects of examples, shrunk means
+    f       AdditiveProcess  [m]     what orderings score on unseen examples
+    F_i     features         [m, d]  families of features
+    K_i     kernels          [m, m]  F_i F_i^T, and the own effect of each ordering
+    l       LabelBias        [m]     label bias of orderings
+    c       classes          [E]     classes of examples, from 0 without gaps
+    b       direction        [C]     effect of the label bias on each class
+    g       preferences      [m, E]  preferences of single examples
 
 f is a sum of linear functions of feature families, of a smooth function of l, and of an own effect of each ordering.
 Programs without features ("outsiders") have an own effect alone.
@@ -27,7 +26,7 @@ import numpy as np
 from scipy import optimize
 
 from plr_dspy.search.model.components import Variances, fit_components, kernels_of, linear
-from plr_dspy.search.model.gains import KINDS, Array, Families, Gains, Mask, Numbers, expected_gains
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 
 OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
@@ -281,12 +280,14 @@ class AdditiveProcess:
         """Return the posterior mean scores of other orderings, ``[c]``."""
         return self._unit * (linear(self._all_features(features), self._fit.weights) + self._level)
 
-    def gains(self, reference: int, *, kinds: Sequence[float] = KINDS, may_differ: bool = False) -> Gains:
+    def gains(
+        self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
+    ) -> Gains:
         """Return the gains of the fitted orderings over one of them on new examples.
 
         Args:
             reference: The number of that ordering.
-            kinds: As in `expected_gains`.
+            outsider_scales: As in `expected_gains`.
             may_differ: Whether it may be unlike all others.
         """
         outsiders = self._outsiders.copy()
@@ -299,7 +300,7 @@ class AdditiveProcess:
             noise=self._errors,
             reference=reference,
             num_examples=self._num_examples,
-            kinds=kinds,
+            outsider_scales=outsider_scales,
         )
         return gains.times(self._unit * self._deviation)
 

@@ -1,17 +1,16 @@
 """Expected scores of orderings, given the log-probabilities of labels.
 
-| symbol | code              | shape     | meaning                                                             |
-| ------ | ----------------- | --------- | ------------------------------------------------------------------- |
-| m, E   |                   |           | orderings, examples                                                 |
-| L      |                   |           | labels                                                              |
-| S      |                   |           | alternatives for the shares of labels among right answers           |
-| p      | `logs`            | [m, E, L] | log-probabilities of labels, NaN if unknown                         |
-| z      | `contrasts`       | [m, E, d] | p B^T, d = L - 1, see `effects`                                     |
-| B      | `basis`           | [d, L]    | orthonormal contrasts                                               |
-| b, q   | `effects`         | [m, d+1]  | label bias and slope of orderings, see `effects`                    |
-| y      | `call_scores`     | [m, E]    | scores of calls, NaN if unknown                                     |
-| M      | `scores`          | [E, L]    | score of each label on each example                                 |
-| w      | `mean_weights`    | [n]       | weights of the examples that expected scores are means of           |
+    symbol  code          shape      meaning
+    m, E                             orderings, examples
+    L                                labels
+    S                                alternatives for the shares of labels among right answers
+    p       logs          [m, E, L]  log-probabilities of labels, NaN if unknown
+    z       contrasts     [m, E, d]  p B^T, d = L - 1, see effects
+    B       basis         [d, L]     orthonormal contrasts
+    b, q    effects       [m, d+1]   label bias and slope of orderings, see effects
+    y       call_scores   [m, E]     scores of calls, NaN if unknown
+    M       scores        [E, L]     score of each label on each example
+    w       mean_weights  [n]        weights of the examples that expected scores are means of
 
 The effects say which label an ordering would answer on each example, and the metric what that label scores.
 The prompts of a whole program may differ by example, so no effect is common to all. It is expected to score as a mean
@@ -62,8 +61,7 @@ class LabelTable(NamedTuple):
 class CalibrationEstimate(NamedTuple):
     """What calibration does to an ordering.
 
-    Unread replies count as often as among its own calls. The score with calibration counts them only if answers are
-    calibrated.
+    Unread replies count by their share of its own calls; `after` counts them only if answers are calibrated.
     """
 
     offsets: tuple[float, ...]  # of the labels
@@ -100,8 +98,7 @@ class LabelResponses:
 
     Attributes:
         scores: What the metric gives for each label on each example, ``[E, L]``.
-        logprobs_of: Returns the log-probabilities of labels for a candidate and an example, with the numbers of unseen
-            labels; None if unknown.
+        logprobs_of: Returns log-probabilities, and the numbers of unseen labels, by candidate and example; or None.
         shares: Shares of examples that labels are right for, ``[L]`` or ``[S, L]``; None for even ones.
         calibrating: Whether answers are calibrated to them.
         influence: The `ConfusionScores` of a metric over a set.
@@ -139,10 +136,9 @@ class LabelResponses:
 
 
 class UnreadReplies:
-    """The mean score of unread replies, and how many replies of each ordering are read.
+    """The mean score of unread replies, and the share of read ones of each ordering.
 
-    Orderings may differ in that by far more than in the labels, so the shares of read replies are a process of their
-    own.
+    Orderings may differ in that by far more than in the labels, so it has a process of its own.
 
     Attributes:
         mean_score: Of unread replies.

@@ -1,16 +1,15 @@
 """Scores of orderings on examples, and means that take the difficulty of the examples into account.
 
-    y[o, e]  =  t_o  +  a_e  +  noise
+y[o, e]  =  t_o  +  a_e  +  noise
 
-| symbol | code                  | shape  | meaning                                                       |
-| ------ | --------------------- | ------ | ------------------------------------------------------------- |
-| y      | `scores`              | [m, E] | score of ordering o on example e, NaN if unknown              |
-| t      | `adjusted_means`      | [m]    | effects of orderings                                          |
-| a      | `example_effects`     | [E]    | effects of examples, shrunk                                   |
-| n      | `counts`              | [m]    | known scores                                                  |
-| w      | `information_weights` | [m]    | scores on random examples that one score is worth             |
-| h      | `shrinkage`           | [m]    | factor of t that leaves its posterior mean                    |
-| r      | `noise_ratio`         |        | variance of the noise over that of a                          |
+symbol  code                 shape   meaning
+y       scores               [m, E]  score of ordering o on example e, NaN if unknown
+t       adjusted_means       [m]     effects of orderings
+a       example_effects      [E]     effects of examples, shrunk
+n       counts               [m]     known scores
+w       information_weights  [m]     scores on random examples that one score is worth
+h       shrinkage            [m]     factor of t that leaves its posterior mean
+r       noise_ratio                  variance of the noise over that of a
 """
 
 from __future__ import annotations
