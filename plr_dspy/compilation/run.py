@@ -83,7 +83,7 @@ class CompileRun:
             strata=influence.examples_by_label(self.num_train) if influence and plan.racing else (),
         )
         if influence is not None:
-            self.search.model.worth = influence.information_weights
+            self.search.model.information_weights = influence.information_weights
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
         self.stop = Stop(StopReason.INTERRUPTED)
@@ -108,7 +108,7 @@ class CompileRun:
         if not self.plan.program_calls:
             return self._outcome(stop=Stop(StopReason.NO_CALLS, addition=NOT_COMPARED))
         self.stop = self._search()
-        if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.holds(self.original):
+        if self.stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
             evidence = count_evidence(self.staged.scores())  # failed calls may differ
             evidence = evidence.model_copy(update={"num_differing": 0})
             return self._outcome(Decision(self.original, evidence=evidence))
@@ -291,7 +291,7 @@ class CompileRun:
 
     def random_orderings(self) -> list[Ordering]:
         """Return the orderings of the first round that show items drawn at random."""
-        holds = self.search.space.holds
+        holds = self.search.space.contains
         drawn = [candidate for candidate in self._first_round if candidate != self.original]
         return [candidate for candidate in drawn if holds(candidate) and any(candidate)]
 

@@ -85,7 +85,7 @@ def best_by_number(
         return {}
     best: dict[int, ExpectedScore] = {}
     for each in sorted(expected, key=lambda each: each.candidate != outcome.decision.ordering):
-        if each.candidate == setup.original or slots.space.holds(each.candidate):
+        if each.candidate == setup.original or slots.space.contains(each.candidate):
             best.setdefault(slots.num_demos(each.candidate), each)
     return dict(sorted(best.items()))
 

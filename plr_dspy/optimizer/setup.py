@@ -125,7 +125,7 @@ class CompileSetup(DemoChoices):
         every = space.num_distinct * plan.num_train_examples
         if plan.racing and plan.search_calls >= every:
             race_calls = 0
-            if not space.holds(self.original) and self.original not in space.programs:
+            if not space.contains(self.original) and self.original not in space.programs:
                 left = plan.search_calls + plan.race_calls - every
                 race_calls = min(left, plan.num_train_examples)
             plan = replace(plan, most_searched=every, race_calls=race_calls)

@@ -3,29 +3,18 @@
 Rankings of different lengths share a tensor, whose shorter rows end in `NOT_SHOWN`.
 
 Shapes: n items, k items at most in a ranking, m rankings, c components of a mixture.
-
-With covariates, what an item is worth depends on its features, and on what was chosen before it. Items have the logits
-``features @ coefficients``. The coefficients are shared by any number of choices, each from items of its own, so that
-what was learnt from some inputs holds for others. With one choice, and an indicator of each item as features, it is
-`PlackettLuce` with the coefficients as logits. It is the rank-ordered (or exploded) logit: S. Beggs, S. Cardell and J.
-Hausman, "Assessing the potential demand for electric cars", Journal of Econometrics 17 (1981).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.distributions import Distribution, constraints
-
-Array: TypeAlias = NDArray[np.float64]
-Features: TypeAlias = Callable[[Sequence[int]], Array]  # of the items of one choice, [n, f], after those chosen already
 
 NOT_SHOWN = -1
 STATE_TENSORS = ("logits", "weights", "length_probabilities")
@@ -294,15 +283,3 @@ def _check_arguments(logits: Tensor, weights: Tensor | None, length: int | None,
             f"length_probabilities must have 1 to {length + 1} entries, for lengths up to {length}; "
             f"got shape {list(probabilities.shape)}"
         )
-
-
-def choose(
-    coefficients: ArrayLike, features: Features, length: int, *, rng: np.random.Generator | None = None
-) -> tuple[int, ...]:
-    """So many items that are likeliest one after the other, of equal ones the first; with a random source a draw."""
-    chosen: list[int] = []
-    for _ in range(length):
-        logits: Array = features(chosen) @ np.asarray(coefficients)
-        logits[chosen] = -np.inf
-        chosen.append(int((logits if rng is None else logits + rng.gumbel(size=len(logits))).argmax()))
-    return tuple(chosen)

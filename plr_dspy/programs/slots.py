@@ -252,7 +252,7 @@ class PoolSlots(PromptSlots):
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
         self.space = OrderingSpace(kinds, tuple(limits), first, allowed, self.whole_programs)
         own = tuple(tuple(i for i, demo in enumerate(slot.pool) if demo.origin == OWN) for slot in slots)
-        if self.space.holds(own) and self.space.allows(own):
+        if self.space.contains(own) and self.space.allows(own):
             self.space = replace(self.space, identity=own)
         # What the user has: a program, or an arrangement, which need not be within the limits.
         students = [whole for whole in self.whole_programs if whole.name == OWN]

@@ -1,4 +1,4 @@
-"""Scores orderings on examples, ordering by ordering, so that a server's prefix cache stays warm."""
+"""Score candidates on examples, one candidate after the other, so that a server's prefix cache stays warm."""
 
 import itertools
 import logging
@@ -16,23 +16,24 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 logger = logging.getLogger(__name__)
 
-MIN_FAILURES = 8  # so many calls in one round of several orderings, all of them failed, say that something is down
-MIN_TRIES = 3  # failed calls, and no other, after which an example is given up
-FIRST_OF_PROGRAM = 4  # fewest examples of the first look at a whole program: nothing else tells of its score
-Wanted = dict[Candidate, list[int]]  # orderings with the examples that each is to have been scored on
+MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
+MIN_TRIES = 3  # failed calls after which an example without any other is given up
+FIRST_OF_PROGRAM = 4  # fewest examples that a whole program is first scored on: nothing else tells of its score
+Wanted = dict[Candidate, list[int]]  # all examples that each candidate is to be scored on
+Cells = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
 
 class Payer(Protocol):
-    """Makes program calls: the budget lets them begin, and the log gets the cell of each when it has ended."""
+    """Makes program calls within the budget, and logs each when it has ended."""
 
     log: RunLog
     budget: Budget
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """What identifies the prompt that the ordering renders to; of a whole program, on an example."""
+        """Return what identifies the prompt of an ordering, or of a whole program on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls of these cells, none of which has been paid, as long as the budget lets them begin."""
+        """Make the calls of unpaid cells, as long as the budget lets them begin."""
 
 
 class NothingRan(RuntimeError):
@@ -41,37 +42,45 @@ class NothingRan(RuntimeError):
 
 @dataclass
 class CellScorer:
-    """Scores orderings; no call that has ended with an answer is made twice for a cell (prompt and example).
+    """Scores candidates, and makes no call twice that has ended with an answer.
 
-    A call counts for the phase that asks for it first. Calls that the log holds are taken from there, and count alike:
-    so a run that goes on from a log takes the course that it would have taken without a stop.
+    A call counts for the phase that asks for it first. Calls in the log count alike, so a resumed run takes the same
+    course as one without a stop.
+
+    Attributes:
+        bootstrapped: Cells of the calls that made demos, which were asked for before.
+        influence: Scores labels, if the metric is over a set.
     """
 
     payer: Payer
-    bootstrapped: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)  # cells that made demos, asked for before
-    influence: ConfusionScores | None = field(default=None, kw_only=True)  # scores labels, if the metric is over a set
+    bootstrapped: Iterable[tuple[str, Any]] = field(default=(), kw_only=True)
+    influence: ConfusionScores | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.log, self.budget, self.phase = self.payer.log, self.payer.budget, "search"
+        self.log = self.payer.log
+        self.budget = self.payer.budget
+        self.phase = "search"
         self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
-        self._asked: dict[CallKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
-        self._asked_of: dict[Candidate, dict[int, None]] = {}  # by ordering its examples, a set that keeps its order
+        self._phases: dict[CallKey, str] = dict.fromkeys(self.bootstrapped, "bootstrap")
+        self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
 
     def key(self, ordering: Candidate, example: int) -> CallKey:
-        """The cell of an ordering on an example; orderings that show it the same prompt share it."""
-        asked = ordering, example if isinstance(ordering, WholeProgram) else None
-        if asked not in self._fingerprints:
-            self._fingerprints[asked] = self.payer.fingerprint(*asked)
-        return self._fingerprints[asked], example
+        """Return the cell of a candidate on an example; candidates with the same prompt share it."""
+        prompt = ordering, example if isinstance(ordering, WholeProgram) else None
+        if prompt not in self._fingerprints:
+            self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
+        return self._fingerprints[prompt], example
 
     def num_cells(self, phase: str = "") -> int:
-        """Cells that this phase was the first to ask for; without a name, all that were asked for."""
-        return sum(each == phase for each in self._asked.values()) if phase else len(self._asked)
+        """Count the cells that a phase was the first to ask for, or all cells."""
+        if not phase:
+            return len(self._phases)
+        return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return the first of these orderings that the budget has calls for on these examples, apart from those kept.
+        """Return the first candidates that the budget has calls for, beyond the calls kept.
 
-        Calls that the log holds count, as those of this run.
+        Calls in the log count like those of this run.
         """
         new: set[CallKey] = set()
         affordable: Wanted = {}
@@ -82,15 +91,15 @@ class CellScorer:
             affordable[ordering] = examples
         return affordable
 
-    def cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, CallRecord]]:
-        """Cells by example of these orderings; when time or money is up, of the first that could be scored whole.
+    def cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> Cells:
+        """Make the missing calls, and return the first candidates that were scored on all their examples.
 
-        Cells that are known cost nothing. A RuntimeError where new ones would exceed the budget's calls; exceptions of
-        the program or the metric come as the payer lets them out.
+        Raises:
+            RuntimeError: If the calls would exceed the budget. Exceptions of the payer come as they are.
         """
         asked: dict[CallKey, Candidate] = {}
         for ordering, examples in wanted.items():
-            self._asked_of.setdefault(ordering, {}).update(dict.fromkeys(examples))
+            self._examples.setdefault(ordering, {}).update(dict.fromkeys(examples))
             for example in examples:
                 asked.setdefault(self.key(ordering, example), ordering)
         new = {key: ordering for key, ordering in asked.items() if key not in self.log.records}
@@ -103,23 +112,31 @@ class CellScorer:
         try:
             if unpaid:
                 self.payer.pay(unpaid)
-        finally:  # calls that were not made, for want of time or money, count for no phase
-            paid = [key for key in asked if key in self.log.records]
-            self._asked = {**dict.fromkeys(paid, self.phase), **self._asked}
-        known = self.known_cells(wanted)
-        whole = itertools.takewhile(lambda ordering: len(known[ordering]) == len(set(wanted[ordering])), known)
-        return {ordering: known[ordering] for ordering in whole}
+        finally:
+            # Calls that were not made, for lack of time or money, count for no phase.
+            for key in asked:
+                if key in self.log.records:
+                    self._phases.setdefault(key, self.phase)
+        complete: Cells = {}
+        for ordering, row in self.known_cells(wanted).items():
+            if len(row) < len(set(wanted[ordering])):
+                break
+            complete[ordering] = row
+        return complete
 
-    def known_cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> dict[Candidate, dict[int, CallRecord]]:
-        """The cells of these orderings and examples that have been paid; costs nothing."""
-        cells = self.log.records
-        return {
-            ordering: {e: self._read(e, cells[key]) for e in examples if (key := self.key(ordering, e)) in cells}
-            for ordering, examples in wanted.items()
-        }
+    def known_cells(self, wanted: Mapping[Candidate, Sequence[int]]) -> Cells:
+        """Return the paid cells among those wanted; costs nothing."""
+        known: Cells = {}
+        for ordering, examples in wanted.items():
+            known[ordering] = {}
+            for example in examples:
+                record = self.log.records.get(self.key(ordering, example))
+                if record is not None:
+                    known[ordering][example] = self._scored(example, record)
+        return known
 
-    def _read(self, example: int, cell: CallRecord) -> CallRecord:
-        """A cell with its score, which of a metric over a set depends on the reference."""
+    def _scored(self, example: int, cell: CallRecord) -> CallRecord:
+        """Return a cell with its score, which a metric over a set derives from its reference."""
         if self.influence is None or cell.outcome == FAILED:
             return cell
         if not (cell.outcome or isinstance(cell.value, str)):
@@ -127,15 +144,16 @@ class CellScorer:
         return replace(cell, score=self.influence.score(example, cell.value))
 
     def answers(self, ordering: Candidate, labels: Mapping[int, int]) -> dict[int, str | None]:
-        """Return the labels that an ordering answers, by example; on some examples those given by number."""
+        """Return the labels that an ordering answers, by example; `labels` by number replace some of them."""
         assert self.influence is not None
-        answers = {e: cell.value for e, cell in self.cells_of(ordering).items() if cell.outcome != FAILED}
+        cells = self.cells_of(ordering)
+        answers = {example: cell.value for example, cell in cells.items() if cell.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.influence.labels[labels[example]]
         return answers
 
     def linearize_at(self, orderings: Iterable[tuple[Candidate, Mapping[int, int]]], *, least: int = 1) -> None:
-        """Score cells by a metric over a set near the answers of these orderings, each with its calibrated labels.
+        """Linearise a metric over a set at the answers of these orderings, each with its calibrated labels.
 
         The reference has the `least` first orderings, and more until it has enough answers.
         """
@@ -148,30 +166,34 @@ class CellScorer:
         self.influence.linearize_at(reference)
 
     def cells_of(self, ordering: Candidate) -> dict[int, CallRecord]:
-        """The paid cells of an ordering that were asked for, by example, as the log has them."""
-        keys = {e: self.key(ordering, e) for e in self._asked_of.get(ordering, ())}
-        return {e: self.log.records[key] for e, key in keys.items() if key in self.log.records}
+        """Return the paid cells of an ordering by example, as the log has them."""
+        keys = {example: self.key(ordering, example) for example in self._examples.get(ordering, ())}
+        return {example: self.log.records[key] for example, key in keys.items() if key in self.log.records}
 
     def cells_asked(self) -> dict[CallKey, CallRecord]:
-        """The paid cells that were asked for, by prompt and example."""
-        return {key: self.log.records[key] for key in self._asked if key in self.log.records}
+        """Return all paid cells that were asked for."""
+        return {key: self.log.records[key] for key in self._phases if key in self.log.records}
 
     def table(
         self, orderings: Sequence[Candidate], examples: Sequence[int], *, favoured: int | None = None
     ) -> tuple[list[int], list[list[float]]]:
-        """The examples that ran for any of the orderings, and a row of scores on them for each ordering, as `cells`.
+        """Return the examples with an answer of any ordering, and a row of scores for each ordering, as `cells`.
 
-        An answer that cannot be parsed, or a call that failed for some orderings alone, counts as the worst score seen
-        on these examples, and as 0 at most. Failed calls of the `favoured` ordering, given by its number, count as the
-        best score that any got on the example, so that none beats it by its bad luck. `NothingRan` if no call did.
+        Answers that cannot be parsed, and failed calls, count as the worst score of these examples, at most 0. Failed
+        calls of the `favoured` ordering, given by its number, count as the best score on the example: no other one is
+        to win by its bad luck.
+
+        Raises:
+            NothingRan: If all calls failed.
         """
         known = self.cells(dict.fromkeys(orderings, examples))
         cells = [known[ordering] for ordering in itertools.takewhile(known.__contains__, orderings)]
-        ran = [e for e in examples if any(row[e].outcome != FAILED for row in cells)]
+        answered = _answered(cells)
+        ran = [example for example in examples if example in answered]
         if cells and not ran:
             raise self.nothing_ran([cell for row in known.values() for cell in row.values()])
-        worst = min([0.0, *(cell.score for row in cells for cell in row.values() if cell.score is not None)])
-        rows = [[worst if (score := row[e].score) is None else score for e in ran] for row in cells]
+        worst = _worst_score(cells)
+        rows = [[_score_or(row[example], worst) for example in ran] for row in cells]
         if favoured is not None and favoured < len(rows):
             for column, example in enumerate(ran):
                 if cells[favoured][example].outcome == FAILED:
@@ -183,118 +205,179 @@ class CellScorer:
         self.log.repeat_failed()
         failed = [cell for cell in cells if cell.outcome == FAILED]
         cure = cure_of((cell.error for cell in failed), otherwise="see that the program runs and its model answers")
-        told = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(f"none of {len(cells)} calls ended with an answer ({told}): {cure}, and compile again")
+        first = f"{failed[0].error}: {failed[0].message}"
+        return NothingRan(f"none of {len(cells)} calls ended with an answer ({first}): {cure}, and compile again")
 
 
 @dataclass(kw_only=True)
 class StagedScores:
-    """Scores of orderings that begin at different examples, so that a search learns about the whole train split.
+    """Scores of candidates that begin at different examples, so that a search learns about the whole train split.
 
-    An ordering is scored on a few examples at first, and on further ones each time that it is asked for again. An
-    answer that cannot be parsed counts as the worst score seen (0 unless the metric goes below), but to a metric over a
-    set as one without a label. A call that failed counts as the worst, unless the example failed for all orderings.
+    A candidate is scored on a few examples at first, and on further ones each time it is asked for again. An answer
+    that cannot be parsed counts as the worst score (at most 0), but for a metric over a set as one without a label. A
+    failed call counts as the worst, unless the example failed for all candidates.
+
+    Attributes:
+        scorer: Its first examples are the train split.
+        num_first, num_more: Examples of the first score of a candidate, and of each further one.
+        favoured: A candidate whose failed calls do not count.
+        shifted: Whether candidates begin one example later after each pass through the split.
+        strata: Groups of examples that candidates are scored on in turn.
     """
 
-    scorer: CellScorer = field(kw_only=False)  # of the train split followed by others
+    scorer: CellScorer = field(kw_only=False)
     num_train: int
-    num_first: int  # examples of an ordering's first score
-    num_more: int  # and of each further one
-    favoured: Candidate | None = None  # its failed calls count for nothing
-    shifted: bool = False  # whether orderings begin an example later each time that the split has been gone through
-    strata: Sequence[Sequence[int]] = ()  # from which orderings are scored by turns, however many there are of each
+    num_first: int
+    num_more: int
+    favoured: Candidate | None = None
+    shifted: bool = False
+    strata: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         self._strata = [list(group) for group in self.strata] or [list(range(self.num_train))]
-        # Else two groups of orderings might meet two groups of examples, whose effects nobody could tell apart. Where
-        # the split is no multiple of a first look, orderings begin elsewhere the next time anyway.
+        # Otherwise two groups of orderings might meet two groups of examples, whose effects nobody could tell apart. If
+        # the split is not a multiple of the first score, orderings begin elsewhere in the next pass anyway.
         self._shifted = self.shifted and self.num_train % self.num_first == 0
-        self.asked: Wanted = {}  # all orderings, with the examples that each has been scored on
+        self.asked: Wanted = {}  # all candidates, with the examples that each was scored on
         self._under_way: Wanted = {}
 
     def num_asked(self, ordering: Candidate) -> int:
-        """Examples that the ordering has been scored on."""
+        """Count the examples that a candidate was scored on."""
         return len(self.asked.get(ordering, []))
 
     def wanted(self, orderings: Sequence[Candidate], num_examples: int | None = None) -> Wanted:
-        """The examples that each ordering is to be scored on next, earlier ones included: so many in all, or without a
-        number those of a first score, or of a further one."""
-        found, num_seen, strata = {}, len(self.asked), self._strata
-        ran = _ran(self.scorer.known_cells(self.asked).values())
-        failed = Counter(e for asked in self.asked.values() for e in asked if e not in ran)
-        given_up = {example for example, count in failed.items() if count >= MIN_TRIES}
+        """Return the examples to score each candidate on next, earlier ones included.
+
+        Args:
+            orderings: The candidates.
+            num_examples: Number of examples in all; by default, as many as for a first or further score.
+        """
+        given_up = self._given_up()
+        num_seen = len(self.asked)
+        wanted: Wanted = {}
         for ordering in dict.fromkeys(orderings):
             asked = self.asked.get(ordering, [])
-            place = num_seen * self.num_first
-            place += self._shifted * (place // self.num_train)
-            num_seen += not asked
-            if asked:  # The turn begins with the example that it began with.
-                number = next(number for number, group in enumerate(strata) if asked[0] in group)
-                place = number + len(strata) * strata[number].index(asked[0])
-            least = FIRST_OF_PROGRAM if isinstance(ordering, WholeProgram) and not asked else 0
-            more = self.num_more if asked else self.num_first
-            count = max(least, more if num_examples is None else num_examples - len(asked))
+            turn = self._turn(self._first_place(num_seen, asked))
+            count = self.num_more if asked else self.num_first
+            if num_examples is not None:
+                count = num_examples - len(asked)
+            if not asked:
+                num_seen += 1
+                if isinstance(ordering, WholeProgram):
+                    count = max(count, FIRST_OF_PROGRAM)
             taken = {*asked, *given_up}
-            steps = (divmod(i, len(strata)) for i in range(place, place + len(strata) * max(map(len, strata))))
-            turn = dict.fromkeys(strata[group][step % len(strata[group])] for step, group in steps)
-            found[ordering] = [*asked, *itertools.islice((e for e in turn if e not in taken), count)]
-        return found
+            new = [example for example in turn if example not in taken]
+            wanted[ordering] = [*asked, *new[: max(count, 0)]]
+        return wanted
+
+    def _given_up(self) -> set[int]:
+        """Return the examples that have failed too often, and never ran."""
+        ran = _answered(self.scorer.known_cells(self.asked).values())
+        failures = Counter(example for examples in self.asked.values() for example in examples if example not in ran)
+        return {example for example, count in failures.items() if count >= MIN_TRIES}
+
+    def _first_place(self, num_seen: int, asked: Sequence[int]) -> int:
+        """Return the place of a candidate's first example in the cycle through the strata."""
+        if asked:
+            number = next(number for number, group in enumerate(self._strata) if asked[0] in group)
+            return number + len(self._strata) * self._strata[number].index(asked[0])
+        place = num_seen * self.num_first
+        if self._shifted:
+            place += place // self.num_train
+        return place
+
+    def _turn(self, place: int) -> list[int]:
+        """Return all examples in the order of the cycle through the strata, from a place on."""
+        strata = self._strata
+        num_places = len(strata) * max(map(len, strata))
+        examples: dict[int, None] = {}
+        for current in range(place, place + num_places):
+            step, number = divmod(current, len(strata))
+            group = strata[number]
+            examples[group[step % len(group)]] = None
+        return list(examples)
 
     def score(self, wanted: Wanted, *, kept: int | None = None) -> list[Candidate]:
-        """Score orderings on their examples, and return those that were: the first only when time or money is up, or
-        calls are `kept` for others.
+        """Score candidates on their examples, and return those that were scored.
 
-        A RuntimeError when more than half of the first examples ran for no ordering, or no call of several orderings
-        ended with an answer.
+        These are the first ones if time or money is up, or calls are `kept` for others.
+
+        Raises:
+            RuntimeError: If more than half of the first examples ran for no candidate, or something is down.
         """
-        self._under_way = wanted = wanted if kept is None else self.scorer.affordable(wanted, kept=kept)
+        if kept is not None:
+            wanted = self.scorer.affordable(wanted, kept=kept)
+        self._under_way = wanted
         rows = self.scorer.cells(wanted)
-        new = [cell for o, cells in rows.items() for cell in [*cells.values()][self.num_asked(o) :]]
-        several = len(rows) > 1 or not _ran(self.scorer.known_cells(self.asked).values())
-        # Then something is down, and it is not the order.
-        if several and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
+        new = [cell for ordering, row in rows.items() for cell in list(row.values())[self.num_asked(ordering) :]]
+        # If several candidates fail, or all so far, the order is not the reason.
+        is_outage = len(rows) > 1 or not _answered(self.scorer.known_cells(self.asked).values())
+        if is_outage and len(new) >= MIN_FAILURES and all(cell.outcome == FAILED for cell in new):
             raise self.scorer.nothing_ran(new)
-        tried = {example for cells in rows.values() for example in cells}
-        num_lost = len(tried - _ran(rows.values()))
-        if not self.asked and 2 * num_lost > len(tried):
-            self.scorer.log.repeat_failed()
-            told = f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order"
-            errors = [cell.error for cell in new if cell.outcome == FAILED]
-            if (cause := main_cause(errors)) is not None:
-                raise RuntimeError(f"{told} ({errors[0]}): {cause.cure}, and compile again (with log_dir, from here)")
-            raise RuntimeError(
-                f"{told}: mend the program, the metric or what they call, and compile again (with log_dir, from here; "
-                "where the code of the program or the metric is another, with a new log_dir)"
-            )
-        if not self.asked and num_lost:
-            logger.warning("%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried))
-        self.asked |= {ordering: list(cells) for ordering, cells in rows.items()}
+        if not self.asked:
+            self._check_first(rows, new)
+        self.asked |= {ordering: list(row) for ordering, row in rows.items()}
         return list(rows)
 
+    def _check_first(self, rows: Cells, new: Sequence[CallRecord]) -> None:
+        """Warn of examples that ran for no candidate of the first round; raise if they are more than half."""
+        tried = {example for row in rows.values() for example in row}
+        num_lost = len(tried - _answered(rows.values()))
+        if 2 * num_lost <= len(tried):
+            if num_lost:
+                logger.warning(
+                    "%d of %d train examples ran for no order so far: they are left out", num_lost, len(tried)
+                )
+            return
+        self.scorer.log.repeat_failed()
+        problem = f"only {len(tried) - num_lost} of {len(tried)} train examples ran for any order"
+        errors = [cell.error for cell in new if cell.outcome == FAILED]
+        cause = main_cause(errors)
+        if cause is not None:
+            raise RuntimeError(f"{problem} ({errors[0]}): {cause.cure}, and compile again (with log_dir, from here)")
+        raise RuntimeError(
+            f"{problem}: mend the program, the metric or what they call, and compile again (with log_dir, from here; "
+            "where the code of the program or the metric is another, with a new log_dir)"
+        )
+
     def salvage(self) -> list[Candidate]:
-        """Take those orderings of a round that was not ended which were scored whole; costs nothing."""
+        """Keep the candidates of an interrupted round that were scored on all examples; costs nothing."""
         known = self.scorer.known_cells(self._under_way)
-        whole = {o: list(row) for o, row in known.items() if row and len(row) == len(self._under_way[o])}
-        self.asked |= whole
-        return list(whole)
+        complete = {}
+        for ordering, row in known.items():
+            if row and len(row) == len(self._under_way[ordering]):
+                complete[ordering] = list(row)
+        self.asked |= complete
+        return list(complete)
 
     def scores(self) -> dict[Candidate, dict[int, float]]:
-        """Scores by example of all orderings; costs nothing."""
-        rows, found = self.scorer.known_cells(self.asked), {}
-        ran = _ran(rows.values())
-        worst = min([0.0, *(c.score for cells in rows.values() for c in cells.values() if c.score is not None)])
-        for ordering, cells in rows.items():
-            # Those that ran for no ordering count for none, unless the ordering has no others.
-            counted = ran & cells.keys() or cells.keys()
+        """Return the scores of all candidates by example; costs nothing."""
+        rows = self.scorer.known_cells(self.asked)
+        ran = _answered(rows.values())
+        worst = _worst_score(rows.values())
+        scores = {}
+        for ordering, row in rows.items():
+            # Examples that ran for no candidate do not count, unless a candidate has no others.
+            counted = ran & row.keys() or row.keys()
             if ordering == self.favoured:
-                counted = _ran([cells]) or counted
+                counted = _answered([row]) or counted
             if counted:
-                found[ordering] = {
-                    e: worst if (score := c.score) is None else score for e, c in cells.items() if e in counted
+                scores[ordering] = {
+                    example: _score_or(cell, worst) for example, cell in row.items() if example in counted
                 }
-        return found
+        return scores
 
 
-def _ran(rows: Iterable[Mapping[int, CallRecord]]) -> set[int]:
-    """The examples with a call that ended with an answer."""
-    return {example for cells in rows for example, cell in cells.items() if cell.outcome != FAILED}
+def _answered(rows: Iterable[Mapping[int, CallRecord]]) -> set[int]:
+    """Return the examples with a call that ended with an answer."""
+    return {example for row in rows for example, cell in row.items() if cell.outcome != FAILED}
+
+
+def _worst_score(rows: Iterable[Mapping[int, CallRecord]]) -> float:
+    """Return the worst score, at most 0."""
+    return min([0.0, *(cell.score for row in rows for cell in row.values() if cell.score is not None)])
+
+
+def _score_or(cell: CallRecord, score: float) -> float:
+    """Return the score of a cell, or another one if it has none."""
+    return score if cell.score is None else cell.score

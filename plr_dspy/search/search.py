@@ -1,4 +1,4 @@
-"""Searches over orderings: what they have in common, one that learns nothing, the paper's, ours, and what ends them."""
+"""Searches over orderings: random search, the paper's, Thompson sampling, and what ends a search."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,6 +7,7 @@ from numbers import Integral
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from plr_dspy.plackett_luce.distribution import NOT_SHOWN, PlackettLuce, padded
 from plr_dspy.plackett_luce.updates import UpdateRule, smoothing_of, update_rule
@@ -16,25 +17,28 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_BATCHES, MAX_REDRAWS = 20, 50  # that draws take in the hope of enough that are allowed, and of new ones
-NUM_CANDIDATES = 300  # new orderings each round chooses from, and those that climbing finds; of small spaces, all
-NUM_CLIMBS, NUM_CLIMBERS, NUM_MOVES = 5, 10, 20  # steps of a climb, orderings that climb, moves tried from each
+MAX_BATCHES = 20  # of draws in search of enough that are allowed
+MAX_REDRAWS = 50  # in search of enough that are new
+NUM_CANDIDATES = 300  # new orderings that a round chooses from; all of a smaller space
+NUM_CLIMBS = 5  # steps of a climb
+NUM_CLIMBERS = 10  # orderings that climb
+NUM_MOVES = 20  # moves tried from each
 MIN_ELITES = 5
-UNIFORM_SHARE = 0.05  # of the probability, at least, that all numbers of items have in equal parts: none dies out
+UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items, so that none dies out
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores (ask and tell); it knows nothing of language models.
+    """A search that is asked for orderings and told their scores; it knows nothing of language models.
 
-    It holds a distribution for each block of its space, at first uniform. Where places count from the end, the item
-    that a distribution draws first is shown last: then orderings of all lengths tell of the same logits. What is drawn
-    and not allowed is shortened from its beginning until it is.
+    It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
+    distribution draws first is shown last, so that orderings of all lengths tell of the same logits. Draws that are not
+    allowed are shortened from the beginning.
 
     Attributes:
         space, num_samples, elite_fraction: As in `CrossEntropySearch`.
-        model: Says what scores tell of new examples; by itself a search has one that knows no features of orderings.
+        model: Says what scores tell of new examples; without features unless the search sets another one.
         distributions: The current distribution of each block.
-        fitted: The model as it was fitted to the last scores that were told; None for searches without one.
+        fitted: The model as it was fitted to the last scores; None for searches without one.
     """
 
     def __init__(
@@ -51,146 +55,176 @@ class Search(ABC):
         check_whole("num_samples", num_samples, 1)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
-        self.space, self.num_samples, self.elite_fraction = space, num_samples, elite_fraction
+        self.space = space
+        self.num_samples = num_samples
+        self.elite_fraction = elite_fraction
         self.model = OrderingModel(space, with_features=False)
-        self._rule, self._generator = update_rule(update), torch.Generator().manual_seed(seed)
+        self._rule = update_rule(update)
+        self._generator = torch.Generator().manual_seed(seed)
         self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
         self.fitted: FittedModel | None = None
 
     @abstractmethod
     def ask(self) -> list[Candidate]:
-        """Return what to score next, orderings and whole programs; empty when nothing is left to ask."""
+        """Return the candidates to score next; empty if nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from the scores of a round, where the search learns, and return the elites, best first.
+        """Learn from the scores of a round, and return the elites, best first.
 
         Args:
             orderings: Those of the round, repeats included.
-            scores: All that are known, by ordering and example; a ValueError for those that are none, and then nothing
-                is learnt.
+            scores: All known scores by ordering and example.
+
+        Raises:
+            ValueError: If scores are missing or not finite. Nothing is learnt then.
         """
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
         for ordering in orderings:
-            if isinstance(ordering, WholeProgram):
-                row = scores.get(ordering)
-            else:
-                row = scores.get(self.space.canonical(ordering))
-            if not row:
+            self._check_scores(ordering, scores)
+        estimates = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
+        return estimates[: num_elites(len(estimates), self.elite_fraction)]
+
+    def _check_scores(self, candidate: Candidate, scores: Scores) -> None:
+        """Raise a ValueError unless there are scores of the candidate, all finite, on numbered examples."""
+        ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
+        row = scores.get(ordering)
+        if not row:
+            raise ValueError(
+                "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
+                f"got {row!r} for {candidate}"
+            )
+        for example, score in row.items():
+            is_number = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
+            if not is_number or not math.isfinite(score):
                 raise ValueError(
-                    "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
-                    f"got {row!r} for {ordering}"
+                    f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {candidate}"
                 )
-            for example, score in row.items():
-                numbered = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
-                if not numbered or not math.isfinite(score):
-                    raise ValueError(
-                        f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {ordering}"
-                    )
-        told = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
-        return told[: num_elites(len(told), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Estimates of the orderings that have scores, best first; without a model of its own, the mean scores."""
+        """Return estimates of the orderings that have scores, best first; mean scores without a model."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
-        """The most probable ordering, shortened where it is not allowed; the identity where that does not help."""
-        mode = self.space.canonical([self._read(d.mode.tolist()) for d in self.distributions])
-        return self.space.shortened(mode) or self.space.identity
+        """Return the most probable ordering, shortened if it is not allowed; else the identity."""
+        modes = [self._reversed(distribution.mode.tolist()) for distribution in self.distributions]
+        return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
-        """Draws from the distributions, or uniform ones, repeats included; fewer where hardly any is allowed."""
-        own = [each.copy(generator=self._generator) for each in (self._uniform() if uniformly else self.distributions)]
-        found: list[Ordering] = []
+        """Draw orderings, repeats included, from the current or from uniform distributions.
+
+        There are fewer if hardly any is allowed.
+        """
+        distributions = self._uniform() if uniformly else self.distributions
+        distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
+        orderings: list[Ordering] = []
         for _ in range(MAX_BATCHES):
-            if len(found) >= num_draws:
+            if len(orderings) >= num_draws:
                 break
-            for rankings in zip(*(each.sample((num_draws,)).tolist() for each in own), strict=True):
-                fitted = self.space.shortened(self.space.canonical([*map(self._read, rankings)]))
-                found += [] if fitted is None else [fitted]
-        return found[:num_draws]
+            samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
+            for rankings in zip(*samples, strict=True):
+                drawn = self.space.canonical([self._reversed(ranking) for ranking in rankings])
+                allowed = self.space.shortened(drawn)
+                if allowed is not None:
+                    orderings.append(allowed)
+        return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Random orderings that are not known, each once, after the identity and the whole programs; fewer when hardly
-        any are left."""
+        """Return the identity, the whole programs, then random orderings, without known ones and repeats.
+
+        There are fewer if hardly any are left.
+        """
         first: list[Candidate] = [self.space.identity, *self.space.programs]
-        found = dict.fromkeys(candidate for candidate in first if candidate not in known)
+        candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
-            if len(found) >= number:
+            if len(candidates) >= number:
                 break
             for ordering in self.draw(number, uniformly=True):
-                if len(found) < number and ordering not in known:
-                    found[ordering] = None
-        return list(found)
+                if len(candidates) < number and ordering not in known:
+                    candidates[ordering] = None
+        return list(candidates)
 
     def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
-        """Update the distributions, or uniform ones, by their rule, each on its block of the elites."""
-        # Deviation: the paper's scores are accuracies; a share of a negative score has no meaning, and all count alike.
-        scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
-        weights = scores / scores.mean() if self._rule.weighted and bool((scores > 0).all()) else None
+        """Update the distributions, or uniform ones, by the elites."""
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
+        scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
+        weights = None
+        # Deviation: a share of a negative score has no meaning, so all elites weigh the same then.
+        if self._rule.weighted and bool((scores > 0).all()):
+            weights = scores / scores.mean()
         updated = []
         with one_thread():
             for block, before in enumerate(self._uniform() if anew else self.distributions):
-                rankings = padded([self._read(ordering[block]) for ordering in orderings], before.num_items)
-                after, shares = self._rule.update(before, rankings, weights), before.length_probabilities
-                if shares is not None:  # of numbers of items, which go part of the way to those of elites
-                    lengths = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
-                    counts = torch.bincount(lengths, weights=weights, minlength=len(shares)).to(shares)
-                    shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
-                    shares = (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
+                rows = [self._reversed(ordering[block]) for ordering in orderings]
+                rankings = padded(rows, before.num_items)
+                after = self._rule.update(before, rankings, weights)
+                if before.length_probabilities is not None:
+                    shares = self._length_probabilities(before, rankings, weights)
                     after = after.copy(length=before.length, length_probabilities=shares)
                 updated.append(after)
         self.distributions = updated
 
-    def _uniform(self) -> list[PlackettLuce]:
-        found = [self._rule.initial(size) for size in self.space.sizes]
-        if self.space.from_end:
-            for block, (least, most) in enumerate(self.space.limits):
-                shares = torch.ones(most - least + 1, dtype=torch.float64) / (most - least + 1)
-                found[block] = found[block].copy(length=most, length_probabilities=shares)
-        return found
+    def _length_probabilities(self, before: PlackettLuce, rankings: Tensor, weights: Tensor | None) -> Tensor:
+        """Move the probabilities of numbers of items part of the way to those of the elites."""
+        shares = before.length_probabilities
+        assert shares is not None
+        extra = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
+        counts = torch.bincount(extra, weights=weights, minlength=len(shares)).to(shares)
+        shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
+        return (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
 
-    def _read(self, items: Sequence[int]) -> Sequence[int]:
-        """The ranking that ordered items stand for, or the items that a ranking stands for."""
+    def _uniform(self) -> list[PlackettLuce]:
+        distributions = [self._rule.initial(size) for size in self.space.sizes]
+        if not self.space.from_end:
+            return distributions
+        with_lengths = []
+        for distribution, (least, most) in zip(distributions, self.space.limits, strict=True):
+            num_lengths = most - least + 1
+            shares = torch.ones(num_lengths, dtype=torch.float64) / num_lengths
+            with_lengths.append(distribution.copy(length=most, length_probabilities=shares))
+        return with_lengths
+
+    def _reversed(self, items: Sequence[int]) -> Sequence[int]:
+        """Turn ordered items into a ranking, or a ranking into ordered items."""
         if not self.space.from_end:
             return items
         return [item for item in reversed(items) if item != NOT_SHOWN]
 
 
 class RandomSearch(Search):
-    """Ask for random orderings, the identity first, each once, and so many in all; nothing is learnt."""
+    """Ask for up to `num_orderings` random orderings, the identity first, each once; nothing is learnt."""
 
     def __init__(self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0) -> None:
         super().__init__(space, num_samples=num_samples, seed=seed)
         self._num_orderings = num_orderings
-        self._asked: dict[Candidate, None] = {}  # a set that keeps its order
+        self._asked: set[Candidate] = set()
 
     def ask(self) -> list[Candidate]:
-        wanted = max(0, min(self.num_samples, self._num_orderings - len(self._asked)))
-        few = self.space.num_distinct <= self._num_orderings
-        found = list(self.space.enumerate()) if few else self.fresh(self.num_samples, self._asked)
-        batch = [ordering for ordering in found if ordering not in self._asked][:wanted]
-        self._asked |= dict.fromkeys(batch)
+        if self.space.num_distinct <= self._num_orderings:
+            candidates = [ordering for ordering in self.space.enumerate() if ordering not in self._asked]
+        else:
+            candidates = self.fresh(self.num_samples, self._asked)
+        num_left = self._num_orderings - len(self._asked)
+        batch = candidates[: max(0, min(self.num_samples, num_left))]
+        self._asked.update(batch)
         return batch
 
 
 class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
-    Each round is made of independent draws, repeats included, and alone decides the refit.
+    Each round consists of independent draws, repeats included, and alone decides the refit.
 
     Args:
         space: What to order.
         update: Refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
-        seed: Of the search's own generator.
+        seed: Seeds the search's own generator.
 
     Raises:
-        TypeError, ValueError: for arguments out of range.
+        TypeError, ValueError: If an argument is out of range.
     """
 
     def ask(self) -> list[Candidate]:
@@ -205,32 +239,30 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings
-    that it deems best. Candidates are draws of the distributions, good orderings after a move of their space
-    (such as an item put elsewhere), the tops of short climbs on the process' mean, and random orderings. The
-    orderings known compete with them: of each joint draw from the posterior the best ordering is asked for, be it
-    new or to be scored on more examples. So good orderings are looked at ever more closely (a race), and no call is
-    spent on those that a few examples have ruled out.
+    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings with the best
+    estimates. Candidates are draws of the distributions, good orderings after a random move, results of short climbs on
+    the process' mean, and random orderings. Known orderings compete with them: the best ordering of each joint draw
+    from the posterior is asked for, be it new or to be scored on more examples. So good orderings are scored on ever
+    more examples, and no call is spent on those that a few examples have ruled out.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
         space: What to order.
-        num_examples: Examples there are; an ordering that has been scored on all, or that asking for again
-            brought nothing new of, is not asked for again.
-        classes: For each block the class of each of its items, such as demos of one answer; None for none.
-        example_classes: The class of each example, such as its answer, and of more that there may come
-            to be scores of; None for none.
-        update: As in `CrossEntropySearch`; fitted from the uniform distribution in every round.
+        num_examples: Number of examples. An ordering that was scored on all of them, or got no further scores when it
+            was asked for again, is not asked for again.
+        classes: For each block the class of each of its items, such as demos with the same answer.
+        example_classes: The class of each example that there may be scores of, such as its answer.
+        update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
-        elite_fraction: Share of the orderings known that the distributions are fitted to.
-        responses: The log-probabilities of labels of what has been scored; None for none.
-        seed: Of everything random.
+        elite_fraction: Share of the known orderings that the distributions are fitted to.
+        responses: The log-probabilities of labels; None if there are none.
+        seed: Seeds everything random.
 
     Raises:
-        ValueError: for numbers out of range, and classes that do not fit.
+        ValueError: If a number is out of range, or classes do not fit.
     """
 
     def __init__(
@@ -257,85 +289,97 @@ class ThompsonSearch(Search):
             )
         super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
-        self._num_examples, self._num_initial, self._seed = num_examples, num_initial, seed
-        self._by_logprobs = responses is not None
-        self._counts: dict[Candidate, int] = {}  # of the scores that orderings had in the last round
-        self._finished: set[Candidate] = set()  # those that further examples could not be had for
+        self._num_examples = num_examples
+        self._num_initial = num_initial
+        self._seed = seed
+        self._has_responses = responses is not None
+        self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
+        self._finished: set[Candidate] = set()  # orderings that get no scores on further examples
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Candidates to score on further examples, of each posterior draw the best one that those before did not take;
-        empty when all there are have been scored on all."""
+        """Return the best candidate of each posterior draw, each once; empty if all were scored on all examples."""
         with one_thread():
-            if (fitted := self.fitted) is None:
-                few = self.space.num_distinct <= self._num_initial
-                return list(self.space.enumerate()) if few else self.fresh(self._num_initial, ())
+            if self.fitted is None:
+                if self.space.num_distinct <= self._num_initial:
+                    return list(self.space.enumerate())
+                return self.fresh(self._num_initial, ())
             rng = np.random.default_rng([self._seed, self._num_rounds])
-            candidates = self._candidates(fitted, rng)
-            pool = [*fitted.orderings, *candidates]
-            done = [o in self._finished or self._counts.get(o, 0) >= self._num_examples for o in pool]
-            if all(done):
+            candidates = self._candidates(self.fitted, rng)
+            pool = [*self.fitted.orderings, *candidates]
+            is_done = np.array([self._is_done(candidate) for candidate in pool])
+            if is_done.all():
                 return []
-            draws = fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-            draws[:, done] = -np.inf
-            programs = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~np.array(done)
-            if self._by_logprobs and programs.any():
-                # Log-probabilities tell of orderings alone: the few programs would hardly ever draw the most.
-                draws[0, ~programs] = -np.inf
-            chosen: list[Candidate] = []
-            for draw in draws[: min(self.num_samples, done.count(False))]:
+            draws = self.fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
+            draws[:, is_done] = -np.inf
+            is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
+            if self._has_responses and is_program.any():
+                # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
+                draws[0, ~is_program] = -np.inf
+            batch = []
+            for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
                 best = int(draw.argmax())
-                chosen.append(pool[best])
+                batch.append(pool[best])
                 draws[:, best] = -np.inf
-            return chosen
+            return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores, and the distributions to the elites, those that it deems best; returns these
-        with estimates of their scores, best first, within what scores can be."""
+        """Fit the process to all scores, and the distributions to the elites; return these with their estimates."""
         super().tell(orderings, scores)
-        if any(e >= self._num_classed for o in orderings for e in scores[o]):
+        if any(example >= self._num_classed for ordering in orderings for example in scores[ordering]):
             raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}
-        self._finished |= {o for o in orderings if counts[o] <= self._counts.get(o, 0)}
+        self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
-        # Replaced whole, so that an interrupt finds one that fits together.
+        # One assignment, so that an interrupt leaves a consistent model.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
-        best = [estimate for estimate in self.fitted.estimates() if self.space.holds(estimate.ordering)]
+        best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self._best = [estimate.ordering for estimate in best if self.space.holds(estimate.ordering)]
+        self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
         self._num_elites = len(elites)
         self.refit(elites, anew=True)
-        return self.model.shown(elites, scores)
+        return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """The process' estimates of the orderings that have scores, best first and within what scores can be; without
-        those that it has ruled out, or was not told of."""
+        """Return the process' estimates of the orderings that have scores, best first.
+
+        Orderings that it has ruled out, or was not told of, are left out.
+        """
         estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.shown([each for each in estimates if each.ordering in scores], scores)
+        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
+
+    def _is_done(self, candidate: Candidate) -> bool:
+        return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """New candidates; of a small space, all."""
-        found: dict[Candidate, None] = {}
+        """Return new candidates; all of a small space."""
+        candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
-            found |= dict.fromkeys(self.space.enumerate())
+            candidates |= dict.fromkeys(self.space.enumerate())
         else:
-            parents = self._best[: self._num_elites]
-            beam = self._best[:NUM_CLIMBERS]
-            found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for index in rng.integers(len(parents), size=NUM_CANDIDATES // 2):
-                found[self.space.moved(parents[index], rng)] = None
-            found |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            # What a beam of orderings meets on its way up what the process expects, by random moves.
-            for _ in range(NUM_CLIMBS):
-                around = dict.fromkeys(beam)
-                for ordering in beam:
-                    around |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
-                reached = list(around)
-                beam = [reached[index] for index in np.argsort(-fitted.predict(reached), kind="stable")[:NUM_CLIMBERS]]
-                found |= dict.fromkeys(beam)
-        return [ordering for ordering in found if ordering not in self._counts]
+            elites = self._best[: self._num_elites]
+            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
+            for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
+                candidates[self.space.moved(elites[number], rng)] = None
+            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
+            candidates |= dict.fromkeys(self._climbed(fitted, rng))
+        return [candidate for candidate in candidates if candidate not in self._counts]
+
+    def _climbed(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
+        """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
+        beam = self._best[:NUM_CLIMBERS]
+        climbed = []
+        for _ in range(NUM_CLIMBS):
+            reached = dict.fromkeys(beam)
+            for ordering in beam:
+                reached |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+            orderings = list(reached)
+            ranked = np.argsort(-fitted.predict(orderings), kind="stable")
+            beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
+            climbed += beam
+        return climbed
 
 
 def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> Stop | None:
@@ -351,16 +395,16 @@ def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None,
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse with a ValueError what is no whole number, or too small a one."""
+    """Raise a ValueError unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """The mean of scores by example, whatever their order."""
+    """Return the mean of scores by example, whatever their order."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """ceil(rho B), at least 1, and safe against rounding: 0.07 of 100 is 7, not 8."""
+    """Return ceil(rho B), at least 1, safe against rounding: 0.07 of 100 is 7, not 8."""
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

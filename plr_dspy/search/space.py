@@ -1,4 +1,4 @@
-"""What is searched: orderings of blocks of items, or of some of them; and what orderings have scored."""
+"""The space of orderings of blocks of items, or of some of the items."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 if TYPE_CHECKING:
     import numpy as np
 
-Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, or some of them, the first one first
-WITHOUT_DEMOS: Ordering = ((),)  # a program that shows no demos at all; of one block that may show none, an ordering
-MAX_TRIES = 1_000  # draws or moves tried in the hope of one that is allowed
+Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # ordered items of each block
+WITHOUT_DEMOS: Ordering = ((),)  # no demos at all; it is in the space only if one block may be empty
+MAX_TRIES = 1_000  # draws or moves in search of one that is allowed
 
 
 @dataclass(frozen=True)
 class WholeProgram:
-    """A candidate that is a program taken as it is; it competes with orderings, and has no features.
+    """A program as it is, which competes with orderings and has no features.
 
     Attributes:
         number: Its place in the list of programs that the demo space keeps.
@@ -43,35 +43,33 @@ def candidate_from_json(saved: Any) -> Candidate:
 
 
 class ScoreEstimate(NamedTuple):
-    """An ordering with what a search takes for its mean score on new examples; without a model, its mean score."""
+    """An ordering and its estimated mean score on new examples, or its mean score without a model."""
 
     ordering: Candidate
     score: float
 
 
 def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstimate]:
-    """The estimates in descending order, the earlier of equals first."""
+    """Sort estimates in descending order; equal ones keep their order."""
     return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
 
 @dataclass(frozen=True)
 class OrderingSpace:
-    """All orderings of some blocks of items: of all their items, or of as many as the limits allow.
+    """All orderings of some blocks of items: of all their items, or of numbers of them within limits.
 
     Attributes:
-        kinds: For each block the kind of each of its items. Items of one kind look the same, so that orderings which
-            differ only in those are one candidate.
-        limits: For each block the least and the largest number of items shown; without any, all items are.
-        identity: The ordering that a search begins with, such as what a program shows now; without one, the first items
-            of each block as they are, as many as may be shown.
+        kinds: For each block the kind of each item. Items of one kind look the same, so orderings that differ in those
+            alone are one candidate.
+        limits: For each block the smallest and largest number of items; all items by default.
+        identity: The ordering that a search begins with, such as the current one; the first items by default.
         allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
-        from_end: Whether places count from the end, as where limits are given: the last item is the nearest to the
-            question, however many there are.
-        sizes: Number of items of each block.
         programs: Whole programs, which compete with the orderings.
+        from_end: Whether places count from the end, as they do with limits: the last item is next to the question.
+        sizes: Number of items of each block.
 
     Raises:
-        ValueError: for limits that do not fit, and an identity that is not in the space.
+        ValueError: If limits do not fit, or the identity is not in the space.
     """
 
     kinds: tuple[tuple[int, ...], ...]
@@ -91,13 +89,21 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Blocks of the given sizes in which all items differ, of which `min_length` to `max_length` are shown, or all
-        without either. A block of fewer items than `max_length` can show all."""
+        """Return the space of blocks of different items.
+
+        Args:
+            sizes: Number of items of each block.
+            min_length: Smallest number of items in an ordering.
+            max_length: Largest number; smaller blocks can show all. Without both, all items are shown.
+        """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
-        most = [size if max_length is None else min(size, max_length) for size in sizes]
-        return cls(kinds, tuple((min_length or 0, largest) for largest in most), identity, allowed)
+        limits = []
+        for size in sizes:
+            most = size if max_length is None else min(size, max_length)
+            limits.append((min_length or 0, most))
+        return cls(kinds, tuple(limits), identity, allowed)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "from_end", bool(self.limits))
@@ -116,43 +122,43 @@ class OrderingSpace:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Number of orderings within the limits that can be told apart, allowed or not, and of whole programs."""
+        """Count the different orderings within the limits, allowed or not, and the whole programs."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
-            ways = [1] + [0] * most  # of so many items, of the kinds so far
+            ways = [1] + [0] * most  # by number of items, of the kinds so far
             for count in Counter(kinds).values():
-                ways = [
-                    sum(ways[length - own] * math.comb(length, own) for own in range(min(count, length) + 1))
-                    for length in range(most + 1)
-                ]
+                ways = [_ways_with_kind(ways, length, count) for length in range(most + 1)]
             total *= sum(ways[least:])
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """The representative of all orderings that look like this one, like items ascending; allowed or not. A
-        ValueError where it is no ordering of this space."""
+        """Return the representative of all orderings that look like this one, with like items ascending.
+
+        Raises:
+            ValueError: If it is not an ordering within the limits. It need not be allowed.
+        """
         if len(ordering) != len(self.kinds):
             raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
         for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
-            if not set(items) <= set(range(size)) or not least <= len(set(items)) == len(items) <= most:
+            is_known = set(items) <= set(range(size))
+            is_distinct = len(set(items)) == len(items)
+            if not (is_known and is_distinct and least <= len(items) <= most):
                 expected = f"{least} to {most} different items" if least < size else "a permutation"
                 raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
         return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
 
-    def holds(self, candidate: Candidate) -> TypeGuard[Ordering]:
-        """Whether ordered subsets of blocks are within the limits, allowed or not."""
+    def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
+        """Tell whether a candidate is an ordering within the limits, allowed or not."""
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
-        shown = zip(map(len, candidate), self.limits, strict=True)
-        return all(least <= length <= most for length, (least, most) in shown)
+        return all(least <= len(items) <= most for items, (least, most) in zip(candidate, self.limits, strict=True))
 
     def allows(self, ordering: Ordering) -> bool:
-        """Whether an ordering of the space is allowed."""
+        """Tell whether an ordering of the space is allowed."""
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """The ordering without as many first items as it takes to be allowed, of the blocks that show most beyond their
-        least number; None where none helps."""
+        """Drop first items of the block furthest above its limit until the ordering is allowed; None if it never is."""
         while not self.allows(ordering):
             spare = [len(items) - least for items, (least, _) in zip(ordering, self.limits, strict=True)]
             if not any(spare):
@@ -162,120 +168,149 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
-        """Every distinct allowed candidate once: the identity, the programs, then short before long orderings."""
+        """Yield each allowed candidate once: the identity, the programs, then short before long orderings."""
         yield self.identity
         yield from self.programs
-        yield from (o for o in _orderings(self.kinds, self.limits) if o != self.identity and self.allows(o))
+        for ordering in _orderings(self.kinds, self.limits):
+            if ordering != self.identity and self.allows(ordering):
+                yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings, repeats included: uniformly the number of items of each block, of which most orderings have
-        the largest, then which in what order; a ValueError where hardly any is allowed."""
-        found: list[Ordering] = []
-        for _ in range(num_draws):
-            for _ in range(MAX_TRIES):
-                drawn = tuple(
-                    rng.permutation(size)[: rng.integers(least, most + 1)].tolist()
-                    for size, (least, most) in zip(self.sizes, self.limits, strict=True)
-                )
-                if self.allows(ordering := self.canonical(drawn)):
-                    found.append(ordering)
-                    break
-            else:
-                raise ValueError(
-                    f"allowed refused {MAX_TRIES:,} random orderings: let fewer items be shown, or take shorter ones"
-                )
-        return found
+        """Draw orderings, repeats included: a uniform number of items of each block, then which in what order.
+
+        Raises:
+            ValueError: If hardly any ordering is allowed.
+        """
+        return [self._draw_allowed(rng) for _ in range(num_draws)]
+
+    def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
+        for _ in range(MAX_TRIES):
+            blocks = []
+            for size, (least, most) in zip(self.sizes, self.limits, strict=True):
+                items = rng.permutation(size).tolist()
+                blocks.append(items[: rng.integers(least, most + 1)])
+            ordering = self.canonical(blocks)
+            if self.allows(ordering):
+                return ordering
+        raise ValueError(
+            f"allowed refused {MAX_TRIES:,} random orderings: let fewer items be shown, or take shorter ones"
+        )
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
         """Draw random orderings that show as many items as are allowed, repeats included."""
         orderings = []
         for _ in range(num_draws):
-            items = [
-                rng.permutation(size)[:most].tolist() for size, (_, most) in zip(self.sizes, self.limits, strict=True)
-            ]
-            ordering = self.shortened(self.canonical(items))
-            orderings.append(self.identity if ordering is None else ordering)
+            blocks = []
+            for size, (_, most) in zip(self.sizes, self.limits, strict=True):
+                blocks.append(rng.permutation(size)[:most].tolist())
+            orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """The ordering after a random move in one block; as it is where no allowed move was met.
+        """Make a random move in one block; without an allowed move, return the ordering as it is.
 
-        Where all items are shown, one of them goes elsewhere. Else each kind of move is as likely: one is replaced by
-        one not shown, put in between the others, left out, put elsewhere, or two swap their places.
+        If all items are shown, one of them goes elsewhere. Else each kind of move is as likely: replace an item by
+        another one, insert one, drop one, shift one, or swap two.
         """
         if not self.from_end:
             places = [(block, place) for block, size in enumerate(self.sizes) for place in range(size)]
             block, place = places[rng.integers(len(places))]
-            to = int(rng.integers(self.sizes[block]))
-            reached = self._with_block(ordering, block, _put_elsewhere(ordering[block], place, to))
-            return reached if self.allows(reached) else ordering
-        numbers = {}  # of moves of each kind
-        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
-            length, left = len(items), self.sizes[block] - len(items)
-            numbers[block, "replace"] = length * left
-            numbers[block, "insert"] = (length + 1) * left if length < most else 0
-            numbers[block, "drop"] = length if length > least else 0
-            numbers[block, "shift"] = numbers[block, "swap"] = length * (length - 1)
-        moves = [move for move, number in numbers.items() if number]
+            items = _shifted(ordering[block], place, int(rng.integers(self.sizes[block])))
+            moved = self._with_block(ordering, block, items)
+            return moved if self.allows(moved) else ordering
+        counts = self._count_moves(ordering)
+        moves = [move for move, count in counts.items() if count]
         for _ in range(MAX_TRIES if moves else 0):
-            block, kind = move = moves[rng.integers(len(moves))]
-            items = _move(ordering[block], kind, int(rng.integers(numbers[move])), self.sizes[block])
-            reached = self._with_block(ordering, block, items)
-            if self.allows(reached):
-                return reached
+            block, kind = moves[rng.integers(len(moves))]
+            number = int(rng.integers(counts[block, kind]))
+            items = _move(ordering[block], kind, number, self.sizes[block])
+            moved = self._with_block(ordering, block, items)
+            if self.allows(moved):
+                return moved
         return ordering
 
+    def _count_moves(self, ordering: Ordering) -> dict[tuple[int, str], int]:
+        """Count the moves of each kind in each block."""
+        counts = {}
+        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
+            length = len(items)
+            num_left = self.sizes[block] - length
+            counts[block, "replace"] = length * num_left
+            counts[block, "insert"] = (length + 1) * num_left if length < most else 0
+            counts[block, "drop"] = length if length > least else 0
+            counts[block, "shift"] = length * (length - 1)
+            counts[block, "swap"] = length * (length - 1)
+        return counts
+
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
-        """The ordering with other items in a block."""
+        """Replace the items of a block."""
         return (*ordering[:block], self._like_ascending(block, items), *ordering[block + 1 :])
 
     def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
-        """The items of a block with like ones ascending, the first of each kind first."""
+        """Return the items of a block with those of one kind replaced by its first ones, ascending."""
         kinds = self.kinds[block]
         if len(set(kinds)) == len(kinds):
             return tuple(items)
-        waiting = {kind: iter([i for i, other in enumerate(kinds) if other == kind]) for kind in set(kinds)}
-        return tuple(next(waiting[kinds[item]]) for item in items)
+        of_kind = {kind: iter(_items_of_kind(kinds, kind)) for kind in set(kinds)}
+        return tuple(next(of_kind[kinds[item]]) for item in items)
+
+
+def _items_of_kind(kinds: Sequence[int], kind: int) -> list[int]:
+    return [item for item, other in enumerate(kinds) if other == kind]
+
+
+def _ways_with_kind(ways: Sequence[int], length: int, count: int) -> int:
+    """Count the orderings of a length, given those without a kind by length, and `count` items of that kind."""
+    total = 0
+    for num_of_kind in range(min(count, length) + 1):
+        total += ways[length - num_of_kind] * math.comb(length, num_of_kind)
+    return total
 
 
 def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
-    """Every distinct ordering of blocks, one at a time: there may be very many."""
+    """Yield the different orderings of blocks one by one, because there may be very many."""
     if not kinds:
         yield ()
         return
-    for ordering in _orderings(kinds[:-1], limits[:-1]):
-        for length in range(limits[-1][0], limits[-1][1] + 1):
-            yield from ((*ordering, items) for items in _distinct(kinds[-1], length, range(len(kinds[-1]))))
+    *other_limits, (least, most) = limits
+    of_block = kinds[-1]
+    for ordering in _orderings(kinds[:-1], other_limits):
+        for length in range(least, most + 1):
+            for items in _distinct(of_block, length, range(len(of_block))):
+                yield (*ordering, items)
 
 
 def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Ordered subsets of so many of the items left that look different, in lexicographic order."""
+    """Yield ordered subsets of the items left that look different, in lexicographic order."""
     if length == 0:
         yield ()
         return
-    first = {kinds[item]: item for item in reversed(left)}  # of each kind
-    for item in sorted(first.values()):
-        for rest in _distinct(kinds, length - 1, [other for other in left if other != item]):
+    first_of_kind = {kinds[item]: item for item in reversed(left)}
+    for item in sorted(first_of_kind.values()):
+        others = [other for other in left if other != item]
+        for rest in _distinct(kinds, length - 1, others):
             yield (item, *rest)
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """The items after a move, which is told by its number among those of its kind."""
+    """Make a move, given by its number among those of its kind."""
+    if kind == "drop":
+        return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):
         left = sorted(set(range(size)) - set(items))
         place, new = divmod(number, len(left))
-        return (*items[:place], left[new], *items[place + (kind == "replace") :])
-    if kind == "drop":
-        return (*items[:number], *items[number + 1 :])
+        end = place + 1 if kind == "replace" else place
+        return (*items[:place], left[new], *items[end:])
     place, other = divmod(number, len(items) - 1)
-    other += other >= place  # everywhere but where it was
+    other += other >= place  # Skip the place itself.
     if kind == "shift":
-        return _put_elsewhere(items, place, other)
+        return _shifted(items, place, other)
     swapped = list(items)
-    swapped[place], swapped[other] = items[other], items[place]
+    swapped[place] = items[other]
+    swapped[other] = items[place]
     return tuple(swapped)
 
 
-def _put_elsewhere(items: tuple[int, ...], place: int, to: int) -> tuple[int, ...]:
+def _shifted(items: tuple[int, ...], place: int, to: int) -> tuple[int, ...]:
     rest = (*items[:place], *items[place + 1 :])
     return (*rest[:to], items[place], *rest[to:])

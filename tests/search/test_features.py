@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.process import FAMILIES, Features
+from plr_dspy.search.model.features import FAMILIES, Features
 
 CLASSES = (0, 1, 0, 1, 2, 0, 2)
 OF_ALL_ITEMS = ["region", "last", "adjacency"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.gains import ERROR_QUANTILES, KINDS, PRIOR_NOTHING, SCALES, expected_gains
+from plr_dspy.search.model.gains import ERROR_QUANTILES, OUTSIDER_SCALES, PRIOR_NOTHING, SCALES, expected_gains
 from plr_dspy.search.model.ordering_model import OrderingModel
 
 SIZE, NUM_EXAMPLES = 6, 15
@@ -22,14 +22,14 @@ def problem(seed=0, size=SIZE):
     return rng.normal(size=size), covariance, 0.05 * noise @ noise.T + 0.2 * np.eye(size)
 
 
-def by_conditioning(means, covariance, apart, noise, reference, kinds):
+def by_conditioning(means, covariance, apart, noise, reference, outsider_scales):
     """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights, gains, chances = [], [], []
     sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
     # Of another kind or not, and with errors of each size, equally likely.
-    for scale, kind, times in itertools.product(SCALES, kinds, sizes):
+    for scale, kind, times in itertools.product(SCALES, outsider_scales, sizes):
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
@@ -46,10 +46,12 @@ def by_conditioning(means, covariance, apart, noise, reference, kinds):
     return weights @ np.array(gains), weights @ np.array(chances)
 
 
-def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, kinds=KINDS):
+def found(
+    means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, outsider_scales=OUTSIDER_SCALES
+):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
-    given = {"covariance": covariance, "apart": apart, "noise": noise, "reference": reference}
-    gains = expected_gains(means, num_examples=num_examples, kinds=kinds, **given)
+    given = {"covariance": covariance, "outsiders": apart, "noise": noise, "reference": reference}
+    gains = expected_gains(means, num_examples=num_examples, outsider_scales=outsider_scales, **given)
     return gains.summary()[:2]
 
 
@@ -68,15 +70,17 @@ def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_or
 
 class TestConditioning:
     @settings(deadline=None, max_examples=12)
-    @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3), st.sampled_from([KINDS, (1.0,)]))
-    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders, kinds):
+    @given(
+        st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3), st.sampled_from([OUTSIDER_SCALES, (1.0,)])
+    )
+    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders, outsider_scales):
         means, covariance, noise = problem(seed)
         apart = np.zeros((SIZE, SIZE))
         if num_outsiders:
             covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
             apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
-        expected = by_conditioning(means, covariance, apart, noise, reference, kinds)
-        told = found(means, covariance, noise, apart=apart, reference=reference, kinds=kinds)
+        expected = by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
+        told = found(means, covariance, noise, apart=apart, reference=reference, outsider_scales=outsider_scales)
         np.testing.assert_allclose(told, expected, atol=1e-7)
 
     def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):

@@ -1,4 +1,4 @@
-"""The additive process: crossed effects, preferences of examples, the leaning, the posterior, and what they learn."""
+"""The additive process: crossed effects, preferences of examples, label bias, posterior, and what they learn."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,9 @@ from hypothesis import strategies as st
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.process import (
-    MAX_SHARE,
-    AdditiveProcess,
-    Features,
-    ScoreTable,
-    fit_leaning,
-    preference_shares,
-)
+from plr_dspy.search.model.features import Features
+from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, LabelBias, preference_shares
+from plr_dspy.search.model.score_table import ScoreTable
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = Features(SPACE, classes=[[0, 1] * 4])
@@ -50,9 +45,9 @@ class TestCrossedEffects:
 
     def test_are_shrunk_the_more_the_fewer_examples(self):
         table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
-        np.testing.assert_allclose(table.trust, [8 / 33, 8 / 33, 2 / 27])
-        worth = ScoreTable(table.scores, worth=np.array([0.5, 1.0, 4.0]))
-        np.testing.assert_allclose(worth.trust, [4 / 29, 8 / 33, 8 / 33])
+        np.testing.assert_allclose(table.shrinkage, [8 / 33, 8 / 33, 2 / 27])
+        weighted = ScoreTable(table.scores, information_weights=np.array([0.5, 1.0, 4.0]))
+        np.testing.assert_allclose(weighted.shrinkage, [4 / 29, 8 / 33, 8 / 33])
 
     @pytest.mark.parametrize(
         ("scores", "expected"),
@@ -64,7 +59,7 @@ class TestCrossedEffects:
         ],
     )
     def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
-        assert ScoreTable(np.array(scores)).shrinkage == pytest.approx(expected)
+        assert ScoreTable(np.array(scores)).noise_ratio == pytest.approx(expected)
 
 
 def kernels(seed=0):
@@ -98,12 +93,12 @@ def test_preferences_are_found_whatever_is_missing(shares, num_known):
     np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
 
-class LeaningWorld:
+class BiasedWorld:
     """80 orderings, and 60 to predict, that lean to and fro between classes of examples by where their items stand.
 
     Args:
         classes: Of the examples, in turn.
-        loadings: What a leaning of 1 adds to the score of each class.
+        loadings: What a label bias of 1 adds to the score of each class.
         gain: What it is worth to be upright.
     """
 
@@ -129,11 +124,10 @@ class LeaningWorld:
 @pytest.mark.parametrize(
     ("classes", "loadings"), [((0, 1), (1.0, -1.0)), ((0, 0, 0, 1), (0.5, -1.5)), ((0, 1, 2), (1.0, 0.0, -1.0))]
 )
-def test_leaning_explains_how_far_each_ordering_leans(classes, loadings):
-    world = LeaningWorld(classes=classes, loadings=loadings)
+def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
+    world = BiasedWorld(classes=classes, loadings=loadings)
     own = [*(family @ family.T for family in world.known), np.eye(80)]
-    options = {"references": FEATURES.references, "earlier": None}
-    _, explained, _ = fit_leaning(world.known, own, ScoreTable(world.scores), world.classes, **options)
+    explained = LabelBias(world.known, own, ScoreTable(world.scores), world.classes, FEATURES.references).explained
     assert correlation(explained, world.explained) > 0.95
     slope = np.polyfit(world.explained.ravel(), explained.ravel(), 1)[0]
     assert slope == pytest.approx(1.0, abs=0.15)
@@ -201,7 +195,7 @@ def test_rows_whose_scores_are_worth_less_say_less():
     for seed in range(6):
         world, rng = World(known=40, seed=seed), np.random.default_rng(seed)
         scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
-        for table in ScoreTable(scores), ScoreTable(scores, worth=np.where(noisy, 0.1, 1.0)):
+        for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
             process = AdditiveProcess(world.known, table)
             rest = process.mean - world.truth
             errors.append((rest - rest.mean()).var())
@@ -246,7 +240,7 @@ class TestLearning:
         assert correlation(process.mean, world.truth) > 0.8
 
     @settings(deadline=None, max_examples=6)
-    @given(st.sampled_from([World(missing=0.3), LeaningWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
+    @given(st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
     def test_scores_may_have_any_scale(self, world, shift, scale):
         first, second = world.fit(), world.fit(scores=world.scores * scale + shift)
         np.testing.assert_allclose(second.mean, first.mean * scale + shift, rtol=1e-5, atol=1e-5 * scale)
@@ -254,7 +248,7 @@ class TestLearning:
         draws = [process.sample(world.new, 3, np.random.default_rng(0)) for process in (first, second)]
         np.testing.assert_allclose(draws[1], draws[0] * scale + shift, rtol=1e-4, atol=1e-4 * scale)
 
-    @pytest.mark.parametrize("world", [World(), LeaningWorld(), World(known=1)])
+    @pytest.mark.parametrize("world", [World(), BiasedWorld(), World(known=1)])
     @pytest.mark.parametrize("score", [0.0, -3.5])
     def test_scores_that_are_all_equal(self, world, score):
         process = world.fit(scores=np.full_like(world.scores, score))

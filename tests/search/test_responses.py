@@ -12,9 +12,9 @@ from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.effects import EffectProcess, Posterior
+from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.ordering_model import OrderingModel
-from plr_dspy.search.model.process import Features
-from plr_dspy.search.model.responses import LabelResponses, ResponseModel
+from plr_dspy.search.model.responses import LabelResponses, LabelTable, ResponseModel
 from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate, WholeProgram
 
 SPACE = OrderingSpace.of_sizes(6)
@@ -65,11 +65,11 @@ class World:
         return ResponseModel(
             LabelResponses(self.scores, lambda ordering, example: None),
             np.arange(len(self.scores)),
-            (logs, np.zeros(logs.shape, dtype=bool)),
+            LabelTable(logs, np.zeros(logs.shape, dtype=bool)),
             features=self.features,
-            apart=np.zeros(len(logs), dtype=bool),
-            programs=np.zeros(len(logs), dtype=bool),
-            told=np.where(self.known, self.right, np.nan),
+            is_outsider=np.zeros(len(logs), dtype=bool),
+            is_program=np.zeros(len(logs), dtype=bool),
+            call_scores=np.where(self.known, self.right, np.nan),
         )
 
 
@@ -92,7 +92,7 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     variances = rng.uniform(0.1, 0.4, size=12)
     measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
     process = EffectProcess(features, kernels, measured, unit=0.5)
-    prior = 0.5 * (np.tensordot(process.components[:-1], kernels, axes=1) + process.components[-1] * np.eye(12))
+    prior = 0.5 * (np.tensordot(process.fit.variances[:-1], kernels, axes=1) + process.fit.variances[-1] * np.eye(12))
     noise = np.diag(1.0 / (1.0 / variances - 1.0))
     gain = prior @ np.linalg.inv(prior + noise)
     np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
@@ -100,8 +100,8 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     across = [other @ known.T for other, known in zip(others, features, strict=True)]
     squares = np.stack([(other**2).sum(axis=1) for other in others], axis=1)
     means, spread = process.predict(across, squares)
-    cross = 0.5 * np.tensordot(process.components[:-1], across, axes=1)
-    before = 0.5 * (squares @ process.components[:-1] + process.components[-1])
+    cross = 0.5 * np.tensordot(process.fit.variances[:-1], across, axes=1)
+    before = 0.5 * (squares @ process.fit.variances[:-1] + process.fit.variances[-1])
     after = before - np.einsum("cm,mn,cn->c", cross, np.linalg.inv(prior + noise), cross)
     np.testing.assert_allclose(spread, after, rtol=1e-6)
     assert means.shape == (5, outputs)
@@ -207,7 +207,7 @@ class TestOrderingModel:
 
     def test_estimates_are_told_within_what_the_metric_gives_for_labels(self):
         model = OrderingModel(SPACE, responses=LabelResponses(np.eye(2), lambda *cell: None))
-        shown = model.shown([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
+        shown = model.clipped([ScoreEstimate(SPACE.identity, score) for score in (1.3, 0.8, -0.2)], {})
         assert [estimate.score for estimate in shown] == [1.0, 0.8, 0.0]
 
     PROGRAM = WholeProgram(0, "nearest last")
@@ -224,7 +224,7 @@ class TestOrderingModel:
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
             told = said - np.logaddexp.reduce(said)
-            return (told, ()) if ordering == self.PROGRAM else own.told(ordering, example)
+            return (told, ()) if ordering == self.PROGRAM else own.logprobs_of(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))

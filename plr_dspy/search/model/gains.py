@@ -1,10 +1,22 @@
-"""What orderings gain on new examples, and how sure that is, with the variances not taken for known."""
+"""Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
+
+symbol   code        shape   meaning
+m                            orderings
+H                            hypotheses
+y        means       [m]     measured mean scores, without the effects of examples
+K        covariance  [m, m]  estimated prior covariance of true scores
+A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
+N        noise       [m, m]  covariance of the errors of y
+s, k, v  Hypothesis          factors of K, A and N
+r        reference           number of the ordering that the others are compared with
+P        prior       [m, m]  s K + k A
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,141 +25,192 @@ from scipy import special
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 Numbers: TypeAlias = NDArray[np.int64]
-Families: TypeAlias = Sequence[Array]  # what orderings have of each family of features, such as the features, [m, d]
+Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
-SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # what the variance of orderings may be, over its estimate
+SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # s
+OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
+ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
 PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
-PRIOR_NOTHING = 0.5  # prior probability that all orderings score the same on new examples, the first scale
-KINDS = (0.0, 1.0)  # whether what is apart is as the others, or of another kind
-ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of the variance of errors over its estimate, equally likely
-PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # deviations that calibration may give to a score, equally likely
+PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
+PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
+
+
+class Hypothesis(NamedTuple):
+    """State factors of the three covariances."""
+
+    scale: float
+    outsider_scale: float
+    error_scale: float
+
+
+class Outcome(NamedTuple):
+    """Hold what one hypothesis says: its log-likelihood, and moments of the gains ``[m]``."""
+
+    log_likelihood: float
+    means: Array
+    variances: Array
+    possible: Mask  # whether the prior allows a gain
+
+
+class GainSummary(NamedTuple):
+    """Summarize gains ``[m]`` over all hypotheses."""
+
+    expected: Array
+    above: Array  # probability of a gain above 0
+    below: Array
+    deviations: Array
 
 
 class Gains(NamedTuple):
-    """Gains over one ordering, for each of S scales that the variance of orderings may have."""
+    """Gains over one ordering, normal under each hypothesis."""
 
-    shares: Array  # posterior probability of each scale, [S]
-    means: Array  # [S, m]
-    variances: Array  # [S, m]
-    possible: Mask  # whether there can be a gain at that scale, [S, m]
+    probabilities: Array  # [H]
+    means: Array  # [H, m]
+    variances: Array  # [H, m]
+    possible: Mask  # [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """The sum with gains that are independent of these, at each pair of scales; of one column, for all."""
-        shares = np.outer(self.shares, other.shares).ravel()
-        sums: list[Any] = [
-            combine(own[:, None], added[None]).reshape(len(shares), -1)
-            for combine, own, added in zip((np.add, np.add, np.logical_or), self[1:], other[1:], strict=True)
-        ]
-        return Gains(shares, *sums)
+        """Add independent gains, at each pair of hypotheses; one column is added to all."""
+        probabilities = np.outer(self.probabilities, other.probabilities).ravel()
+        shape = (len(probabilities), -1)
+        means = self.means[:, None] + other.means
+        variances = self.variances[:, None] + other.variances
+        possible = self.possible[:, None] | other.possible
+        return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
     def times(self, factor: Array | float) -> Gains:
-        """The gains of scores that count so much, ``[m]`` or the same of all."""
+        """Multiply the gains by one factor, or by one for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def condensed(self) -> Gains:
-        """Normal ones of the same moments, for all scales together at which the same gains are possible."""
+        """Merge hypotheses that allow the same gains into one with the same moments."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
-        shares = self.shares * (groups.ravel() == np.arange(len(possible))[:, None])
-        totals = shares.sum(axis=1)
-        weights = shares / np.maximum(totals, 1e-300)[:, None]
+        in_group = groups.ravel() == np.arange(len(possible))[:, None]
+        shares = self.probabilities * in_group
+        probabilities = shares.sum(axis=1)
+        weights = shares / np.maximum(probabilities, 1e-300)[:, None]
         means = weights @ self.means
-        return Gains(totals, means, weights @ (self.variances + self.means**2) - means**2, possible)
+        variances = weights @ (self.variances + self.means**2) - means**2
+        return Gains(probabilities, means, variances, possible)
 
-    def summary(self) -> tuple[Array, Array, Array, Array]:
-        """The expected gains, the probabilities that they are above 0 and below, and their standard deviations, ``[m]``
-        each."""
+    def summary(self) -> GainSummary:
+        """Average over the hypotheses."""
         variances = np.where(self.possible, self.variances, 0.0)
-        deviations = np.sqrt(np.where(self.possible, np.maximum(variances, 1e-18), 1.0))
+        deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
-        shares = self.shares @ above, self.shares @ (self.possible - above)
-        expected = self.shares @ self.means
-        over_scales = self.shares @ (variances + self.means**2) - expected**2
-        return expected, *shares, np.sqrt(np.maximum(over_scales, 0.0))
+        below: Array = self.possible - above
+        expected = self.probabilities @ self.means
+        total_variances = self.probabilities @ (variances + self.means**2) - expected**2
+        return GainSummary(
+            expected, self.probabilities @ above, self.probabilities @ below, np.sqrt(np.maximum(total_variances, 0.0))
+        )
 
 
 def gain_of_calibration(expected: float, differences: Array) -> Gains:
-    """What calibrating an ordering adds to its score on new examples, as one column: what is expected, as sure as the
-    differences by which it was missed on each of its calls, ``[n]``, say."""
+    """Return the gain of calibrating an ordering on new examples, as one column.
+
+    Args:
+        expected: The expected gain.
+        differences: Errors of the expectation on the ordering's own calls, ``[n]``.
+    """
     count = len(differences)
-    spread = float(((differences - differences.mean()) ** 2).sum()) if count else 0.0
-    noise = (spread + 0.25) / (count + 1) / max(1, count)
-    prior = np.square(PRIOR_CALIBRATION)
-    logs = -0.5 * np.log(prior + noise) - 0.5 * expected**2 / (prior + noise)
-    shares, kept = np.exp(logs - logs.max()), (prior / (prior + noise))[:, None]
-    return Gains(shares / shares.sum(), kept * expected, kept * noise, (prior > 0)[:, None])
+    squares = 0.0
+    if count:
+        squares = float(((differences - differences.mean()) ** 2).sum())
+    noise = (squares + 0.25) / (count + 1) / max(1, count)
+    priors = np.square(PRIOR_CALIBRATION)
+    totals = priors + noise
+    log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals
+    likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
+    shrinkage = (priors / totals)[:, None]
+    return Gains(likelihoods / likelihoods.sum(), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
 
 
 def expected_gains(
-    means: Array,  # mean scores less the effects of their examples, [m]
+    means: Array,
     *,
-    covariance: Array,  # estimated, of the true scores, [m, m]
-    apart: Array,  # further one of those that may be of another kind than the others, whatever these are, [m, m]
-    noise: Array,  # covariance of the errors of the means, [m, m]
-    reference: int,  # the number of the ordering that the others are held against
-    num_examples: int,  # that the scores are of
-    kinds: Sequence[float] = KINDS,
+    covariance: Array,
+    outsiders: Array,
+    noise: Array,
+    reference: int,
+    num_examples: int,
+    outsider_scales: Sequence[float] = OUTSIDER_SCALES,
 ) -> Gains:
-    """What orderings score above one of them.
+    """Return the gains of orderings over one of them, by Gaussian conditioning.
 
-    The variance of orderings is an estimate, and takes chance for an effect where there is none. So it is one of
-    several, by the likelihood of the scores, and orderings that may be of another kind are so or not. The covariance of
-    errors may be larger, by as much as a variance may that has one degree of freedom for each example but one, but not
-    smaller: that would make surer what chance has brought.
+    The estimated variance of orderings mistakes chance for an effect if there is none. So it is averaged over scales,
+    weighted by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
+    `num_examples` - 1 degrees of freedom. It is never smaller, which would make chance look certain.
     """
-
-    def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
-        prior = scale * covariance + kind * apart
-        inverse = np.linalg.inv(prior + size * noise)
-        rest: Array = means - inverse.sum(axis=0) @ means / inverse.sum()  # the generalised least-squares mean
-        # The restricted likelihood: the mean of all is not known.
-        log = 0.5 * (np.linalg.slogdet(inverse)[1] - np.log(inverse.sum()) - rest @ inverse @ rest)
+    hypotheses = _hypotheses(outsider_scales if outsiders.any() else (0.0,), num_examples)
+    outcomes = []
+    for scale, outsider_scale, error_scale in hypotheses:
+        prior = scale * covariance + outsider_scale * outsiders
+        inverse = np.linalg.inv(prior + error_scale * noise)
+        precision = inverse.sum()
+        # The generalised least-squares mean is unknown, so the likelihood is restricted.
+        rest = means - inverse.sum(axis=0) @ means / precision
+        log_determinant = np.linalg.slogdet(inverse)[1]
+        log_likelihood = 0.5 * (log_determinant - np.log(precision) - rest @ inverse @ rest)
         contrasts = prior - prior[reference]
         weights = contrasts @ inverse
-        before = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
-        of_mean = weights.sum(axis=1) ** 2 / inverse.sum()
-        after = np.maximum(before - (weights * contrasts).sum(axis=1) + of_mean, 0.0)
-        return log, weights @ rest, after, before > 1e-12
+        prior_variances = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
+        explained = (weights * contrasts).sum(axis=1)
+        variance_of_mean = weights.sum(axis=1) ** 2 / precision
+        variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
+        outcomes.append(Outcome(log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
+    return _averaged(hypotheses, outcomes)
 
-    return _over_scales(at, kinds if apart.any() else (0.0,), num_examples)
 
+def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
+    """Return gains as `expected_gains`, if the errors of all orderings have few dimensions.
 
-def independent_gains(means: Array, noise: Array, *, apart: Array, reference: int, num_examples: int) -> Gains:
-    """What orderings score above one of them, where the errors of all are of few dimensions; as `expected_gains`.
+    Errors on few examples move many orderings together, which are hardly more evidence than one. The spread of the
+    means counts as many degrees of freedom as the covariance of errors has.
 
-    Errors of few examples move many orderings together, which are hardly more evidence than one: the spread of the
-    means counts as many degrees of freedom as their errors, of this covariance, have.
+    Args:
+        outsiders: Further prior variances, ``[m]``.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
-    usual = (apart == 0.0) | (apart > 0.0).all()  # Where rules alone compete, none is of the usual kind.
-    weights = usual / (np.diag(errors) + PRIOR_SPREAD)
+    error_variances = np.diag(errors)
+    is_outsider = outsiders > 0.0
+    weights = (~is_outsider | is_outsider.all()) / (error_variances + PRIOR_SPREAD)
     weights /= weights.sum()
-    spread = float(weights @ (means - weights @ means) ** 2)
-    error = float(weights @ np.diag(errors)) + 1e-12
-    half = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
+    centre = weights @ means
+    spread = float(weights @ (means - centre) ** 2)
+    error = float(weights @ error_variances) + 1e-12
+    half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
-    of_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
-    others, itself = apart > 0.0, np.arange(len(means)) == reference
+    gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
+    is_reference = np.arange(len(means)) == reference
+    hypotheses = _hypotheses(OUTSIDER_SCALES if outsiders.any() else (0.0,), num_examples)
+    outcomes = []
+    for scale, outsider_scale, error_scale in hypotheses:
+        variance = scale * estimate
+        total = error_scale * error + variance
+        outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
+        outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
+        log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
+        prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
+        prior_variances = np.where(is_reference, 0.0, prior_variances)
+        shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
+        gains = shrinkage * (means - means[reference])
+        variances = shrinkage * error_scale * gain_errors
+        outcomes.append(Outcome(log_likelihood, gains, variances, prior_variances > 0.0))
+    return _averaged(hypotheses, outcomes)
 
-    def at(scale: float, kind: float, size: float) -> tuple[float, Array, Array, Mask]:
-        total = size * error + scale * estimate
-        own = (np.diag(errors) + scale * estimate + kind * apart)[others] + 1e-12
-        strange = np.log(own) + (means - weights @ means)[others] ** 2 / own
-        before = np.where(itself, 0.0, 2.0 * scale * estimate + kind * (apart + apart[reference]))
-        share = before / (before + 2.0 * size * error)
-        log = -half * (np.log(total) + spread / total) - 0.5 * strange.sum()
-        return log, share * (means - means[reference]), share * size * of_errors, before > 0.0
 
-    return _over_scales(at, KINDS if apart.any() else (0.0,), num_examples)
+def _hypotheses(outsider_scales: Sequence[float], num_examples: int) -> list[Hypothesis]:
+    """Combine all factors of the covariances."""
+    degrees = max(1, num_examples - 1)
+    error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
+    return list(itertools.starmap(Hypothesis, itertools.product(SCALES, outsider_scales, error_scales)))
 
 
-def _over_scales(
-    at: Callable[[float, float, float], tuple[float, Array, Array, Mask]], kinds: Sequence[float], num_examples: int
-) -> Gains:
-    """Gains at all scales, with and without further variances, from what is found `at` one, log-likelihood first."""
-    known = max(1, num_examples - 1)
-    sizes = np.maximum(1.0, known / special.chdtri(known, ERROR_QUANTILES))
-    logs, *gains = map(np.array, zip(*itertools.starmap(at, itertools.product(SCALES, kinds, sizes)), strict=True))
-    nothing = np.array(SCALES) == 0.0
-    prior = np.where(nothing, PRIOR_NOTHING / nothing.sum(), (1 - PRIOR_NOTHING) / (~nothing).sum())
-    shares = np.repeat(prior, len(kinds) * len(sizes)) * np.exp(logs - logs.max())
-    return Gains(shares / shares.sum(), *gains)
+def _averaged(hypotheses: Sequence[Hypothesis], outcomes: Sequence[Outcome]) -> Gains:
+    """Weight the outcomes by the posterior probabilities of their hypotheses."""
+    is_nothing = np.array([hypothesis.scale == 0.0 for hypothesis in hypotheses])
+    priors = np.where(is_nothing, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
+    log_likelihoods, means, variances, possible = map(np.array, zip(*outcomes, strict=True))
+    weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
+    return Gains(weights / weights.sum(), means, variances, possible)
