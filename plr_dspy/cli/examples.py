@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from dspy.adapters.utils import parse_value
 
+from plr_dspy.dspy_compat import parse_value
 from plr_dspy.errors import UserError
 from plr_dspy.programs.checks import shown
 

@@ -8,17 +8,16 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
-from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
+from plr_dspy.dspy_compat import AdapterParseError, BaseCallback, LMUnsupportedFeatureError, drop_from_memory_cache
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.statistics.calibration import Array
@@ -92,19 +91,7 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
             rest = [{name: value for name, value in each.items() if name != "logprobs"} for each in told]
             # Where nobody asks for log-probabilities, a reply is written as a text.
             entry.update(response=None, outputs=[each["text"] if each.keys() == {"text"} else each for each in rest])
-        cache = dspy.cache
-        if not (cache.enable_disk_cache and cache.enable_memory_cache):
-            return
-        with suppress(Exception):  # Another DSPy may have no such names: that costs memory and no more.
-            from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
-
-            for lm, inputs in self.calls:
-                call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
-                for asynchronous in (False, True) if call.cache else ():
-                    key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
-                    if key in cache.disk_cache:  # It is not lost.
-                        with cache._lock:
-                            cache.memory_cache.pop(key, None)
+        drop_from_memory_cache(self.calls)
 
 
 class Reading(NamedTuple):

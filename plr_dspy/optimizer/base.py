@@ -17,8 +17,6 @@ from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
-from dspy.adapters.utils import format_field_value
-from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
 from tqdm import tqdm
 
@@ -26,6 +24,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import Plan
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.dspy_compat import Teleprompter, format_field_value, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import only_labels
@@ -380,7 +379,7 @@ def _program_as_scored(
         program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
     elif isinstance(program, CalibratedProgram):
         program.bound()
-    program._compiled = True
+    set_compiled(program, True)
     return program
 
 

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
-from dspy.utils.exceptions import AdapterParseError
-from dspy.utils.hasher import Hasher
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.dspy_compat import AdapterParseError, Hasher, is_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
@@ -152,7 +151,7 @@ class TeacherWork(MetricWork):
                 )
         labelled: dict[str, list[Any]] = {}
         without = not any(each.demos for _, each in asked)
-        if without and (job.teacher is None or not getattr(teacher, "_compiled", False)):
+        if without and (job.teacher is None or not is_compiled(teacher)):
             rng = random.Random(0)  # as LabeledFewShot, which itself would take the program's model away
             number = min(optimizer.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name in names}

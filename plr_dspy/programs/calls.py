@@ -1,6 +1,5 @@
 """Program calls: what each one does, and how those of orderings are made side by side, with their errors kept."""
 
-import copy
 import logging
 import threading
 from collections import Counter, deque
@@ -11,9 +10,8 @@ from traceback import walk_tb
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
-from dspy.utils.usage_tracker import UsageTracker
 
+from plr_dspy.dspy_compat import AdapterParseError, ContextWindowExceededError, UsageTracker, with_values
 from plr_dspy.errors import MetricError, UserError
 from plr_dspy.lm.engines import HOPELESS
 from plr_dspy.metrics.by_example import SHOWN, Metric, as_score, metric_caller
@@ -106,9 +104,7 @@ def own_prediction(prediction: Any) -> Any:
     """Return a prediction for a metric that may write to it, which must not reach other metrics."""
     if type(prediction) is not dspy.Prediction:
         return prediction
-    copied = copy.copy(prediction)
-    copied._store = {name: own_value(value) for name, value in prediction.items()}
-    return copied
+    return with_values(prediction, {name: own_value(value) for name, value in prediction.items()})
 
 
 def error_name(error: BaseException) -> str:

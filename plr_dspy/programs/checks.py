@@ -15,12 +15,11 @@ from typing import Annotated, Any, TypeVar, get_args
 import dspy
 import numpy as np
 import orjson
-from dspy.predict.predict import serialize_object
-from dspy.utils.saving import get_dependency_versions
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
+from plr_dspy.dspy_compat import get_dependency_versions, has_inputs, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
@@ -178,7 +177,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             if not isinstance(example, dspy.Example):
                 cure = f"make each one dspy.Example(...).{with_inputs}"
                 raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
-            if not getattr(example, "_input_keys", None):
+            if not has_inputs(example):
                 raise UserError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
             given = sorted(example.inputs().keys())
             if taken := taken_by_calls.intersection(given):

@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import Any
 
 import dspy
-from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
+from plr_dspy.dspy_compat import decision_adapter, decision_request, rendered_signature
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -311,18 +311,6 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
     return filled
 
 
-def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return what DSPy puts before the adapter where an output is a decision; None where there is none.
-
-    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name; of
-    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions. It
-    raises a ValueError where `fields` do not fit the outputs.
-    """
-    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    found = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
-    return found if isinstance(found, DecisionAdapter) else None
-
-
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
     """The messages of a call; without inputs those that the demos become, with all that these hold beside the demos.
 
@@ -332,14 +320,11 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
     signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
     if (decision := decision_adapter(predictor)) is not None:
         inputs = dict(inputs or {})
-        request = decision._prepare(signature, demos, inputs, {})
+        request = decision_request(decision, signature, demos, inputs)
         if decision.system_one:
             return [{"role": "user", "content": json.dumps(request, default=repr)}]
         signature, demos = request["signature"], request["demos"]
-    if (lm := predictor.lm or dspy.settings.lm) is not None and hasattr(adapter, "_call_preprocess"):
-        tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-        # Native features take fields out of it for some LMs.
-        signature = adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
+    signature = rendered_signature(predictor, signature)
     try:
         return list(
             adapter.format_demos(signature, demos) if inputs is None else adapter.format(signature, demos, inputs)
