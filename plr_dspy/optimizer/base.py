@@ -243,7 +243,7 @@ class Reorderer(Checked, Teleprompter, ABC):
                 folder,
                 partial(self._identity, job),
                 accept_changes=self.accept_changes,
-                codec=lambda: ValueCodec(value_classes([job.program], job.examples)),
+                codec=lambda: ValueCodec(value_classes(job.program)),
             ) as log,
             progress_bar(
                 job.plan.program_calls,
