@@ -12,10 +12,9 @@ from typing import Any, overload
 
 import dspy
 import numpy as np
-from dspy.primitives.module import set_attribute_by_name
-from dspy.utils import magicattr
 from scipy import special
 
+from plr_dspy.dspy_compat import magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output

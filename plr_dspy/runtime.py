@@ -227,9 +227,10 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the texts among the arguments, headers and attributes of an LM or embedder and of its engines."""
-    owners = (model, getattr(model, "_engine_spec", None), getattr(model, "_async_engine_spec", None))
-    mappings = [getattr(owner, "__dict__", None) for owner in owners]
+    """Yield the texts among the arguments, headers and attributes of an LM or embedder and of what it holds."""
+    attributes = getattr(model, "__dict__", {})
+    # An LM keeps the engines that it was made with in attributes.
+    mappings = [attributes, *(getattr(held, "__dict__", None) for held in attributes.values())]
     for name in ("kwargs", "default_kwargs"):
         arguments = getattr(model, name, {})
         mappings += [arguments, arguments.get("headers"), arguments.get("extra_headers")]

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import dspy
 import numpy as np
-from dspy.utils.exceptions import AdapterParseError
 from pydantic import Field
 from scipy.special import ndtr
 from scipy.stats import entropy
@@ -20,6 +19,7 @@ from scipy.stats import entropy
 from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
+from plr_dspy.dspy_compat import AdapterParseError, decision_adapter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
 from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
@@ -35,7 +35,6 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.run_log import FAILED, CallRecord
@@ -528,5 +527,5 @@ class DEmO(LabelOptimizer):
             for ordering, mean in fairest_first[: self.num_kept]
         ]
         program = PerInputOrder(setup.program, orders)
-        program._compiled = True
+        set_compiled(program, True)
         return FinishedProgram(program)

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,83 +16,84 @@ from plr_dspy.errors import USER_ERRORS, UserError
 from plr_dspy.metrics import OVER_SETS
 from plr_dspy.runtime import Redactor, Unfailing
 
-# Exit codes: bad arguments or data; a program, a model or a machine that failed; Ctrl-C.
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+USER_ERROR = 2
+"""Exit code: an argument or a file is refused."""
+FAILED = 1
+"""Exit code: the program, the metric, the model or the machine failed."""
+INTERRUPTED = 130
+"""Exit code: the user pressed Ctrl-C."""
 
-OPTIONS = {  # what the command calls the arguments that messages name, where it has other names for them
+OPTIONS = {
     "max_metric_calls": "--max-calls",
     "num_threads": "--threads",
     "accept_changes=True": "--accept-changes",
     "calibrate=True": "--calibrate",
     "demos='auto'": "--select auto",
-    "num_inputs": "--max-calls",
     "devset": "--data",
     "trainset": "--train",
     "valset": "--val",
 }
+"""What the command line calls the arguments that messages of the package name."""
 
-METRIC = """FILE.py:NAME or MODULE:NAME of metric(example, prediction); or f1:LABEL, f1 (the mean over labels), mcc, or
-balanced-accuracy, which are metrics over all examples"""
+METRIC = (
+    "FILE.py:NAME or MODULE:NAME of metric(example, prediction); or a metric over all examples: f1:LABEL, f1 (the mean "
+    "over labels), mcc or balanced-accuracy"
+)
 
 EXAMPLE = """
 example:
   plr-dspy compile app.py:program --metric app.py:accuracy --train train.jsonl --inputs question \\
       --lm openai/gpt-4o-mini --out program.json
 
-app.py holds a DSPy module with demos (or --demos loads them from a file that an optimizer saved) and a metric;
-train.jsonl an object for each example, such as {"question": "...", "answer": "..."}, or it is a .csv with a header.
---estimate says what it would cost, and makes no call. With --log-dir, the same command goes on where it was stopped.
+app.py contains a DSPy module with demos and a metric; --demos loads the demos from a saved program instead.
+train.jsonl contains one object per line, such as {"question": "...", "answer": "..."}; a .csv with a header works too.
+--estimate prints the cost and makes no call. With --log-dir, the same command continues where it was stopped.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code, or exits with 2 where the arguments are refused."""
+    """Run the command and return its exit code; exit with 2 if the arguments are refused."""
     with contextlib.ExitStack() as stack:
-        for redirect, stream in ((contextlib.redirect_stdout, sys.stdout), (contextlib.redirect_stderr, sys.stderr)):
-            stack.callback(stack.enter_context(redirect(_Output(stream))).flush)
+        output = stack.enter_context(contextlib.redirect_stdout(_Output(sys.stdout)))
+        stack.callback(output.flush)
+        errors = stack.enter_context(contextlib.redirect_stderr(_Output(sys.stderr)))
+        stack.callback(errors.flush)
         return _run(_parser().parse_args(arguments))
 
 
 class _Output(Unfailing):
-    """What is printed, with "?" for what the stream has no character for. Once its reader is gone, as `head` goes, it
-    is the null device for the whole process, which flushes it at its end."""
+    """A stream that writes "?" for characters that it lacks.
+
+    If its reader is gone, as after `| head`, the null device takes its place for the whole process, because Python
+    flushes the stream at its end.
+    """
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self.flush(text.encode(encoding, "replace").decode(encoding))
+        with self._null_device_if_closed():
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
-    def flush(self, text: str | None = None) -> None:
+    def flush(self) -> None:
+        with self._null_device_if_closed():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _null_device_if_closed(self) -> Any:
         try:
-            _ = self._stream.flush() if text is None else self._stream.write(text)
+            yield
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command, and say in a line what ended it before its end."""
+    """Run a command, and print one line about what ended it early."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
-        if args.command == "report":
-            from plr_dspy.report.report import Report
-
-            report = Report.load(args.path)
-            if args.html is None:
-                print(report.details())
-            else:
-                report.to_html(args.html)
-                print(f"the page is {args.html}")
-        else:
-            if args.adapter is None:
-                args.adapter = "plain" if args.lm == "local" else "chat"
-            _check_together(args)
-            from plr_dspy.cli import compiling
-
-            getattr(compiling, f"run_{args.command}")(args, compiling.named_program(args.program, args.demos))
-        return 0
+        args.run(args)
     except KeyboardInterrupt:
-        folder = getattr(args, "log_dir", None)
-        kept = f"; what was paid for is kept in {folder}" if folder else ""
+        log_dir = getattr(args, "log_dir", None)
+        kept = f"; finished calls are kept in {log_dir}" if log_dir else ""
         print(f"plr-dspy: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -102,25 +102,48 @@ def _run(args: argparse.Namespace) -> int:
         full_message = " ".join([str(error), *getattr(error, "__notes__", ())])
         message = Redactor([], variables=[getattr(args, "api_key_env", None)])(full_message)
         if isinstance(error, USER_ERRORS):
-            alike = {name: f"--{name.replace('_', '-')}" for name in vars(args) if "_" in name}
-            for argument, option in (OPTIONS | alike).items():
-                message = message.replace(argument, option)
-            message = re.sub(r"\b(signal|update|auto)='(\w+)'", r"--\1 \2", message)
-            print(f"plr-dspy: {message}", file=sys.stderr)
+            print(f"plr-dspy: {_with_options(message, args)}", file=sys.stderr)
             return USER_ERROR
         print(f"plr-dspy: {type(error).__name__}: {message}", file=sys.stderr)
         print("plr-dspy: --debug shows where", file=sys.stderr)
         return FAILED
+    return 0
 
 
-def _check_together(args: argparse.Namespace) -> None:
-    """Raise unless the arguments go together, as far as that can be told without loading anything."""
-    if args.command == "compile" and not args.select and (args.max_demos or args.max_demo_tokens):
+def _run_report(args: argparse.Namespace) -> None:
+    """Print a saved report, or write it as a page."""
+    from plr_dspy.report.report import Report
+
+    report = Report.load(args.path)
+    if args.html is None:
+        print(report.details())
+        return
+    report.to_html(args.html)
+    print(f"the page is {args.html}")
+
+
+def _run_compile(args: argparse.Namespace) -> None:
+    if not args.select and (args.max_demos or args.max_demo_tokens):
         raise UserError("--max-demos and --max-demo-tokens need --select")
-    if args.command == "compile" and args.out is None and not args.estimate:
+    if args.out is None and not args.estimate:
         raise UserError("--out: name the file for the program, or pass --estimate")
-    if args.command == "predict" and args.out.suffix.lower() == ".csv":
-        raise UserError("--out: predictions are written as JSON lines; name a file that ends in .jsonl")
+    _check_model(args)
+    from plr_dspy.cli import compiling
+
+    compiling.run_compile(args)
+
+
+def _run_evaluate(args: argparse.Namespace) -> None:
+    _check_model(args)
+    from plr_dspy.cli import compiling
+
+    compiling.run_evaluate(args)
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    """Choose the adapter, and raise unless the options of the model go together."""
+    if args.adapter is None:
+        args.adapter = "plain" if args.lm == "local" else "chat"
     if args.lm == "local":
         return
     if args.api_key_env is not None and not os.environ.get(args.api_key_env):
@@ -129,107 +152,124 @@ def _check_together(args: argparse.Namespace) -> None:
         raise UserError("--api-base: plain prompts go to a completions endpoint; pass its address")
 
 
+def _with_options(message: str, args: argparse.Namespace) -> str:
+    """Return a message with the options of the command line in place of arguments."""
+    options = {name: f"--{name.replace('_', '-')}" for name in vars(args) if "_" in name}
+    for argument, option in (OPTIONS | options).items():
+        message = message.replace(argument, option)
+    return re.sub(r"\b(signal|update|auto)='(\w+)'", r"--\1 \2", message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    """Make the parser. What it names must be there: files to read, and the folders of files to write."""
+    """Return the parser, which checks that files to read and folders of files to write exist."""
     parser = argparse.ArgumentParser(
         prog="plr-dspy", description="Choose the few-shot demos of a DSPy program, and their order."
     )
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    new_program = partial(_new_file, suffix=".json")
+    _add_compile(commands)
+    _add_evaluate(commands)
+    report = commands.add_parser("report", help="print a saved report")
+    report.set_defaults(run=_run_report)
+    report.add_argument("path", type=_report_file, help="a report, or a folder with report.json")
+    report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with the figure instead")
+    return parser
 
+
+def _add_compile(commands: Any) -> None:
+    """Add the command that orders or chooses demos."""
     add = _add_command(
         commands,
         "compile",
         "order the demos of a program by a metric, or choose them, and save the program",
+        _run_compile,
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add("--metric", type=_metric, required=True, help=METRIC)
     add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv")
     add("--val", type=_file, help="examples of the final comparison (default: 20 %% of --train)")
-    add("--out", type=new_program, help="the program in its new order (JSON); needed without --estimate")
-    add("--report", type=_new_file, help="the report (JSON)")
+    add("--out", type=_new_program, help="file for the program (JSON); required without --estimate")
+    add("--report", type=_new_file, help="file for the report (JSON)")
     add("--auto", choices=[*BUDGETS, "paper"], default="light", help="budget (default: light)")
     add("--update", choices=["mle", "ema", "mixture"], default="mle", help="default: mle")
-    learns = "learn from scores alone, or from log-probabilities of labels as well (default: auto, where they come)"
-    add("--signal", choices=SIGNALS, default="auto", help=learns)
+    signal = "learn from scores alone, or also from log-probabilities of labels (default: auto, if they are available)"
+    add("--signal", choices=SIGNALS, default="auto", help=signal)
     add("--calibrate", action="store_true", help="score calibrated answers, and save a calibrated program")
-    add(
-        "--select",
-        nargs="?",
-        const="fixed",
-        choices=["fixed", "auto", "retrieved"],
-        help="choose the demos as well: which, how many, in what order, from those of the program, and labelled and "
-        "bootstrapped ones of --train; auto and retrieved also find demos for each input (see docs/fewshot.md)",
+    select = (
+        "also choose which demos to show, and how many, from those of the program and from labelled and bootstrapped "
+        "ones of --train; auto and retrieved also find demos for each input (see docs/fewshot.md)"
     )
+    add("--select", nargs="?", const="fixed", choices=["fixed", "auto", "retrieved"], help=select)
     add("--max-demos", type=int, help="with --select: demos of a predictor (default: 8)")
     add("--max-demo-tokens", type=int, help="with --select: tokens of all demos together")
-    add("--max-calls", type=int, help="program calls at most, instead of --auto's")
-    add("--max-seconds", type=float, help="no call begins later")
+    add("--max-calls", type=int, help="maximum number of program calls, instead of --auto's")
+    add("--max-seconds", type=float, help="begin no call after this time")
     add("--max-cost", type=float, help="US dollars that calls may cost, by litellm's prices")
     add("--seed", type=int, default=0, help="default: 0")
     add("--log-dir", type=Path, help="folder that keeps every finished call")
-    accepted = "go on from --log-dir though code or arguments changed: its scores hold all the same"
-    add("--accept-changes", action="store_true", help=accepted)
-    add("--estimate", action="store_true", help="say what it would cost, and stop")
+    accept = "continue from --log-dir although code or arguments changed, because its scores are still right"
+    add("--accept-changes", action="store_true", help=accept)
+    add("--estimate", action="store_true", help="print the expected cost, and stop")
 
-    add = _add_command(commands, "calibrate", "take away how far a classifier leans to some labels")
-    add("--train", type=_file, required=True, help="examples: JSON lines, or a .csv; their labels are used, if any")
-    add("--metric", type=_set_metric, help="f1:LABEL, f1, mcc or balanced-accuracy, in place of accuracy")
-    add("--max-calls", type=int, default=64, help="examples that are used, at most (default: 64)")
-    add("--out", type=new_program, required=True, help="the calibrated program (JSON)")
 
-    add = _add_command(commands, "evaluate", "score the program and saved ones side by side")
-    several = f"{METRIC}. Several, one after the other, score the same answers"
-    add("--metric", type=_metric, nargs="+", action="extend", required=True, help=several)
+def _add_evaluate(commands: Any) -> None:
+    """Add the command that scores programs."""
+    add = _add_command(commands, "evaluate", "score the program and saved ones side by side", _run_evaluate)
+    metrics = f"{METRIC}. Several, one after the other, score the same answers"
+    add("--metric", type=_metric, nargs="+", action="extend", required=True, help=metrics)
     add("--data", type=_file, required=True, help="examples that no optimizer has seen: JSON lines, or a .csv")
-    add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to score beside it")
-
-    add = _add_command(commands, "predict", "answer the rows of a file")
-    add("--data", type=_file, required=True, help="rows with the inputs: JSON lines, or a .csv")
-    add("--out", type=_new_file, required=True, help="the same rows with the answers, as JSON lines")
-
-    report = commands.add_parser("report", help="print a saved report")
-    report_file = partial(_file, within="report.json")
-    report.add_argument("path", type=report_file, help="a report, or a folder with report.json")
-    report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with the figure instead")
-    return parser
+    add("--programs", type=_file, nargs="+", default=[], help="saved programs (JSON) to compare it with")
 
 
-def _add_command(commands: Any, name: str, what: str, **options: Any) -> Callable[..., Any]:
-    """Add a command that runs a program; returns what adds arguments to it."""
-    description, usage = f"{what[0].upper()}{what[1:]}.", f"plr-dspy {name} program [options], see --help"
-    parser = commands.add_parser(name, usage=usage, help=what, description=description, **options)
+def _add_command(
+    commands: Any, name: str, purpose: str, run: Callable[[argparse.Namespace], None], **options: Any
+) -> Callable[..., Any]:
+    """Add a command that runs a program; return the function that adds arguments to it."""
+    description = f"{purpose[0].upper()}{purpose[1:]}."
+    usage = f"plr-dspy {name} program [options], see --help"
+    parser = commands.add_parser(name, usage=usage, help=purpose, description=description, **options)
+    parser.set_defaults(run=run)
     add: Callable[..., Any] = parser.add_argument
-    add("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # here, too
-    add("program", type=_reference, help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of what makes one")
+    # Users also write --debug after the command.
+    add("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("program", type=_reference, help="FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that makes it")
     add("--inputs", nargs="+", required=True, help="names of the input fields")
     add("--demos", type=_file, help="a saved program (JSON), which is loaded first")
     add("--lm", required=True, help="litellm name, such as openai/gpt-4o-mini; or local")
     add("--api-base", help="address of the model's server")
-    add("--api-key-env", help="environment variable that holds the key")
-    add("--max-tokens", type=int, help="longest answer")
-    formats = "prompt format (default: chat, or plain with --lm local)"
-    add("--adapter", choices=["chat", "json", "plain"], help=formats)
-    add("--threads", type=int, help="calls under way at once")
+    add("--api-key-env", help="environment variable that contains the key")
+    add("--max-tokens", type=int, help="maximum length of an answer")
+    adapters = "prompt format (default: chat, or plain with --lm local)"
+    add("--adapter", choices=["chat", "json", "plain"], help=adapters)
+    add("--threads", type=int, help="number of calls to make at once")
     return add
 
 
-def _file(text: str, within: str = "") -> Path:
-    path = Path(text) / within if os.path.isdir(text) else Path(text)
+def _file(text: str) -> Path:
+    path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"no file {path}")
     return path
 
 
-def _new_file(text: str, suffix: str = "") -> Path:
+def _report_file(text: str) -> Path:
+    path = Path(text)
+    return _file(str(path / "report.json" if path.is_dir() else path))
+
+
+def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}: make it first")
-    if suffix and path.suffix != suffix:
-        raise argparse.ArgumentTypeError(f"must end in {suffix}; got {text}")
+    return path
+
+
+def _new_program(text: str) -> Path:
+    path = _new_file(text)
+    if path.suffix != ".json":
+        raise argparse.ArgumentTypeError(f"must end in .json; got {text}")
     return path
 
 
@@ -243,12 +283,12 @@ def _reference(text: str) -> str:
 
 
 def _metric(text: str) -> str:
-    return _set_metric(text) if text.partition(":")[0].lower() in OVER_SETS else _reference(text)
-
-
-def _set_metric(text: str) -> str:
     name, colon, label = text.partition(":")
-    if name.lower() not in OVER_SETS or (colon and not (name.lower() == "f1" and label)):
+    name = name.lower()
+    if name not in OVER_SETS:
+        return _reference(text)
+    has_its_label = name == "f1" and label
+    if colon and not has_its_label:
         raise argparse.ArgumentTypeError(
             f"expected f1:LABEL, or f1, mcc or balanced-accuracy, which are about all labels; got {text!r}"
         )

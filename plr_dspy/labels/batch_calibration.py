@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 
 import dspy
 import numpy as np
-from dspy.teleprompt.teleprompt import Teleprompter
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
+from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
 from plr_dspy.labels.calibration_report import (

@@ -12,13 +12,12 @@ from pathlib import Path
 import dspy
 import numpy as np
 import orjson
-from dspy.predict.parameter import Parameter
-from dspy.predict.predict import serialize_object
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from plr_dspy._version import __version__
+from plr_dspy.dspy_compat import Parameter, serialize_object, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
@@ -135,7 +134,7 @@ class CalibratedProgram(dspy.Module):
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}")
         self.program = ProgramFactory(program).build({})
-        self.program._compiled = False  # DSPy saves nothing of frozen programs.
+        set_compiled(self.program, False)  # DSPy saves nothing of frozen programs.
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
@@ -293,7 +292,7 @@ class PerInputOrder(dspy.Module):
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        self.program._compiled = False  # DSPy saves nothing of frozen programs.
+        set_compiled(self.program, False)  # DSPy saves nothing of frozen programs.
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:

@@ -9,15 +9,12 @@ from types import NoneType
 
 import dspy
 import numpy as np
-from dspy.adapters.decision import evidence_type
-from dspy.adapters.types.decision import Score
-from dspy.adapters.utils import get_annotation_name
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from plr_dspy.dspy_compat import Score, decision_adapter, evidence_type, get_annotation_name
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, decided, labels_of, without_none
-from plr_dspy.programs.slots import decision_adapter
 from plr_dspy.programs.splits import are_classes
 from plr_dspy.statistics.calibration import Array, is_uneven
 

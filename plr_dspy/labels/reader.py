@@ -8,17 +8,16 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import dspy
 import numpy as np
-from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import AdapterParseError, LMUnsupportedFeatureError
 from scipy.special import log_softmax
 
+from plr_dspy.dspy_compat import AdapterParseError, BaseCallback, LMUnsupportedFeatureError, drop_from_memory_cache
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.plain_text_adapter import Value
@@ -90,19 +89,7 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
         """Remove log-probabilities from histories and memory cache: 3 MB per 150 tokens."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
-        cache = dspy.cache
-        if not (cache.enable_disk_cache and cache.enable_memory_cache):
-            return
-        with suppress(Exception):  # Another DSPy may lack these names.
-            from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
-
-            for lm, inputs in self.calls:
-                call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
-                for asynchronous in (False, True) if call.cache else ():
-                    key = cache.cache_key(call.key(lm, asynchronous), IGNORED_CACHE_KEYS)
-                    if key in cache.disk_cache:  # It is not lost.
-                        with cache._lock:
-                            cache.memory_cache.pop(key, None)
+        drop_from_memory_cache(self.calls)
 
 
 def _without_logprobs(output: Value) -> Value:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import dspy
 import numpy as np
-from dspy.utils.callback import BaseCallback
 
+from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers

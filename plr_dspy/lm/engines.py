@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import dspy
 import httpx
 from dspy import lm15
-from dspy.clients._litellm import get_litellm
-from dspy.clients.engines.base import validate_request
-from dspy.clients.engines.litellm_errors import litellm_errors
-from dspy.utils.exceptions import LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError
 
+from plr_dspy.dspy_compat import (
+    LMAuthError,
+    LMBillingError,
+    LMConfigurationError,
+    LMUnsupportedModelError,
+    get_litellm,
+    litellm_errors,
+    validate_request,
+)
 from plr_dspy.errors import FatalLMError, UserError
 
 if TYPE_CHECKING:

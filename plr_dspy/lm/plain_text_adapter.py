@@ -7,10 +7,16 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import dspy
 import pydantic
-from dspy.adapters.types.decision import Choice, Noul
-from dspy.adapters.utils import annotation_allows_none, apply_output_field_defaults, format_field_value
-from dspy.utils.exceptions import AdapterParseError
 from pydantic.fields import FieldInfo
+
+from plr_dspy.dspy_compat import (
+    AdapterParseError,
+    Choice,
+    Noul,
+    annotation_allows_none,
+    apply_output_field_defaults,
+    format_field_value,
+)
 
 Annotation: TypeAlias = Any
 Value: TypeAlias = Any

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import dspy
 import numpy as np
-from dspy.adapters.types.decision import Choice, Noul
-from dspy.utils.exceptions import AdapterParseError
 from numpy.typing import ArrayLike
 
+from plr_dspy.dspy_compat import AdapterParseError, Choice, Noul
 from plr_dspy.errors import MetricError, UserError, UserTypeError
 from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_none
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes

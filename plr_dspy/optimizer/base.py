@@ -16,13 +16,13 @@ from typing import Annotated, Any, ClassVar
 
 import dspy
 import torch
-from dspy.teleprompt.teleprompt import Teleprompter
 from pydantic import Field
 from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import CompileRun
+from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.outputs import label_output
@@ -321,7 +321,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 folder,
                 partial(self._identity, setup),
                 accept_changes=self.accept_changes,
-                codec=lambda: ValueCodec(value_classes([setup.program], setup.examples)),
+                codec=lambda: ValueCodec(value_classes(setup.program)),
             ) as log,
             progress_bar(
                 setup.plan.program_calls,
@@ -466,5 +466,5 @@ def _program_as_scored(
         program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
     elif isinstance(program, CalibratedProgram):
         program.bound()
-    program._compiled = True
+    set_compiled(program, True)
     return program

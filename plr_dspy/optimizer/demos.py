@@ -9,9 +9,8 @@ from itertools import islice
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError
-from dspy.utils.hasher import Hasher
 
+from plr_dspy.dspy_compat import AdapterParseError, Hasher, is_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
@@ -141,7 +140,7 @@ class TeacherWork(MetricWork):
         asked = teacher.named_predictors()
         labelled: dict[str, list[Any]] = {}
         is_bare = not any(predictor.demos for _, predictor in asked)
-        if is_bare and (setup.teacher is None or not getattr(teacher, "_compiled", False)):
+        if is_bare and (setup.teacher is None or not is_compiled(teacher)):
             rng = random.Random(0)  # As LabeledFewShot, which itself would take the program's model away.
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in asked}

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
-from dspy.adapters.utils import format_field_value
 
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Decision, Outcome
+from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.labels.outputs import only_labels
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demos import attempt_errors

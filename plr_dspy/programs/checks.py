@@ -5,7 +5,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter
@@ -15,12 +15,11 @@ from typing import Annotated, Any, TypeVar, get_args
 import dspy
 import numpy as np
 import orjson
-from dspy.predict.predict import serialize_object
-from dspy.utils.saving import get_dependency_versions
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
+from plr_dspy.dspy_compat import get_dependency_versions, has_inputs, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
 from plr_dspy.metrics.copies import check_copies
@@ -29,9 +28,10 @@ from plr_dspy.programs.copying import is_language_model, language_models
 logger = logging.getLogger(__name__)
 
 PICKLE = ".pkl"
-"""How the names of files end that can run code when they are loaded."""
+"""The suffix of files that can run code when they are loaded."""
 
-LARGEST = 2**63 - 1  # what a file of JSON can hold
+LARGEST = 2**63 - 1
+"""The largest number that a file of JSON can hold."""
 
 TAKEN_BY_MODULES = frozenset({"instance", "self"})
 """Names that no input of a program can have: the calls of DSPy's modules have arguments of these names."""
@@ -40,18 +40,19 @@ TAKEN_BY_PREDICTORS = TAKEN_BY_MODULES | {"completions", "config", "demos", "lm"
 
 
 def _as_python(value: Any) -> Any:
-    """A number or a bool of numpy as Python's own; everything else as it is."""
+    """Return a number or a bool of numpy as Python's own, and everything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_folder(value: Any) -> Path:
-    """The absolute path of a folder."""
+    """Return the absolute path of a folder."""
+    refusal = f"log_dir must be the path of a folder, or None; got {shown(value)}"
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise UserError(refusal)
     try:
-        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-            raise TypeError
         return Path(value).expanduser().absolute()
-    except (TypeError, RuntimeError) as error:  # RuntimeError: of a home that is not known
-        raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}") from error
+    except (TypeError, RuntimeError) as error:  # A path may be of bytes, and a home unknown.
+        raise UserError(refusal) from error
 
 
 Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
@@ -72,8 +73,9 @@ _T = TypeVar("_T")
 def arguments(kind: type[_T]) -> type[_T]:
     """Make the annotated attributes of a class the arguments of its constructor."""
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-    made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
-    validate, signature = made.__init__, inspect.signature(made)
+    checked_class: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
+    validate = checked_class.__init__
+    signature = inspect.signature(checked_class)
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
@@ -84,23 +86,23 @@ def arguments(kind: type[_T]) -> type[_T]:
         with _in_a_line():
             validate(self, **given)
 
-    made.__init__ = __init__
-    checked: type[_T] = made
-    return checked
+    checked_class.__init__ = __init__
+    result: type[_T] = checked_class
+    return result
 
 
 @arguments
 class Checked:
-    """Arguments of all that makes calls. They are checked when they are set after the constructor, too; other
-    attributes are free."""
+    """The arguments of everything that makes calls. They are also checked when they are set later."""
 
-    num_threads: "Count | None" = None  # These types are quoted for signatures, which show them so.
+    # These types are quoted because signatures show them so.
+    num_threads: "Count | None" = None
     max_errors: "Count | None" = None
     seed: "Seed" = 0
     display_progress: "Flag" = True
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together."""
+        """Raise a ValueError if arguments do not go together."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
@@ -110,86 +112,124 @@ class Checked:
             self.__pydantic_validator__.validate_assignment(self, name, value)  # type: ignore[attr-defined]
 
     def get_params(self) -> dict[str, Any]:
-        """The arguments, as a dict of its own: trackers add to what they get."""
+        """Return the arguments as a new dict, because trackers add to it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
-        """The seed of a compile, which wins over the constructor's."""
+        """Return the seed of a compile, which wins over the constructor's."""
         return self.seed if seed is None else Checked(seed=seed).seed
 
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """Say what pydantic found in a line that names the argument and shows what came."""
+    """Raise what pydantic finds as one line that names the argument and shows its value."""
     try:
         yield
-    except ValidationError as found:
-        errors: dict[Any, Any] = {}
-        for error in found.errors(include_url=False):  # Each type that an argument may have tells its own.
-            first = errors.setdefault((error["loc"][:1], id(error["input"])), error)
-            if first is not error:
-                first["msg"] += error["msg"].replace("Input should be", " or")
-        raise UserError("; ".join(_sentence(error) for error in errors.values())) from None
+    except ValidationError as error:
+        details: dict[Any, Any] = {}
+        # There is one for each type that the argument may have.
+        for detail in error.errors(include_url=False):
+            key = (detail["loc"][:1], id(detail["input"]))
+            if key in details:
+                details[key]["msg"] += detail["msg"].replace("Input should be", " or")
+            else:
+                details[key] = detail
+        raise UserError("; ".join(map(_sentence, details.values()))) from None
 
 
 def shown(value: Any) -> str:
-    """A value in a line that is not too long."""
+    """Return a value as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def _sentence(error: Any) -> str:
-    """What pydantic found wrong with an argument, as "seed must be a valid integer; got 1.5"."""
-    name, message = "".join(map(str, error["loc"][:1])), error["msg"].removeprefix("Value error, ")
-    if (rest := message.removeprefix("Input should ")) != message:
-        return f"{name} must {rest}; got {shown(error['input'])}"
-    return message if name in message else f"{name}: {message}"
+def _sentence(detail: Any) -> str:
+    """Return what pydantic finds wrong with an argument, as "seed must be a valid integer; got 1.5"."""
+    name = "".join(map(str, detail["loc"][:1]))
+    message: str = detail["msg"].removeprefix("Value error, ")
+    if message.startswith("Input should "):
+        return f"{name} must {message.removeprefix('Input should ')}; got {shown(detail['input'])}"
+    if name in message:
+        return message
+    return f"{name}: {message}"
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise unless a program can be run on these examples, with what is configured; names are what users know.
+    """Raise unless a program can run on these examples as DSPy is configured.
 
-    One that is `to_order` must have predictors whose demos can be.
+    Args:
+        student: The program.
+        name: What messages call it.
+        to_order: Whether it must have predictors whose demos can be ordered.
+        datasets: Lists of examples, by what messages call them.
     """
     _check_student(student, name, to_order)
     _check_inputs(student, name)
     _check_demos(student, to_order)
     _warn_of_async_tools(student, name)
-    taken_by_calls = TAKEN_BY_MODULES
-    signature: inspect.Signature | None = None  # of what a call of another module runs, where that is in Python
-    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
-        fields_of_it = student.named_predictors()[0][1].signature.input_fields
-        # Examples may hold some of the others on purpose, such as other demos for each call.
-        taken_by_calls |= TAKEN_BY_PREDICTORS & fields_of_it.keys()
-        kinds = {name: field.annotation for name, field in fields_of_it.items() if field.is_required()}
-        needed = {name: kind for name, kind in kinds.items() if type(None) not in get_args(kind)}
-    else:
-        with suppress(TypeError, ValueError):
-            signature = inspect.signature(forward_of(student) or student)
-        named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        parameters = [each for each in signature.parameters.values() if each.kind in named] if signature else []
-        needed = {each.name: each.annotation for each in parameters if each.default is each.empty}
-    quoted = ", ".join(f'"{each}"' for each in needed)
-    with_inputs = f"with_inputs({quoted or '...'})"
     for dataset, examples in datasets.items():
-        if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
-            raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
-        for i, example in enumerate(examples):
-            if not isinstance(example, dspy.Example):
-                cure = f"make each one dspy.Example(...).{with_inputs}"
-                raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
-            if not getattr(example, "_input_keys", None):
-                raise UserError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
-            given = sorted(example.inputs().keys())
-            if taken := taken_by_calls.intersection(given):
-                raise UserError(f"{dataset}[{i}]: {_taken(min(taken))}")
-            if problem := _problem_of_inputs(given, needed, signature):
-                raise UserError(
-                    f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: "
-                    f"{_cure_of_inputs(given, needed)}"
-                )
+        _check_examples(student, dataset, examples)
         check_copies(dataset, examples)
-    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    _check_settings(student)
+
+
+def _check_examples(student: dspy.Module, dataset: str, examples: Any) -> None:
+    """Raise unless these are examples with inputs that a program takes."""
+    if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
+        raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
+    taken = TAKEN_BY_MODULES
+    signature = None
+    if isinstance(student, (dspy.Predict, dspy.ChainOfThought)):
+        input_fields = student.predictors()[0].signature.input_fields
+        # Examples may contain other arguments of predictors on purpose, such as other demos for each call.
+        taken |= TAKEN_BY_PREDICTORS & input_fields.keys()
+        needed = {}
+        for field_name, field in input_fields.items():
+            if field.is_required() and type(None) not in get_args(field.annotation):
+                needed[field_name] = field.annotation
+    else:
+        signature = _signature_of(student)
+        needed = _required_parameters(signature)
+    quoted = ", ".join(f'"{field_name}"' for field_name in needed)
+    with_inputs = f"with_inputs({quoted or '...'})"
+    for i, example in enumerate(examples):
+        if not isinstance(example, dspy.Example):
+            cure = f"make each one dspy.Example(...).{with_inputs}"
+            raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
+        if not has_inputs(example):
+            raise UserError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
+        given = sorted(example.inputs().keys())
+        refused = taken.intersection(given)
+        if refused:
+            raise UserError(f"{dataset}[{i}]: {_taken(min(refused))}")
+        problem = _problem_of_inputs(given, needed, signature)
+        if problem:
+            cure = _cure_of_inputs(given, needed)
+            raise UserError(f"{dataset}[{i}] must give the program's inputs: {problem}; it has {given}: {cure}")
+
+
+def _signature_of(program: dspy.Module) -> inspect.Signature | None:
+    """Return the signature of what a call runs; None if it is not written in Python."""
+    try:
+        return inspect.signature(forward_of(program) or program)
+    except (TypeError, ValueError):
+        return None
+
+
+def _required_parameters(signature: inspect.Signature | None) -> dict[str, Any]:
+    """Return the parameters without a default, with their types."""
+    required = {}
+    for parameter in signature.parameters.values() if signature else ():
+        is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is Parameter.empty:
+            required[parameter.name] = parameter.annotation
+    return required
+
+
+def _check_settings(student: dspy.Module) -> None:
+    """Raise unless DSPy is configured with a language model, and with an adapter if any."""
+    lm = dspy.settings.lm
+    adapter = dspy.settings.adapter
     if lm is None and not language_models(student):
         raise UserError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
     if lm is not None and not is_language_model(lm):
@@ -202,9 +242,9 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
 
 
 def _problem_of_inputs(given: Sequence[str], needed: Mapping[str, Any], signature: inspect.Signature | None) -> str:
-    """Say why a program cannot be called with inputs of these names; empty if it can, as far as that is known.
+    """Return why a program cannot be called with inputs of these names; empty if no reason is known.
 
-    What larger programs pass to their predictors is not known before they run.
+    What larger programs pass to their predictors is only known when they run.
     """
     if signature is None:
         return "" if needed.keys() <= set(given) else f"it needs {sorted(needed)}"
@@ -216,7 +256,7 @@ def _problem_of_inputs(given: Sequence[str], needed: Mapping[str, Any], signatur
 
 
 def _cure_of_inputs(given: Sequence[str], needed: Mapping[str, Any]) -> str:
-    """Say what to do about examples without some of the inputs that a program needs, given by their types."""
+    """Return what to do about examples that lack inputs of a program, whose types are `needed`."""
     missing = {name: kind for name, kind in needed.items() if name not in given}
     histories = [name for name, kind in missing.items() if kind in (dspy.History, "dspy.History")]
     cure = "rename the fields of the examples or of the program, or name the inputs in with_inputs"
@@ -227,7 +267,7 @@ def _cure_of_inputs(given: Sequence[str], needed: Mapping[str, Any]) -> str:
 
 
 def _check_student(student: Any, name: str, to_order: bool) -> None:
-    """Raise unless this is a program that can run, and has predictors where it is to be ordered."""
+    """Raise unless this is a program that can run, with predictors if it is to be ordered."""
     if not isinstance(student, dspy.Module):
         hint = ": pass an instance, not the class" if isinstance(student, type) else ""
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}{hint}")
@@ -240,16 +280,14 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
     if to_order and type(student).__qualname__.startswith("Ensemble.compile."):
         raise UserTypeError(f"{name} is an Ensemble: compile its members with PLReorder first, then ensemble them")
     forward = forward_of(student)
-    is_async = inspect.iscoroutinefunction(forward)
-    if is_async or (forward is None and hasattr(student, "aforward")):
-        raise UserTypeError(
-            f"{name} is an async program, which cannot run in worker threads as it is: "
-            f"{'rename its forward to aforward, ' * is_async}wrap it with dspy.syncify(program) and compile "
-            "that; in notebooks that needs nest_asyncio"
-        )
+    cure = "wrap it with dspy.syncify(program) and compile that; in notebooks that needs nest_asyncio"
+    if inspect.iscoroutinefunction(forward):
+        cure = f"rename its forward to aforward, {cure}"
+    if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
+        raise UserTypeError(f"{name} is an async program, which cannot run in worker threads as it is: {cure}")
     if forward is None and type(student).__call__ is dspy.Module.__call__:
         raise UserTypeError(f"{name} must have a forward method; {type(student).__name__} has none: define one")
-    names = [predictor for predictor, _ in student.named_predictors()]
+    names = [predictor_name for predictor_name, _ in student.named_predictors()]
     if len(set(names)) < len(names):
         raise UserError(
             f"{name} has several predictors of one name: {sorted(names)}; rename dict keys that print alike"
@@ -262,15 +300,15 @@ def _check_student(student: Any, name: str, to_order: bool) -> None:
 
 
 def _check_inputs(student: dspy.Module, name: str) -> None:
-    """Raise where DSPy cannot pass an input of a predictor, as it takes it for another argument of the call."""
-    for predictor, each in student.named_predictors():
-        for field, info in each.signature.input_fields.items():
-            if field in TAKEN_BY_PREDICTORS and info.is_required():
-                raise UserError(f"{name}: predictor {predictor!r}: {_taken(field)}")
+    """Raise if DSPy would take an input of a predictor for another argument of the call."""
+    for predictor_name, predictor in student.named_predictors():
+        for field_name, field in predictor.signature.input_fields.items():
+            if field_name in TAKEN_BY_PREDICTORS and field.is_required():
+                raise UserError(f"{name}: predictor {predictor_name!r}: {_taken(field_name)}")
 
 
 def _taken(field: str) -> str:
-    """Say that an input has a name that it cannot have, and what to do."""
+    """Return that an input cannot have its name, and what to do."""
     return (
         f"input {field!r} cannot be passed, as DSPy's own calls have an argument of this name: rename it in the "
         "signature and in the examples"
@@ -278,7 +316,7 @@ def _taken(field: str) -> str:
 
 
 def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
-    """Warn of tools that fail at every call, as agents that run synchronously cannot await them."""
+    """Warn of async tools in agents that run synchronously, where every call of them fails."""
     if dspy.settings.allow_tool_async_sync_conversion:
         return
     awaiting: list[str] = []  # names of modules that are run asynchronously, with all that they hold
@@ -311,32 +349,42 @@ def _is_async(function: Any) -> bool:
 
 
 def _check_demos(student: dspy.Module, to_order: bool) -> None:
-    """Raise unless all demos are examples or dicts, of which prompts show a field; warn of those that JSON cannot hold
-    where the program is to be saved."""
-    mismatches, with_demos = [], 0
+    """Raise unless all demos are examples or dicts with a field that prompts show.
+
+    If the program is to be saved, warn of demos that JSON cannot hold.
+    """
+    mismatches = []
+    num_with_demos = 0
     for name, predictor in student.named_predictors():
-        demos, shown = predictor.demos, set(predictor.signature.fields)
+        demos = predictor.demos
         if not isinstance(demos, Sequence):
             raise UserTypeError(
                 f"demos of predictor {name!r} must be a list; got {type(demos).__name__}: pass [] for none"
             )
+        demo_fields: set[str] = set()
         for i, demo in enumerate(demos):
             if not isinstance(demo, (dspy.Example, Mapping)):
                 raise UserTypeError(
                     f"demo {i} of predictor {name!r} must be a dspy.Example or a dict; got {type(demo).__name__}"
                 )
-        held = {field for demo in demos for field in demo}
-        with_demos += bool(demos)
-        if demos and not held & shown:
-            mismatches.append(f"demos of predictor {name!r} hold {sorted(held)}, and its prompt shows {sorted(shown)}")
-    if to_order and (obstacle := json_obstacle(student)):
+            demo_fields.update(demo)
+        if not demos:
+            continue
+        num_with_demos += 1
+        prompt_fields = set(predictor.signature.fields)
+        if not demo_fields & prompt_fields:
+            mismatches.append(
+                f"demos of predictor {name!r} hold {sorted(demo_fields)}, and its prompt shows {sorted(prompt_fields)}"
+            )
+    obstacle = json_obstacle(student) if to_order else ""
+    if obstacle:
         logger.warning("%s", obstacle)
-    if mismatches and len(mismatches) == with_demos:
+    if mismatches and len(mismatches) == num_with_demos:
         raise UserError("; ".join(mismatches) + ": rename the fields of the demos or of the signature")
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Say what keeps `program.save("x.json")` from its work, and what to do; empty if nothing does."""
+    """Return why `program.save("x.json")` would fail, and what to do; empty if it would not."""
     obstacles = []
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
@@ -347,9 +395,11 @@ def json_obstacle(program: dspy.Module) -> str:
                     held = f"holds a {type(value).__name__} in field {field!r} ({error})"
                     obstacles.append(f"demo {i} of predictor {name!r} {held}")
     if obstacles:
-        more = f", and {len(obstacles) - 1} more fields are like it" * (len(obstacles) > 1)
+        first = obstacles[0]
+        if len(obstacles) > 1:
+            first += f", and {len(obstacles) - 1} more fields are like it"
         return (
-            f"{obstacles[0]}{more}: program.save('x.json') will fail; convert it to plain data, such as int(...), "
+            f"{first}: program.save('x.json') will fail; convert it to plain data, such as int(...), "
             "str(...) or list(...), or save with save_program=True"
         )
     try:

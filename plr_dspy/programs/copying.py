@@ -10,8 +10,8 @@ from types import MethodType
 from typing import Any
 
 import dspy
-from dspy.primitives.base_module import BaseModule
 
+from plr_dspy.dspy_compat import BaseModule
 from plr_dspy.errors import UserTypeError
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})

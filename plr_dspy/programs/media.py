@@ -10,12 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import dspy
-from dspy.adapters.types.base_type import (
+
+from plr_dspy.dspy_compat import (
     CUSTOM_TYPE_END_IDENTIFIER,
     CUSTOM_TYPE_START_IDENTIFIER,
+    serialize_object,
     split_message_content_for_custom_types,
 )
-from dspy.predict.predict import serialize_object
 
 COUNTED = ("text", "file", "document")
 """Types of parts of messages that litellm counts by what they hold."""

@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import Any
 
 import dspy
-from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 
+from plr_dspy.dspy_compat import decision_adapter, decision_request, rendered_signature
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -23,7 +23,8 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSp
 
 logger = logging.getLogger(__name__)
 
-OWN = "student"  # the origin of demos that the student came with
+OWN = "student"
+"""The origin of demos that the student came with."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,29 @@ class Slot:
     """One predictor's list of demos, or its pool of demos, which is one block."""
 
     predictor: str
-    demos: tuple[Any, ...]  # in their original order; of a pool, the student's own come first
-    # Demo indices that can trade places: most adapters show incomplete demos before complete ones, so that only orders
-    # within either group are seen. Demos that the adapter drops are in no block.
+    # The demos are in their original order. In a pool, the student's own come first.
+    demos: tuple[Any, ...]
+    # Demos of a block can trade places. Most adapters show incomplete demos before complete ones, so prompts differ
+    # only by the orders within either group. Demos that the adapter drops are in no block.
     blocks: tuple[tuple[int, ...], ...]
-    space: OrderingSpace  # the orders, or arrangements, of this slot alone; demos of one kind render alike
-    classes: tuple[tuple[int, ...], ...]  # of the demos of each block; demos of one class give the same answer
+    # These are the orders or arrangements of this slot alone; demos of one kind render alike.
+    space: OrderingSpace
+    # Demos of one class, by block, give the same answer.
+    classes: tuple[tuple[int, ...], ...]
     pool: tuple[PooledDemo, ...] = ()
 
 
 class PromptSlots(ABC):
-    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules are left alone.
+    """The demos that orderings show in the prompts of a program; frozen (compiled) sub-modules stay as they are.
 
-    Beside the orderings compete programs that are taken as they are, given by their names.
+    Attributes:
+        noun: What texts call an ordering.
+        embedder: What finds demos for each input, if anything does.
+        programs: Programs that compete with the orderings as they are.
     """
 
-    noun = "order"  # what texts call an ordering
-    embedder: Any = None  # that finds demos
+    noun = "order"
+    embedder: Any = None
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
@@ -67,10 +74,10 @@ class PromptSlots(ABC):
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
         self._factories = [ProgramFactory(whole) for whole in self.programs]
-        self._digests: dict[int, str] = {}  # of programs, by their numbers
+        self._program_digests: dict[int, str] = {}
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return demo indices by position, for each slot; those of a whole program have none."""
+        """Return demo indices by position, for each slot; a whole program has none."""
         if isinstance(candidate, WholeProgram):
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -80,29 +87,41 @@ class PromptSlots(ABC):
         """Return demo indices by position, for each slot."""
 
     def showing(self, share: float) -> Candidate:
-        """An ordering that shows about this share of the demos that may be shown."""
+        """Return an ordering that shows about this share of the available demos."""
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
-        """The demos of each slot in a new order, in new lists."""
+        """Return the demos of each slot in a new order, in new lists."""
         permutations = self.permutations(ordering)
         return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
-        """Demo indices as prompts show them, for each slot: most adapters show incomplete demos first, and leave some
-        out."""
-        demos, found = {slot.predictor: slot.demos for slot in self.slots}, {}
-        for name, items in self.permutations(ordering).items():
-            predictor, of_name = self._predictors[name], demos[name]
-            alone = {item: messages_of(predictor, [of_name[item]]) for item in items}
-            nothing, left = messages_of(predictor, []), messages_of(predictor, [of_name[item] for item in items])
-            waiting, placed = [item for item in items if alone[item] != nothing], list[int]()
-            while (item := next((i for i in waiting if left[: len(alone[i])] == alone[i]), None)) is not None:
-                left = left[len(alone[item]) :]
-                waiting.remove(item)
-                placed.append(item)
-            found[name] = placed + waiting  # in their own order where messages are not those of single demos
-        return found
+        """Return demo indices as prompts show them, for each slot.
+
+        Most adapters show incomplete demos first, and leave some out.
+        """
+        demos = {slot.predictor: slot.demos for slot in self.slots}
+        permutations = self.permutations(ordering)
+        return {name: self._shown_in(name, demos[name], items) for name, items in permutations.items()}
+
+    def _shown_in(self, name: str, demos: Sequence[Any], items: Sequence[int]) -> list[int]:
+        """Return demo indices in the order in which the prompt of a predictor shows their messages."""
+        predictor = self._predictors[name]
+        no_messages = messages_of(predictor, [])
+        unplaced_messages = messages_of(predictor, [demos[item] for item in items])
+        messages = {item: messages_of(predictor, [demos[item]]) for item in items}
+        unplaced = [item for item in items if messages[item] != no_messages]
+        placed: list[int] = []
+        while True:
+            following = [item for item in unplaced if unplaced_messages[: len(messages[item])] == messages[item]]
+            if not following:
+                break
+            item = following[0]
+            unplaced_messages = unplaced_messages[len(messages[item]) :]
+            unplaced.remove(item)
+            placed.append(item)
+        # If messages are not those of single demos, the rest stays in its own order.
+        return placed + unplaced
 
     def num_demos(self, candidate: Candidate) -> int:
         """Return the number of demos that all predictors together show."""
@@ -113,7 +132,7 @@ class PromptSlots(ABC):
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Return a copy of a whole program, or of the program in an order.
 
-        A guarded one shows no demo before it is known which example is scored.
+        If `guarded`, it shows no demo until the scored example is known.
         """
         if isinstance(candidate, WholeProgram):
             return self._factories[candidate.number].build({})
@@ -127,14 +146,14 @@ class PromptSlots(ABC):
         """Raise if a call was made that might have been shown its answer."""
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest (128 bits, hexadecimal) of the prompts that a candidate renders to.
+        """Return a digest (128 bits, hexadecimal) of a candidate's prompts.
 
-        That of a whole program is of the program, or of its prompts for these inputs, if they are known.
+        For a whole program, it is the digest of the program, or of its prompts for these inputs if they are known.
         """
         if isinstance(candidate, WholeProgram):
-            if candidate.number not in self._digests:
-                self._digests[candidate.number] = digest(self.programs[candidate.number])
-            return self._digests[candidate.number]
+            if candidate.number not in self._program_digests:
+                self._program_digests[candidate.number] = digest(self.programs[candidate.number])
+            return self._program_digests[candidate.number]
         return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
@@ -157,56 +176,70 @@ class ProgramSlots(PromptSlots):
         self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Demo indices by position: a block's demos take the places that it had before; `WITHOUT_DEMOS` has none."""
-        blocks, result = iter(ordering), {}
+        """Return demo indices by position: the demos of a block take the places that the block had before."""
         if ordering == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
+        block_orders = iter(ordering)
+        permutations = {}
         for slot in self.slots:
             permutation = list(range(len(slot.demos)))
             for block in slot.blocks:
-                for place, item in zip(block, next(blocks), strict=True):
+                for place, item in zip(block, next(block_orders), strict=True):
                     permutation[place] = block[item]
-            result[slot.predictor] = permutation
-        return result
+            permutations[slot.predictor] = permutation
+        return permutations
 
     def num_demos(self, candidate: Candidate) -> int:
         return sum(map(len, self.shown(candidate).values()))
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Find a predictor's blocks by rendering its demos alone and in pairs, so that no adapter's rule is assumed."""
-        demos, nothing = tuple(predictor.demos), as_text(messages_of(predictor, []))
-        alone = [as_text(messages_of(predictor, [demo])) for demo in demos]
-        kind = {i: alone.index(text) for i, text in enumerate(alone) if text != nothing}
-        if kind and (hidden := [i for i in range(len(demos)) if i not in kind]):
+        demos = tuple(predictor.demos)
+        no_text = as_text(messages_of(predictor, []))
+        texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
+        kinds = {i: texts.index(text) for i, text in enumerate(texts) if text != no_text}
+        hidden = [i for i in range(len(demos)) if i not in kinds]
+        if kinds and hidden:
             logger.warning(
                 "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
                 hidden,
                 name,
             )
-        block_of = {i: i for i in kind}  # each demo's block, named by its first member
-        for a, b in combinations(kind, 2):
-            if block_of[a] == block_of[b] or kind[a] == kind[b]:
-                continue
-            pair = [demos[a], demos[b]]
-            if messages_of(predictor, pair) != messages_of(predictor, pair[::-1]):
-                first, second = sorted((block_of[a], block_of[b]))
-                block_of = {i: first if block == second else block for i, block in block_of.items()}
-        found = [tuple(i for i in kind if block_of[i] == block) for block in sorted(set(block_of.values()))]
-        blocks = tuple(block for block in found if len({kind[i] for i in block}) > 1)
-        kinds, classes = (
-            tuple(tuple(numbers[i] for i in block) for block in blocks)
-            for numbers in (kind, answer_classes(demos, list(predictor.signature.output_fields)))
-        )
-        return Slot(name, demos, blocks, OrderingSpace(kinds), classes)
+        blocks = _blocks(predictor, demos, kinds)
+        classes = answer_classes(demos, list(predictor.signature.output_fields))
+        block_kinds = tuple(tuple(kinds[i] for i in block) for block in blocks)
+        block_classes = tuple(tuple(classes[i] for i in block) for block in blocks)
+        return Slot(name, demos, blocks, OrderingSpace(block_kinds), block_classes)
+
+
+def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of demos whose order changes the prompt; demos of one of the `kinds` render alike."""
+    # A block is named by its first demo.
+    block_of = {i: i for i in kinds}
+    for a, b in combinations(kinds, 2):
+        if block_of[a] == block_of[b] or kinds[a] == kinds[b]:
+            continue
+        if messages_of(predictor, [demos[a], demos[b]]) != messages_of(predictor, [demos[b], demos[a]]):
+            first, second = sorted((block_of[a], block_of[b]))
+            for i in kinds:
+                if block_of[i] == second:
+                    block_of[i] = first
+    blocks = []
+    for name in sorted(set(block_of.values())):
+        block = tuple(i for i in kinds if block_of[i] == name)
+        if len({kinds[i] for i in block}) > 1:
+            blocks.append(block)
+    return tuple(blocks)
 
 
 class PoolSlots(PromptSlots):
-    """The pools of a program's predictors, by their names, and the space of arrangements that keep to the limits.
+    """The pools of a program's predictors, by their names, and the space of arrangements within the limits.
 
-    A predictor whose pool has fewer demos than `min_demos` shows them all; tokens are those of all demos together.
+    A predictor whose pool has fewer demos than `min_demos` shows them all. `max_tokens` limits all demos together. The
+    program of the student is called `OWN` among the `programs`.
 
     Raises:
-        ValueError: when no arrangement keeps to the limits.
+        ValueError: if no arrangement is within the limits.
     """
 
     noun = "arrangement"
@@ -219,7 +252,7 @@ class PoolSlots(PromptSlots):
         min_demos: int,
         max_demos: int,
         max_tokens: int | None,
-        programs: Sequence[tuple[str, dspy.Module]] = (),  # by their names, the student's own is called `OWN`
+        programs: Sequence[tuple[str, dspy.Module]] = (),
     ) -> None:
         super().__init__(program, programs)
         most_tokens = math.inf if max_tokens is None else max_tokens
@@ -228,21 +261,24 @@ class PoolSlots(PromptSlots):
             raise UserError(
                 f"max_demo_tokens must be at least {least}, the tokens of the shortest demo; got {max_tokens}"
             )
-        slots, limits = list[Slot](), list[tuple[int, int]]()
-        for name, given in pools.items():
-            pool = tuple(each for each in given if each.origin == OWN or each.tokens <= most_tokens)
+        slots: list[Slot] = []
+        limits: list[tuple[int, int]] = []
+        for name, pooled_demos in pools.items():
+            pool = tuple(pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= most_tokens)
             if not pool:
                 continue
-            items, demos = tuple(range(len(pool))), tuple(each.demo for each in pool)
+            items = tuple(range(len(pool)))
+            demos = tuple(pooled.demo for pooled in pool)
             limits.append((min(min_demos, len(pool)), min(max_demos, len(pool))))
             space = OrderingSpace((items,), (limits[-1],))
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
             slots.append(Slot(name, demos, (items,), space, (classes,), pool))
         self.slots = tuple(slots)
-        first: Ordering = tuple(  # the shortest demos
-            tuple(sorted(range(len(slot.pool)), key=lambda item: slot.pool[item].tokens)[:least])
-            for slot, (least, _) in zip(slots, limits, strict=True)
-        )
+        shortest = []
+        for slot, (fewest, _) in zip(slots, limits, strict=True):
+            by_tokens = sorted(slot.blocks[0], key=lambda item: slot.pool[item].tokens)
+            shortest.append(tuple(by_tokens[:fewest]))
+        first: Ordering = tuple(shortest)
         if self.tokens(first) > most_tokens:
             raise UserError(
                 f"max_demo_tokens must be at least {self.tokens(first)}, the tokens of the shortest demos with "
@@ -254,25 +290,28 @@ class PoolSlots(PromptSlots):
         own = tuple(tuple(i for i, demo in enumerate(slot.pool) if demo.origin == OWN) for slot in slots)
         if self.space.contains(own) and self.space.allows(own):
             self.space = replace(self.space, identity=own)
-        # What the user has: a program, or an arrangement, which need not be within the limits.
+        # The user's program may be no arrangement, and its arrangement may be beyond the limits.
         students = [whole for whole in self.whole_programs if whole.name == OWN]
         self.original: Candidate = students[0] if students else own
 
     def showing(self, share: float) -> Candidate:
-        """The demos come from the beginning of each pool."""
-        some = tuple(tuple(range(max(least, math.ceil(share * most)))) for least, most in self.space.limits)
-        return self.space.shortened(some) or self.space.identity
+        """Return an arrangement of demos from the beginning of each pool."""
+        numbers = [max(fewest, math.ceil(share * most)) for fewest, most in self.space.limits]
+        arrangement = tuple(tuple(range(number)) for number in numbers)
+        return self.space.shortened(arrangement) or self.space.identity
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Numbers of the demos shown by position, for each slot."""
+        """Return the numbers of the demos by position, for each slot."""
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
         """Return the tokens of the demos that a candidate shows."""
         if isinstance(candidate, WholeProgram):
             return sum(map(_tokens_of_demos, self.programs[candidate.number].predictors()))
-        shown = zip(self.slots, candidate, strict=True)
-        return sum(slot.pool[item].tokens for slot, items in shown for item in items)
+        tokens = 0
+        for slot, items in zip(self.slots, candidate, strict=True):
+            tokens += sum(slot.pool[item].tokens for item in items)
+        return tokens
 
 
 def _tokens_of_demos(predictor: dspy.Predict) -> int:
@@ -284,11 +323,11 @@ def _tokens_of_demos(predictor: dspy.Predict) -> int:
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Give the predictors of a program without any demos the same labelled examples, in place; some are left to score.
+    """Give the predictors of a program without demos the same labelled examples, and return the predictors' names.
 
-    A program in which some predictor has demos stays as it is: the optimizer that chose them left the others without
-    on purpose. So does a predictor whose prompt would not show the examples. They are the same ones whatever the order
-    of the trainset. Returns the names of the others.
+    The program is changed. It stays as it is if any predictor has demos, because the optimizer that chose them left the
+    others without on purpose. A predictor whose prompt would not show the examples gets none. The choice does not
+    depend on the order of the trainset, and at least two examples are left to score.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -311,49 +350,42 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
     return filled
 
 
-def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return what DSPy puts before the adapter where an output is a decision; None where there is none.
-
-    Such outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name; of
-    clients that answer decision requests themselves all outputs are. DSPy then shows the demos in the instructions. It
-    raises a ValueError where `fields` do not fit the outputs.
-    """
-    lm, adapter = predictor.lm or dspy.settings.lm, dspy.settings.adapter or dspy.ChatAdapter()
-    found = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
-    return found if isinstance(found, DecisionAdapter) else None
-
-
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
-    """The messages of a call; without inputs those that the demos become, with all that these hold beside the demos.
+    """Return the messages of a call; without inputs, only those that the demos add.
 
-    DSPy raises a ValueError where there can be none. A TypeError says which fields hold values of no type that they
-    have.
+    Raises:
+        ValueError: if DSPy cannot make messages of these demos.
+        TypeError: if fields contain values of other types than theirs.
     """
-    signature, demos, adapter = predictor.signature, list(demos), dspy.settings.adapter or dspy.ChatAdapter()
-    if (decision := decision_adapter(predictor)) is not None:
+    signature = predictor.signature
+    demos = list(demos)
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    decision = decision_adapter(predictor)
+    if decision is not None:
+        # Such an adapter puts demos in its instructions.
         inputs = dict(inputs or {})
-        request = decision._prepare(signature, demos, inputs, {})
+        request = decision_request(decision, signature, demos, inputs)
         if decision.system_one:
             return [{"role": "user", "content": json.dumps(request, default=repr)}]
-        signature, demos = request["signature"], request["demos"]
-    if (lm := predictor.lm or dspy.settings.lm) is not None and hasattr(adapter, "_call_preprocess"):
-        tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
-        # Native features take fields out of it for some LMs.
-        signature = adapter._call_preprocess(lm, dict(predictor.config), signature, tools)
+        signature = request["signature"]
+        demos = request["demos"]
+    signature = rendered_signature(predictor, signature)
     try:
-        return list(
-            adapter.format_demos(signature, demos) if inputs is None else adapter.format(signature, demos, inputs)
-        )
+        if inputs is None:
+            return list(adapter.format_demos(signature, demos))
+        return list(adapter.format(signature, demos, inputs))
     except TypeError as error:
-        values = [*(demo.items() for demo in demos), (inputs or {}).items()]
-        fields = {name: value for items in values for name, value in items if name in signature.fields}
-        kinds = {name: type(value).__name__ for name, value in fields.items() if not isinstance(value, str)}
+        types = {}
+        for values in [*demos, inputs or {}]:
+            for name, value in values.items():
+                if name in signature.fields and not isinstance(value, str):
+                    types[name] = type(value).__name__
         raise UserTypeError(
-            f"{type(adapter).__name__} cannot show the fields {kinds} as {signature.signature!r} has them ({error}): "
+            f"{type(adapter).__name__} cannot show the fields {types} as {signature.signature!r} has them ({error}): "
             "give each field the type of its values, such as list[int]; DSPy takes a field without a type for text"
         ) from error
 
 
 def as_text(messages: Messages) -> str:
-    """Messages as one string, which tells prompts apart."""
+    """Return messages as one string, which differs if prompts do."""
     return json.dumps(messages, default=repr, sort_keys=True)

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import dspy
 import orjson
-from dspy.predict.predict import serialize_object
 
+from plr_dspy.dspy_compat import serialize_object
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.media import named_by_digest

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import dspy
-from dspy.predict.predict import serialize_object
 from pydantic import TypeAdapter
 
+from plr_dspy.dspy_compat import serialize_object
 from plr_dspy.errors import FatalLMError, UserError
 from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 

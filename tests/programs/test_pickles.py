@@ -116,11 +116,10 @@ class TestNoPickleIsReadUnlessItIsAllowed:
     def test_by_the_command_line_which_has_no_such_option(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
-        (tmp_path / "app.py").write_text(f"import dspy\nprogram = dspy.Predict({SIGNATURE!r})\n")
+        (tmp_path / "app.py").write_text(f"import dspy\nprogram = dspy.Predict({SIGNATURE!r})\nmetric = print\n")
         (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-        words = (
-            "predict app.py:program --data data.jsonl --inputs question --lm openai/x --demos program.pkl --out x.jsonl"
-        )
+        words = "evaluate app.py:program --metric app.py:metric --data data.jsonl --inputs question --lm openai/x"
+        words += " --demos program.pkl"
         assert cli.main(words.split()) == cli.USER_ERROR
         told = capsys.readouterr()
         assert "program.pkl is a pickle" in told.err

@@ -1,11 +1,15 @@
 """What importing the package and its command costs: nothing heavy before it is needed, and every name all the same."""
 
+import ast
 import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import dspy
 import pytest
+from dspy.adapters.decision import DecisionAdapter
 from dspy.utils import logging_utils
 
 import plr_dspy
@@ -111,3 +115,57 @@ def test_every_name_is_there(package):
         value = getattr(package, name)
         home = getattr(value, "__module__", None)
         assert home is None or getattr(import_module(home), name) is value
+
+
+def private_dspy_names():
+    """Names of attributes that objects of DSPy have and its documentation does not."""
+    adapter = dspy.ChatAdapter()
+    example = dspy.Example(question="", answer="").with_inputs("question")
+    signature = dspy.Predict("question -> answer").signature
+    decision = DecisionAdapter(adapter, signature, {})
+    objects = [adapter, decision, example, dspy.Prediction(), dspy.Predict(signature), dspy.LM("openai/x"), dspy.cache]
+    names = {name for holder in objects for name in dir(holder)}
+    private = {name for name in names if name.startswith("_") and not name.startswith("__")}
+    assert {"_compiled", "_store", "_input_keys", "_call_preprocess", "_prepare", "_lock"} <= private
+    return private
+
+
+def uses_of_private_dspy_names(source, private):
+    """What a source takes from DSPy's submodules or private attributes, overriding methods excepted."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dspy."):
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("dspy."))
+        elif isinstance(node, ast.Constant) and node.value in private:
+            yield node.value
+        elif isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if text.startswith(("dspy.utils.", "dspy.adapters.", "dspy.clients.", "dspy.predict.", "dspy.primitives.")):
+                yield text
+            if node.attr in private and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                yield text
+
+
+@pytest.mark.parametrize(
+    ("source", "uses"),
+    [
+        ("from dspy.utils import magicattr", ["dspy.utils"]),
+        ("import dspy.clients", ["dspy.clients"]),
+        ("program._compiled = True", ["program._compiled"]),
+        ("getattr(example, '_input_keys')", ["_input_keys"]),
+        ("dspy.utils.magicattr", ["dspy.utils.magicattr"]),
+        ("import dspy\nself._compiled\nsuper()._call_preprocess()\ndspy.Predict", []),
+    ],
+)
+def test_uses_of_private_names_are_noticed(source, uses):
+    assert list(uses_of_private_dspy_names(source, private_dspy_names())) == uses
+
+
+def test_one_file_alone_uses_private_names_of_dspy():
+    private = private_dspy_names()
+    uses = {}
+    for path in Path(plr_dspy.__file__).parent.rglob("*.py"):
+        if path.name != "dspy_compat.py":
+            uses[path.name] = list(uses_of_private_dspy_names(path.read_text(encoding="utf-8"), private))
+    assert {name: found for name, found in uses.items() if found} == {}

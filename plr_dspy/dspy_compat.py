@@ -1,0 +1,163 @@
+"""Every name of DSPy that is not part of its documented interface: look here first when a new version breaks.
+
+Other files import what DSPy keeps in its submodules from here, and read its private attributes through the functions
+below. Adapters of this package also override the hooks `_call_preprocess` and `_call_postprocess`.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import dspy
+from dspy.adapters.decision import DecisionAdapter, evidence_type, resolve_adapter
+from dspy.adapters.types.base_type import (
+    CUSTOM_TYPE_END_IDENTIFIER,
+    CUSTOM_TYPE_START_IDENTIFIER,
+    split_message_content_for_custom_types,
+)
+from dspy.adapters.types.decision import Choice, Noul, Score
+from dspy.adapters.utils import (
+    annotation_allows_none,
+    apply_output_field_defaults,
+    format_field_value,
+    get_annotation_name,
+    parse_value,
+)
+from dspy.clients._litellm import get_litellm
+from dspy.clients.engines.base import validate_request
+from dspy.clients.engines.litellm_errors import litellm_errors
+from dspy.predict.parameter import Parameter
+from dspy.predict.predict import serialize_object
+from dspy.primitives.base_module import BaseModule
+from dspy.primitives.module import set_attribute_by_name
+from dspy.teleprompt.teleprompt import Teleprompter
+from dspy.utils import magicattr
+from dspy.utils.callback import BaseCallback
+from dspy.utils.exceptions import (
+    AdapterParseError,
+    ContextWindowExceededError,
+    LMAuthError,
+    LMBillingError,
+    LMConfigurationError,
+    LMUnsupportedFeatureError,
+    LMUnsupportedModelError,
+)
+from dspy.utils.hasher import Hasher
+from dspy.utils.saving import get_dependency_versions
+from dspy.utils.usage_tracker import UsageTracker
+
+__all__ = [
+    "CUSTOM_TYPE_END_IDENTIFIER",
+    "CUSTOM_TYPE_START_IDENTIFIER",
+    "AdapterParseError",
+    "BaseCallback",
+    "BaseModule",
+    "Choice",
+    "ContextWindowExceededError",
+    "DecisionAdapter",
+    "Hasher",
+    "LMAuthError",
+    "LMBillingError",
+    "LMConfigurationError",
+    "LMUnsupportedFeatureError",
+    "LMUnsupportedModelError",
+    "Noul",
+    "Parameter",
+    "Score",
+    "Teleprompter",
+    "UsageTracker",
+    "annotation_allows_none",
+    "apply_output_field_defaults",
+    "evidence_type",
+    "format_field_value",
+    "get_annotation_name",
+    "get_dependency_versions",
+    "get_litellm",
+    "litellm_errors",
+    "magicattr",
+    "parse_value",
+    "serialize_object",
+    "set_attribute_by_name",
+    "split_message_content_for_custom_types",
+    "validate_request",
+]
+
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]
+"""A language model, and the inputs of one call of it as callbacks get them."""
+
+
+def is_compiled(program: object) -> bool:
+    """Return whether an optimizer has compiled a program, so that DSPy treats it as frozen."""
+    return bool(getattr(program, "_compiled", False))
+
+
+def set_compiled(program: dspy.Module, value: bool) -> None:
+    """Mark a program as compiled, or as open to further optimizers."""
+    program._compiled = value
+
+
+def has_inputs(example: dspy.Example) -> bool:
+    """Return whether `with_inputs` has named at least one input of an example."""
+    return bool(getattr(example, "_input_keys", None))
+
+
+def with_values(prediction: dspy.Prediction, values: Mapping[str, Any]) -> dspy.Prediction:
+    """Return a copy of a prediction with these values."""
+    copied = copy.copy(prediction)
+    copied._store = dict(values)
+    return copied
+
+
+def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
+    """Return the adapter that DSPy puts before the configured one for a decision output; None without such an output.
+
+    Decision outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name.
+    If a client answers decision requests itself, all outputs are. DSPy then shows the demos in the instructions.
+
+    Raises:
+        ValueError: if `fields` do not fit the outputs.
+    """
+    lm = predictor.lm or dspy.settings.lm
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
+    return resolved if isinstance(resolved, DecisionAdapter) else None
+
+
+def decision_request(
+    decision: DecisionAdapter, signature: type[dspy.Signature], demos: Sequence[Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the request that a decision adapter makes of a call, with its signature and demos."""
+    request: dict[str, Any] = decision._prepare(signature, list(demos), dict(inputs), {})
+    return request
+
+
+def rendered_signature(predictor: dspy.Predict, signature: type[dspy.Signature]) -> type[dspy.Signature]:
+    """Return the signature that the adapter renders: native features take fields out of it for some models."""
+    lm = predictor.lm or dspy.settings.lm
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    if lm is None or not hasattr(adapter, "_call_preprocess"):
+        return signature
+    no_tools: dict[str, list[Any]] = {name: [] for name in signature.input_fields}
+    rendered: type[dspy.Signature] = adapter._call_preprocess(lm, dict(predictor.config), signature, no_tools)
+    return rendered
+
+
+def drop_from_memory_cache(calls: Iterable[Call]) -> None:
+    """Remove the replies of calls from DSPy's memory cache if its disk cache has them too."""
+    cache = dspy.cache
+    if not (cache.enable_disk_cache and cache.enable_memory_cache):
+        return
+    # A version of DSPy without these names costs memory and nothing else.
+    with suppress(Exception):
+        from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
+
+        for lm, inputs in calls:
+            call = prepare(lm, inputs.get("prompt"), inputs.get("messages"), inputs.get("kwargs", {}))
+            if not call.cache:
+                continue
+            for is_async in (False, True):
+                key = cache.cache_key(call.key(lm, is_async), IGNORED_CACHE_KEYS)
+                if key in cache.disk_cache:
+                    with cache._lock:
+                        cache.memory_cache.pop(key, None)
