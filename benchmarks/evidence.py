@@ -142,7 +142,7 @@ def order_sensitivity(_: Compiles) -> Iterator[Figure]:
 def uneven(compiles: Compiles) -> Iterator[Figure]:
     """F1 of what accuracy and F1 choose."""
     sources = {"orders": ("mixed", 8), "demos": ("classes", 16), "nothing": ("nothing", 16)}
-    for name, *told in rows("metrics", "world, share of the label"):
+    for name, *told in rows("evidence", "world, share of the label"):
         share = int(re.findall(r"(\d+) %", name)[0]) / 100
         world = World(*sources[name.split()[0]], num_pool=400, share=share)
         for method, cell in zip(("original", "logprobs@300", "F1 logprobs@300"), told, strict=False):
@@ -153,7 +153,7 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
     """F1 of each way to spend calls, on recorded answers of which each label in turn was made rare."""
     (worlds,) = worlds_of(Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0))
     methods = ["original", *(f"{way}@300" for way in ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated"))]
-    for method, (_, cell, *_) in zip([*methods, "batch", "F1 batch"], rows("metrics", "| F1 | above"), strict=True):
+    for method, (_, cell, *_) in zip([*methods, "batch", "F1 batch"], rows("evidence", "| F1 | above"), strict=True):
         yield f"a rare label, {method}", cell, compiles(worlds, method, 2)["held-out"], 48
 
 

@@ -457,19 +457,23 @@ class Scores(MetricWork):
         output = label_output(self._program)
         if not isinstance(output, LabelOutput) or output.decision is not None:
             return None
-        numbers = output.numbers(self.examples)
-        counts = Counter(numbers[numbers >= 0].tolist())
-        names = list(output.labels)
-        frequent = [names[number] for number, _ in counts.most_common(2)]
-        if not frequent:
-            return None
+        frequent: list[str]
         if isinstance(self.metric, SetMetric):
             right_labels = self.metric.right_labels(self.examples)
+            frequent = [label for label, _ in Counter(right_labels).most_common(2)]
             values = []
             for label in frequent:
                 answers = [label] * len(self.examples)
                 values.append(self.metric.score(right_labels, answers, labels=self._labels))
         else:
+            names = list(output.labels)
+            numbers = output.numbers(self.examples)
+            counts = Counter(numbers[numbers >= 0].tolist())
+            if not counts:
+                return None
+            # Two labels, also if all examples have one: a metric that scores both alike says nothing of labels.
+            by_count = sorted(range(len(names)), key=lambda number: -counts[number])
+            frequent = [names[number] for number in by_count[:2]]
             few_labels = replace(output, labels={label: output.labels[label] for label in frequent})
             scores = label_scores(self.metric, self.examples, few_labels)
             if isinstance(scores, str):

@@ -17,6 +17,7 @@ from plr_dspy.dspy_compat import (
     apply_output_field_defaults,
     format_field_value,
 )
+from plr_dspy.errors import UserError
 
 Annotation: TypeAlias = Any
 Value: TypeAlias = Any
@@ -139,7 +140,7 @@ def _check_text_like(name: str, annotation: Annotation) -> None:
         types.append(dspy.History)
     for unsupported in types:
         if unsupported is not dspy.Reasoning:
-            raise ValueError(
+            raise UserError(
                 f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, enums, lists, "
                 f"dicts, pydantic models), got {unsupported.__name__}; use another adapter for this program, such as "
                 "dspy.ChatAdapter, or change the field's type"

@@ -442,7 +442,7 @@ def _note_fixed_only(log: RunLog) -> None:
 
     The calls that told it are none of this run, as they are none of a run that knows it from the beginning.
     """
-    log.leave_out_failed()
+    log.leave_out(CalledBlindly.__name__)
     if log.header is not None:
         log.write_header(replace(log.header, fixed_only=True))
 

@@ -294,10 +294,32 @@ def _(value: type) -> dict[Any, Any]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, Any]:
-    """Return the global variables that a function may read, without modules and keys."""
-    variables = function.__globals__
-    names = [name for name in function.__code__.co_names if name in variables and not GLOBAL_KEY.search(name)]
-    return {name: variables[name] for name in names if not isinstance(variables[name], ModuleType)}
+    """Return the global variables that a function may read, without keys.
+
+    Of a module of the user's, these are the attributes that the function names.
+    """
+    names = [name for name in _names(function.__code__) if not GLOBAL_KEY.search(name)]
+    variables: dict[str, Any] = {}
+    for name in names:
+        value = function.__globals__.get(name)
+        if not isinstance(value, ModuleType):
+            if name in function.__globals__:
+                variables[name] = value
+        elif not is_library(value.__name__):
+            for attribute in names:
+                part = vars(value).get(attribute)
+                if part is not None and not isinstance(part, ModuleType):
+                    variables[f"{name}.{attribute}"] = part
+    return variables
+
+
+def _names(code: CodeType) -> dict[str, None]:
+    """Return the names that some code reads, also within the functions that it defines, each once."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
 
 
 @cache  # The file may be edited while the program runs.

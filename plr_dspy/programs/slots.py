@@ -152,7 +152,7 @@ class PromptSlots(ABC):
         """
         if isinstance(candidate, WholeProgram):
             if candidate.number not in self._program_digests:
-                self._program_digests[candidate.number] = digest(self.programs[candidate.number])
+                self._program_digests[candidate.number] = _program_digest(self.programs[candidate.number])
             return self._program_digests[candidate.number]
         return self._digest(self.demos(candidate))
 
@@ -164,6 +164,17 @@ class PromptSlots(ABC):
             prompt = as_text(messages_of(self._predictors[name], ordered_demos))
             text += f"{name}\0{prompt}\0"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _program_digest(program: dspy.Module) -> str:
+    """Return a digest of a program, of its predictors in private attributes, and of how these find their demos."""
+    predictors = dict(program.named_predictors())
+    retrievals = {}
+    for name, predictor in predictors.items():
+        retrieval = getattr(predictor, "retrieval", None)
+        if retrieval is not None:
+            retrievals[name] = retrieval.facts
+    return digest([program, predictors, retrievals])
 
 
 class ProgramSlots(PromptSlots):

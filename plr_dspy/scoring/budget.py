@@ -95,6 +95,9 @@ class Budget:
             self.refused = self._limit_met()
             if self.refused is not None:
                 return False
+            if not self._num_timed and not self._num_under_way:
+                # Recalled calls take time of their own, which says nothing of the pace of new ones.
+                self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
 

@@ -107,6 +107,8 @@ class RunLog:
         self.failed_before: dict[CallName, str] = {}  # errors of the calls that failed for a reason outside the program
         self._codec = codec or ValueCodec()
         self._held: dict[CallName, LoggedCall] = {}  # of the file, for this run to recall
+        # Failures for a reason outside the program, which no answered call follows yet in the file.
+        self._pending: dict[CallName, LoggedCall] = {}
         self._course: dict[CallName, LoggedCall] = {}  # of this run
         self._example_keys: list[str] | None = None
         self._unwritten_header: Header | None = None
@@ -175,17 +177,30 @@ class RunLog:
             return True
 
     def repeat_failed(self) -> None:
-        """Have the next run make the failed calls of this run again."""
-        for name, call in self._course.items():
-            if call.record.outcome == FAILED and cause_of(call.record.error) is None:
+        """Have the next run make the failed calls again that this run ended with.
+
+        The run went on after earlier ones, so that the next run needs them to take the same course.
+        """
+        for name, call in reversed(self._course.items()):
+            if call.record.outcome != FAILED:
+                break
+            if cause_of(call.record.error) is None:
                 self._write({"call": name, "again": True})
 
-    def leave_out_failed(self) -> None:
-        """Take the failed calls out of this run, which goes on without what they showed."""
+    def repeat_outside_failures(self) -> None:
+        """Have this run make all calls again that failed for a reason outside the program."""
+        for name, call in list(self._held.items()):
+            if cause_of(call.record.error) is not None:
+                del self._held[name]
+                self.failed_before[name] = call.record.error
+
+    def leave_out(self, error: str) -> None:
+        """Take the calls that failed with this error out of this run, and have the next one make them again."""
         for name, call in list(self._course.items()):
-            if call.record.outcome == FAILED:
+            if call.record.error == error:
                 del self._course[name]
-        self.records = {key: record for key, record in self.records.items() if record.outcome != FAILED}
+                self._write({"call": name, "again": True})
+        self.records = {key: record for key, record in self.records.items() if record.error != error}
 
     def write_header(self, header: Header, *, now: bool = True) -> None:
         """Write what the run scores, or if not `now`, with the next call that is made or recalled."""
@@ -288,6 +303,7 @@ class RunLog:
         line = _LINE.validate_python(line_fields)
         self._held.pop(line.call, None)
         self.failed_before.pop(line.call, None)
+        self._pending.pop(line.call, None)
         if line.tokens or not line.again:
             self.tokens_before.append(line.tokens)
         if line.again:
@@ -300,10 +316,17 @@ class RunLog:
         record = _RECORD.validate_python(content)
         if record.score is None and not record.outcome and record.value is None:
             raise UserError(f"it says nothing of {line.call}")
-        if cause_of(record.error) is None:
-            self._held[line.call] = LoggedCall(record, line.tokens)
-        else:
+        call = LoggedCall(record, line.tokens)
+        if cause_of(record.error) is not None:
+            self._pending[line.call] = call
             self.failed_before[line.call] = record.error
+            return
+        self._held[line.call] = call
+        if record.outcome != FAILED:
+            # The run went on after these failures, and decided on them.
+            self._held |= self._pending
+            self._pending = {}
+            self.failed_before = {}
 
 
 @contextmanager
@@ -339,6 +362,8 @@ def open_log(
         values = codec()
         log = RunLog(folder / FILE, values)
         stack.callback(lambda: log.close())
+        if accept_changes:
+            log.repeat_outside_failures()
         identity = orjson.loads(orjson.dumps(describe()))
         before = Header(SCHEMA_VERSION, {}) if log.header is None else log.header
         changes = _changes(before.identity, identity, ignored=before.unstable)

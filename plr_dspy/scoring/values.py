@@ -92,7 +92,8 @@ class ValueCodec:
         if value is None or kind is bool:
             return value
         if kind is str:
-            return _encoded_text(value)
+            # Replies may contain half of a surrogate pair, which no file in UTF-8 can hold.
+            return value if _is_unicode(value) else _tagged("str", value.encode("utf-8", "surrogatepass").hex())
         if kind is int:
             return value if SMALLEST_INT <= value <= LARGEST_INT else _tagged("int", hex(value))
         if kind is float and math.isfinite(value):
@@ -113,8 +114,8 @@ class ValueCodec:
 
     def _encoded_dict(self, value: Mapping[Any, Any]) -> Any:
         """Return JSON data of a dict: pairs if JSON cannot hold its keys."""
-        if TAG not in value and all(type(key) is str for key in value):
-            return {_encoded_text(key): self._encoded(part) for key, part in value.items()}
+        if TAG not in value and all(type(key) is str and _is_unicode(key) for key in value):
+            return {key: self._encoded(part) for key, part in value.items()}
         return _tagged("dict", [[self._encoded(key), self._encoded(part)] for key, part in value.items()])
 
     def _encoded_object(self, value: Any) -> Any:
@@ -137,6 +138,8 @@ class ValueCodec:
             return CONTAINERS[tag](map(self.decode, content))
         if tag in FROM_TEXT:
             return FROM_TEXT[tag](content)
+        if tag == "str":
+            return bytes.fromhex(content).decode("utf-8", "surrogatepass")
         if tag == "int":
             return int(content, 16)
         if tag == "bytes":
@@ -169,13 +172,13 @@ def _tagged(tag: str, content: Any) -> dict[str, Any]:
     return {TAG: tag, "of": content}
 
 
-def _encoded_text(text: str) -> str:
-    """Return a text, or raise `Unwritable` if no file can hold it, such as half of a surrogate pair."""
+def _is_unicode(text: str) -> bool:
+    """Return whether a file in UTF-8 can hold the text."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        raise Unwritable(f"a text with {error.object[error.start]!r}") from None
-    return text
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(kind: type) -> str:

@@ -216,7 +216,7 @@ def test_evaluate_and_compile_take_a_calibrated_program(folder, capsys, kind):
     assert cli.main(evaluate("--data", f"train.{kind}", *ACCURACY, "--programs", "calibrated.json")) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     rows = {line.split()[0]: line for line in lines if line.strip()}
-    assert rows.keys() == {"reviews_app.py:program", "calibrated.json"}
+    assert rows.keys() == {"reviews_app.py:program", "calibrated.json", "always"}
     assert "over the first; recall negative" in rows["calibrated.json"]
     assert cli.main(compile_arguments("--demos", "calibrated.json", "--out", "again.json")) == 0
     assert "calibration" in json.loads((folder / "again.json").read_text())
@@ -234,8 +234,8 @@ def test_evaluate_by_several_metrics(folder, capsys, metrics):
     assert cli.main(evaluate("--data", "train.jsonl", *metrics)) == 0
     names = [name for name in metrics if name != "--metric"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[::2] == [f"{name}: 24 examples" for name in names]
-    for name, line in zip(names, lines[1::2], strict=True):
+    assert lines[::3] == [f"{name}: 24 examples" for name in names]
+    for name, line in zip(names, lines[1::3], strict=True):
         assert cli.main(evaluate("--data", "train.jsonl", "--metric", name)) == 0
         assert capsys.readouterr().out.splitlines()[1] == line
 

@@ -98,6 +98,21 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
     assert engine.num_calls == uninterrupted.program_calls["total"] + num_failed
 
 
+@pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+def test_a_failure_that_the_run_went_on_after_costs_nothing_again(tmp_path, kind):
+    """The next run would take another course, and pay for other calls."""
+    failing = Failing(lm15.RateLimitError)
+    engine = engine_for(EXAMPLES, at={10: failing})
+    options = {"candidates": "labeled"} if kind is PLFewShot else {}
+    with using(engine):
+        report = chosen(tmp_path, kind, **options)
+        num_calls = engine.num_calls
+        again = chosen(tmp_path, kind, **options)
+    assert engine.num_calls == num_calls
+    assert found(again) == found(report)
+    assert [error.count for error in again.errors] == [1]
+
+
 class NotFoundError(Exception):
     """An error of a user's own tool, of the name that a provider's has."""
 
@@ -139,16 +154,18 @@ class Limited(fakes.OrderSensitiveEngine):
 class TestCompleted:
     """Some calls of a run that came to its end failed."""
 
-    def test_nothing_else_is_asked_again_and_the_result_is_the_same(self, tmp_path, error, kind):
+    def test_only_accepted_changes_ask_again_and_the_result_is_the_same(self, tmp_path, error, kind):
         with using(Limited(error)) as engine:
             reports = [chosen(tmp_path, kind, max_errors=1_000)]
             num_calls = engine.num_calls
             num_failed = len(engine.failed)
             assert num_failed > 5
-            for run in (1, 2):
-                reports.append(chosen(tmp_path, kind, max_errors=1_000))
-                assert engine.num_calls == num_calls + run * num_failed
-                assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
+            reports.append(chosen(tmp_path, kind, max_errors=1_000))
+            num_last = engine.num_calls - num_calls
+            assert num_last <= 2  # Those that no answered call follows are asked again.
+            reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
+            assert engine.num_calls == num_calls + num_last + num_failed
+            assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
         assert found(reports[0]) == found(reports[1]) == found(reports[2])
 
     def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
@@ -159,8 +176,8 @@ class TestCompleted:
             engine.failing.is_broken = False
             engine.at = {engine.num_calls + num_failed // 2: fakes.interrupt}
             with pytest.raises(KeyboardInterrupt):
-                chosen(tmp_path, kind)
-            report = chosen(tmp_path, kind)
+                chosen(tmp_path, kind, accept_changes=True)
+            report = chosen(tmp_path, kind, accept_changes=True)
             assert not report.errors
             assert report.comparison is not None
             assert report.program_calls["total"] <= 150

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import dspy
+import fakes
 import numpy as np
 import openai
 import pydantic
@@ -298,3 +299,28 @@ def test_the_same_in_processes_that_hash_otherwise():
         " Judge(), Weighted(1).score, reversed_(plain), dspy.ReAct('a -> b', tools=[plain])];"
         "print([digest(thing) for thing in things])"
     )
+
+
+LIMIT = 1
+
+
+def reads_within(example, prediction):
+    return sorted([example], key=lambda part: part + LIMIT)
+
+
+def reads_of_a_module(example, prediction):
+    return fakes.WANTED.match(prediction)
+
+
+@pytest.mark.parametrize(
+    ("metric", "owner", "name"),
+    [(reads_within, None, "LIMIT"), (reads_of_a_module, fakes, "WANTED")],
+    ids=["nested code", "module of the user's"],
+)
+def test_what_a_metric_reads_counts(monkeypatch, metric, owner, name):
+    before = digest(metric)
+    if owner is None:
+        monkeypatch.setitem(globals(), name, 2)
+    else:
+        monkeypatch.setattr(owner, name, re.compile("other"))
+    assert digest(metric) != before

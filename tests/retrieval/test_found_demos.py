@@ -477,3 +477,19 @@ class TestBadInput:
         compiled(CopyingEngine(), max_metric_calls=0)[0].save(tmp_path / "p.json")
         with pytest.raises(ValueError, match="none of the fields"):
             load_program(predict("text -> label"), tmp_path / "p.json")
+
+
+class Private(dspy.Module):
+    """Keeps its predictor in an attribute that begins with an underscore."""
+
+    def __init__(self):
+        super().__init__()
+        self._step = predict()
+
+    def forward(self, question):
+        return self._step(question=question)
+
+
+def test_variations_of_a_private_predictor_are_told_apart():
+    _, optimizer = compiled(by_colour(), student=Private())
+    assert optimizer.report.program_calls["total"] > 110
