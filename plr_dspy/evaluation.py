@@ -168,7 +168,8 @@ class Evaluation:
         num_examples: Examples that each program answered.
         num_failed: Examples that are left out, as a call on them failed.
         constant: What always answering one label scores, the better of the two most frequent ones; None if the first
-            program has no output of few labels, or if the metric calls a language model or takes long.
+            program has no single output of few labels, or a decision as output. None, too, if the metric calls a
+            language model, takes long, needs more than the label, or scores both labels alike.
     """
 
     programs: Mapping[str, ProgramScore]

@@ -247,7 +247,7 @@ class ConfusionMetric(SetMetric):
             that examples have. Counts may be fractions, and rows may be empty. The value must not depend on the total
             of the counts. The function is called some ``2 k (k + 1)`` times in each round of a search.
         output: Name of the output, and of the examples' field, that has the label; None takes the only one.
-        name: What messages and reports call the metric; None takes the function's name.
+        name: What messages and reports call the metric; None names it by its arguments.
         bounds: The least and the largest value, if these are known: intervals end there.
     """
 

@@ -55,7 +55,8 @@ class PLReorder(LearningOptimizer):
         log_dir: Folder for every finished call (``calls.jsonl``), and the report (``report.json``). A compile with the
             same program, metric, models and examples makes no call again that it holds. A folder without any score or
             bootstrapped demo is free for any other compile. None keeps nothing.
-        accept_changes: Go on from a `log_dir` although the program, the metric, a model or an example has changed.
+        accept_changes: Go on from a `log_dir` although the program, the metric, a model or an example has changed, and
+            make all calls again that the provider failed.
         display_progress: Draw a progress bar; if you have no log handlers, show a line for each round, too.
 
     Attributes:

@@ -148,10 +148,6 @@ class RunLog:
             if key in numbers:
                 self.records[prompt, numbers[key]] = call.record
 
-    def holds(self, key: CallKey) -> bool:
-        """Return whether the call has been made, by this run or by one before it."""
-        return key in self.records or self._name(key) in self._held
-
     def recall(self, key: CallKey) -> LoggedCall | None:
         """Add a call of an earlier run to this run, and return it; None if the file does not hold it."""
         name = self._name(key)
