@@ -139,7 +139,8 @@ class TestTeachers:
         with using(engine_for(EXAMPLES)):
             chooser(metric, candidates="both", max_errors=100).compile(predict(), trainset=EXAMPLES)
         (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
-        assert warning.endswith("mend the metric, or what it calls")
+        assert "ended in ZeroDivisionError" in warning
+        assert warning.endswith("mend the program or the metric, or pass another teacher")
 
 
 class TestMetrics:
@@ -164,7 +165,7 @@ class TestMetrics:
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
-        assert ("15 gave an answer that scored 0 or less." in caplog.text) == (wrong is None)
+        assert ("15 gave an answer that scored too little." in caplog.text) == (wrong is None)
         assert ("the metric compares the right fields" in caplog.text) == (wrong is None)
 
 
@@ -181,7 +182,7 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    with pytest.raises(ValueError, match=r"no prompt of it shows the fields of the examples: .* PLFewShot"):
+    with pytest.raises(ValueError, match=r"its prompts must show the fields of the examples.* PLFewShot"):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
 
@@ -192,20 +193,21 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] == 10
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 40
-    assert "time and money, ended after 10 examples: time limit" in caplog.text
+    assert "time and money, ended after 10: time limit" in caplog.text
     assert optimizer.report.comparison is not None
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] > 10
     assert set(engine.requests.values()) == {1}
 
 
-def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
+def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(
+    engine, tmp_path, monkeypatch
+):
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
     optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="a quarter of max_seconds=40 was over before"):
-        optimizer.compile(predict(), trainset=UNLABELLED)
+    assert not optimizer.compile(predict(), trainset=UNLABELLED).demos
     assert engine.num_calls == 10
     optimizer.compile(predict(), trainset=UNLABELLED)
     assert optimizer.report.program_calls["bootstrap"] == 15
