@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar
 import dspy
 import torch
 from pydantic import Field
-from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import Plan, ProblemSize
@@ -66,7 +65,6 @@ class OpenCompile:
     setup: CompileSetup
     work: MetricWork  # makes a program call
     scorer: CellScorer
-    bar: tqdm
     responses: LabelResponses | None = None  # what the search learns from calls beside scores
 
 
@@ -139,7 +137,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Search for the best order of the student's demos; `PLFewShot` also for those to show.
 
         Args:
-            student: A program, which is not changed.
+            student: The program; it is not changed.
             trainset: Examples that score candidates. `PLFewShot` makes demos of some, which score nothing.
             teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; None
                 takes the student. Other optimizers ignore it.
@@ -275,7 +273,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
             payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
-            yield OpenCompile(setup, work, scorer_of(setup, work, payer), bar)
+            yield OpenCompile(setup, work, scorer_of(setup, work, payer))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the demos that calls make before the search; return the setup with them."""
@@ -344,9 +342,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
-            on_round=lambda last: opened.bar.set_postfix_str(
-                f"round {last.index + 1}, mean score {last.mean_score:.3f}"
-            ),
         )
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:

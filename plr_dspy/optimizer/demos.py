@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -29,8 +29,7 @@ from plr_dspy.scoring.run_log import CallRecord, error_counts
 
 logger = logging.getLogger(__name__)
 
-# Share of the trainset that demos are made of, and the most examples. The others score: chance moves a score by
-# 1 / sqrt(4 n). A search of some hundred calls tells more than 50 demos apart no better than it tells 50.
+# Share of the trainset that demos are made of, and the most examples; the others score.
 POOL_SHARE, LARGEST_POOL = 0.25, 50
 ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted
 NOT_KNOWN = "..."  # stands for what a teacher will answer
@@ -85,7 +84,7 @@ def pools_of(
 def stand_ins(
     program: dspy.Module, examples: Mapping[int, dspy.Example], wanted: int, *, beside_labelled: bool
 ) -> list[Attempt]:
-    """Return the attempts at this many demos before they are made, with demos that the examples cannot be.
+    """Return the attempts at this many demos before they are made, with demos that stand in for theirs.
 
     Beside labelled examples that have all outputs, which are labels, there are none: a right answer would add nothing.
     """
@@ -104,7 +103,7 @@ def stand_ins(
         demos = {}
         for name, predictor in predictors:
             fields = predictor.signature.fields
-            if not fields.keys() <= known.keys():
+            if not (beside_labelled and fields.keys() <= known.keys()):
                 demos[name] = dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
@@ -150,7 +149,11 @@ class TeacherWork(MetricWork):
         if not is_right:
             return CallRecord(None, message=f"scored {score:g}", value={})
         fields = {}
-        for name, demos in self._demos_in(trace).items():
+        for name, predictor in self._predictors.items():
+            calls = [(inputs, outputs) for caller, inputs, outputs in trace if caller is predictor]
+            demos = [dspy.Example({"augmented": True, **inputs, **outputs}) for inputs, outputs in calls]
+            if not demos:
+                continue
             *earlier, demo = demos
             if earlier:  # Of several calls the last one or an earlier one, drawn as by DSPy.
                 rng = random.Random(Hasher.hash(tuple(demos)))
@@ -158,18 +161,6 @@ class TeacherWork(MetricWork):
             # The program may write to what it has answered.
             fields[name] = {field: own_value(value) for field, value in demo.items()}
         return CallRecord(None, value=fields)
-
-    def _demos_in(self, trace: Sequence[Any]) -> dict[str, list[dspy.Example]]:
-        """Return the demos that the calls in a trace make, by predictor."""
-        stages = Counter(predictor.stage for predictor in self._predictors.values())
-        demos: dict[str, list[dspy.Example]] = defaultdict(list)
-        for name, predictor in self._predictors.items():
-            stage = predictor.stage
-            for caller, inputs, outputs in trace:
-                # Modules such as dspy.BestOfN run copies, which keep the stage.
-                if caller is predictor or (stages[stage] == 1 and getattr(caller, "stage", "") == stage):
-                    demos[name].append(dspy.Example({"augmented": True, **inputs, **outputs}))
-        return demos
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
@@ -204,8 +195,7 @@ def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attem
         if not budget.recall(key):
             teaching.pay({key: None})
         if key not in log.records:
-            reason = budget.refused and budget.refused.value
-            logger.warning("bootstrapping, which has a quarter of time and money, ended after %d: %s", index, reason)
+            logger.warning("bootstrapping ended after %d examples, for it has a quarter of time and money", index)
             break
         record = log.records[key]
         demos = {predictor: dspy.Example(fields) for predictor, fields in (record.value or {}).items()}
@@ -220,26 +210,20 @@ def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attem
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Return why no attempt made a demo, by the most frequent reason, and its cure; as the end of a sentence."""
+    """Return why no attempt made a demo, by the most frequent error, and what to do; as the end of a sentence."""
+    errors = Counter(attempt.cell.error for attempt in attempts if attempt.cell.error)
     if not attempts:
-        return ": its quarter of max_seconds or max_cost is too small for a call"
-    reasons = Counter(_reason(attempt.cell) for attempt in attempts)
-    ((reason, cure), number) = reasons.most_common(1)[0]
-    return f": of {len(attempts)} calls of the teacher, {number} {reason}. To make some, {cure}"
-
-
-def _reason(record: CallRecord) -> tuple[str, str]:
-    """Return why an attempt made no demo, and the cure."""
-    if record.error:
-        otherwise = "mend the program or the metric, or pass another teacher"
-        if record.error == AdapterParseError.__name__:
-            otherwise = adapter_advice()
-        return f"ended in {record.error}", cure_of([record.error], otherwise=otherwise)
-    if record.message:
-        cure = "see that the metric compares the right fields, or pass a better teacher or another metric_threshold"
-        return "gave an answer that scored too little", cure
-    cure = "start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, and keep DSPy's trace"
-    return "gave a right answer by calls that DSPy's trace does not hold", cure
+        return ": a quarter of max_seconds or max_cost is too little for a call: raise it"
+    if errors.total() <= len(attempts) / 2:
+        return (
+            f": none of {len(attempts)} calls of the teacher gave an answer that scores enough, and that DSPy's trace "
+            "holds: see that the metric compares the right fields, and start threads with dspy.Parallel"
+        )
+    ((error, number),) = errors.most_common(1)
+    cure = "mend the program or the metric, or pass another teacher"
+    if error == AdapterParseError.__name__:
+        cure = adapter_advice()
+    return f": {number} of {len(attempts)} calls of the teacher ended in {error}: {cure_of([error], otherwise=cure)}"
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
-from pydantic import AfterValidator, Field, SkipValidation
+from pydantic import Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
@@ -34,29 +34,15 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES = ("both", "labeled", "bootstrapped")  # kinds of demos that are made of the trainset
-
-
-def _check_candidates(candidates: Any) -> str | list[Any]:
-    """Return the argument as it was passed, a list as a list of its own; raise for anything else."""
-    if isinstance(candidates, str) and candidates in CANDIDATES:
-        return candidates
-    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
-        raise UserError(f"candidates must be one of {list(CANDIDATES)}, or a list of demos; got {shown(candidates)}")
-    for number, demo in enumerate(candidates):
-        if not isinstance(demo, (dspy.Example, Mapping)):
-            raise UserTypeError(f"candidates[{number}] must be a dspy.Example or a dict; got {type(demo).__name__}")
-    return list(candidates)
+Demo: TypeAlias = dspy.Example | dict[str, Any]
 
 
 @arguments
 class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, for a budget of program calls.
 
-    Candidates are the student's own demos, labelled examples of the trainset, and demos that a teacher's right answers
-    make (DSPy's `BootstrapFewShot`). A quarter of the trainset, 50 examples at most, becomes demos, and the rest
-    scores. The student as it is competes, and stays unless something is three times as likely to be better as to be
-    worse.
+    A quarter of the trainset, 50 examples at most, becomes demos, and the rest scores. The student as it is competes,
+    and stays unless something is three times as likely to be better as to be worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
@@ -65,9 +51,9 @@ class PLFewShot(LearningOptimizer):
             compete. With "retrieved" and ``max_metric_calls=0`` no call is made.
         embedder: A ``dspy.Embedder`` that says how similar inputs are; None compares their words (TF-IDF).
         max_demos, min_demos: Demos that each predictor shows; if there are fewer, it can show all.
-        candidates: What makes demos: "labeled" examples of the trainset, demos "bootstrapped" from them, or "both",
-            which bootstraps none if every output is a label that the examples have; or a list of demos. The student's
-            own always take part.
+        candidates: What makes demos: "labeled" examples of the trainset, right answers of a teacher to them
+            ("bootstrapped"), or "both", which asks no teacher if every output is a label that the examples have; or a
+            list of demos. The student's own always take part.
         max_demo_tokens: Limit on the tokens of all demos together, as GPT-4o counts them. Only the student as it is may
             have more.
         max_bootstrapped: Examples whose answers make demos. A teacher is run on twice as many at most.
@@ -76,9 +62,8 @@ class PLFewShot(LearningOptimizer):
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`; None if a compile ended before its search began. Demos are named by their numbers in
-            the pool, which ``report.slots`` lists with their origins. ``report.best_by_number`` has the best
-            arrangement of each number of demos.
+        report: As in `PLReorder`. Demos are named by their numbers in the pool, which ``report.slots`` lists with
+            their origins. ``report.best_by_number`` has the best arrangement of each number of demos.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -94,7 +79,7 @@ class PLFewShot(LearningOptimizer):
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
-    candidates: Annotated[Any, AfterValidator(_check_candidates)] = "both"
+    candidates: Literal["both", "labeled", "bootstrapped"] | Annotated[list[Demo], Field(min_length=1)] = "both"
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
@@ -123,13 +108,10 @@ class PLFewShot(LearningOptimizer):
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
 
     def program_with(self, num_demos: int) -> dspy.Module:
-        """Make the program with the best arrangement that the last compile found of a number of demos.
+        """Make the program with the best arrangement of a number of demos that the last compile scored.
 
         Args:
             num_demos: Shown by all predictors together.
-
-        Raises:
-            ValueError: If nothing was scored with so many; the message says which numbers there are.
         """
         if self.report is None or not self._found:
             raise UserError("program_with needs scored demos: call compile with a budget of calls first")
@@ -142,9 +124,7 @@ class PLFewShot(LearningOptimizer):
     ) -> DemoChoices:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
         given = self._given
-        examples: Mapping[int, dspy.Example] = {}
-        if not given:
-            examples = demo_examples(trainset, valset, rng)
+        examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for predictor in program.predictors())):
             raise UserError(
                 "trainset must hold more examples with different inputs, none of them in valset, as some are needed as "
@@ -197,13 +177,12 @@ class PLFewShot(LearningOptimizer):
         findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
         *,
-        labelled: bool = True,
         only_fixed: bool = False,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; the examples themselves only if they are `labelled`."""
-        shown_examples = {**examples, **findable} if labelled else {}
+        """Return what can be chosen after these attempts."""
+        labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
         # Fixed and found demos together: each one is rendered once.
-        every = pools_of(program, labelled=shown_examples, attempts=attempts, given=self._given)
+        every = pools_of(program, labelled=labelled, attempts=attempts, given=self._given)
         only_findable = {f"trainset[{number}]" for number in findable.keys() - examples.keys()}
         pools = {}
         for name, demos in every.items():
@@ -256,8 +235,7 @@ class PLFewShot(LearningOptimizer):
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teaching)
-        labelled = self.candidates != "bootstrapped"
-        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts, labelled=labelled)
+        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts)
         if slots.space.num_distinct < 2 and all(attempt.cell.outcome == FAILED for attempt in attempts):
             raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
@@ -271,8 +249,7 @@ class PLFewShot(LearningOptimizer):
             return None
         logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
         setup = opened.setup
-        labelled = self.candidates != "bootstrapped"
-        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, labelled=labelled, only_fixed=True)
+        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, only_fixed=True)
         setup = self._with_slots(replace(setup, findable={}), slots)
         work = self.work(setup)
         payer = opened.scorer.payer

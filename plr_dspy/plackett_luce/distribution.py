@@ -20,9 +20,7 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    The first item is drawn with probability proportional to ``exp(logits)``.
-    Each next one is drawn in the same way from the items left.
-    Adding a constant to all logits changes nothing.
+    The first item is drawn with probability proportional to ``exp(logits)``, each next one likewise from those left.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
@@ -33,10 +31,6 @@ class PlackettLuce:
         length_probabilities: Probabilities of the last lengths up to `length`.
             Shorter rankings end in -1. None always draws `length` items.
         generator: Random source of `sample`; None uses torch's default.
-
-    Raises:
-        TypeError: If the logits are not a floating-point tensor.
-        ValueError: If shapes, lengths or probabilities do not fit.
     """
 
     def __init__(
@@ -73,7 +67,10 @@ class PlackettLuce:
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``, first item first."""
-        if value.shape[-1:] != (self.length,) or not are_rankings(value, self.num_items, self.min_length).all():
+        lengths = (value != NOT_SHOWN).sum(dim=-1)
+        orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
+        are_rankings = torch.equal(self._truncate(orderings, lengths[..., None]), value)
+        if not are_rankings or (lengths < self.min_length).any():
             raise ValueError(
                 f"value must have rows of {self.min_length} to {self.length} different ones of {self.num_items} items, "
                 f"then -1; got {value}"
@@ -85,7 +82,6 @@ class PlackettLuce:
             log_probs = (by_component + self.weights.log()).logsumexp(dim=-1)
         if self.length_probabilities is None:
             return log_probs
-        lengths = (value != NOT_SHOWN).sum(dim=-1)
         return log_probs + self.length_probabilities.log()[lengths - self.min_length]
 
     @torch.no_grad()
@@ -107,10 +103,9 @@ class PlackettLuce:
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable ranking, ``[k]``; items with equal logits keep their order.
+        """Return the most probable ranking ``[k]`` of the most probable length; equal logits keep their order.
 
-        A mixture returns the best of its components' modes. If lengths are drawn, the most probable one is
-        taken first, because any short ranking is likelier than a long one.
+        A mixture returns the best of its components' modes.
         """
         length = self.length
         if self.length_probabilities is not None:
@@ -121,10 +116,7 @@ class PlackettLuce:
         return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Estimate Pr(item i at position r) as ``[n, k]``, by draws with a fixed seed.
-
-        The standard error is .005 at most.
-        """
+        """Estimate Pr(item i at position r) as ``[n, k]``, by draws with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
         shares = [(draws == item).to(self.logits).mean(dim=0) for item in range(self.num_items)]
@@ -164,17 +156,6 @@ def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
     """Return rankings of any lengths as one tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
-
-
-def are_rankings(rows: Tensor, num_items: int, min_length: int = 0) -> Tensor:
-    """Return which rows ``[..., k]`` are different items, at least `min_length`, followed by -1."""
-    is_shown = rows != NOT_SHOWN
-    in_range = (rows >= NOT_SHOWN) & (rows < num_items)
-    padded_at_end = is_shown[..., :-1] | ~is_shown[..., 1:]
-    ascending = rows.sort(dim=-1).values
-    distinct = (ascending.diff(dim=-1) != 0) | (ascending[..., 1:] == NOT_SHOWN)
-    long_enough = is_shown.sum(dim=-1) >= min_length
-    return in_range.all(dim=-1) & padded_at_end.all(dim=-1) & distinct.all(dim=-1) & long_enough
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from plr_dspy.plackett_luce.distribution import PlackettLuce, are_rankings, item_positions, log_probabilities
+from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, log_probabilities
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ class RankEMA(_Rule):
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
     Attributes:
-        smoothing: Share of the new target in the mix, in (0, 1].
+        smoothing: Share of the new target in the mix.
         temperature: Divides the ranks; smaller is greedier.
         clip: Bound on the absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
@@ -67,7 +67,7 @@ class RankEMA(_Rule):
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
-        weights = _checked_weights(distribution, elites, weights)
+        weights = _weights_of(elites, weights, distribution.logits)
         ranks = tied_ranks(elites).to(weights)
         mean_ranks = weights @ ranks / weights.sum()
         target = -mean_ranks / self.temperature  # PLR, EMA update
@@ -77,18 +77,15 @@ class RankEMA(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
-    """One expectation-maximisation step of a mixture (the EM update of PLR).
+    """One expectation-maximisation step of a mixture (the EM update of PLR), smoothed.
 
-    Adam fits each component from its current logits; the result is smoothed.
-
-    Deviation: equal components would get the same responsibilities, and stay
-    equal forever. Here, they divide the elites between them.
+    Deviation: equal components would stay equal forever. Here, they divide the elites between them.
 
     Attributes:
         num_components: Number of Plackett-Luce components C.
         weight_floor: Least weight of a component, before weights are normalised.
         num_steps, learning_rate: Number and size of Adam's steps.
-        l2: Penalty on the squared logits (adds ``-l2 * logits`` to the gradient).
+        l2: Penalty on the squared logits.
         smoothing, clip, weighted: As in `RankEMA`.
     """
 
@@ -107,16 +104,11 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam.
+        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        Args:
-            logits: Where to start, ``[n]`` or one row a component ``[c, n]``.
-            elites: Rankings ``[m, n]``.
-            weights: Weights of the elites, ``[m]`` or ``[c, m]``; None for 1.
+        The weights of the elites are ``[m]`` or ``[c, m]``.
         """
-        if weights is None:
-            weights = logits.new_ones(len(elites))
-        weights = weights.to(logits)
+        weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
         theta = self._project(logits.detach())
         mean = torch.zeros_like(theta)
@@ -131,7 +123,7 @@ class MixtureEM(_Rule):
         return theta
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
-        weights = _checked_weights(distribution, elites, weights)
+        weights = _weights_of(elites, weights, distribution.logits)
         shares = weights
         if distribution.weights is not None:
             shares = weights * _responsibilities(distribution, elites)  # PLR, E-step
@@ -159,8 +151,7 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item shown adds 1. Each item loses its chance of coming next, summed
-    # over the positions up to its own.
+    # An item adds 1 if it is shown, and loses its chances of coming next, up to its own position.
     tiny = torch.finfo(theta.dtype).tiny  # so that no sum is 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
@@ -220,22 +211,13 @@ def smoothing_of(update: UpdateRule) -> float:
     return smoothing
 
 
-def _checked_weights(distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
+def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
     """Return the weights ``[m]``, by default 1, in the dtype of the logits."""
-    size = distribution.num_items
-    if elites.dim() != 2 or not len(elites) or elites.shape[1] != size:
-        raise ValueError(f"elites must have shape [m, {size}] with m >= 1; got {list(elites.shape)}")
-    if not are_rankings(elites, size).all():
-        raise ValueError(f"elites must have different items in each row, followed by -1; got {elites}")
     if weights is None:
-        return distribution.logits.new_ones(len(elites))
-    weights = weights.to(distribution.logits)
-    is_valid = weights.shape == elites.shape[:1] and bool((weights.isfinite() & (weights >= 0)).all())
-    if not is_valid or not weights.any():
-        raise ValueError(
-            f"weights must be finite, not negative, not all 0, and one entry for each elite; got {weights}"
-        )
-    return weights
+        return like.new_ones(len(elites))
+    if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
+        raise ValueError(f"weights must be one for each elite, not negative, and not all 0; got {weights}")
+    return weights.to(like)
 
 
 def _centred(logits: Tensor) -> Tensor:

@@ -216,6 +216,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="with a budget of calls first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        with pytest.raises(RuntimeError, match="nothing to choose from: its quarter of max_seconds or max_cost"):
+        with pytest.raises(RuntimeError, match="nothing to choose from: a quarter of max_seconds or max_cost"):
             optimizer(max_seconds=1e-9, candidates="bootstrapped").compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
