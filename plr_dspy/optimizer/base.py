@@ -110,7 +110,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Lay out a compile of this size; a ValueError says that the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a compile: of random orders, the program's own first, unless a subclass has another."""
+        """Make the search of a compile; it asks for random orders unless a subclass has another."""
         return RandomSearch(
             setup.slots.space, num_orderings=setup.plan.num_initial, num_samples=setup.plan.num_samples, seed=setup.seed
         )
@@ -123,7 +123,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return MetricWork(self.metric, setup.scored_examples, labels)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
+        """Raise a ValueError unless the optimizer can order this program's demos."""
 
     def compile(
         self,
@@ -145,12 +145,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seed: Instead of the constructor's.
 
         Returns:
-            A compiled copy of the student, with the report as plain data at ``reorder_report``, and what was compared
-            at ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
+            A compiled copy, with the report as plain data at ``reorder_report``, and what was compared at
+            ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
 
         Raises:
             TypeError, ValueError: If an argument is bad, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or hardly any of the first answers can be read.
+            RuntimeError: If another compile is using `log_dir`, or hardly any answer can be read.
             Exception: Of the program or the metric, see `max_errors`.
         """
         started = time.monotonic()

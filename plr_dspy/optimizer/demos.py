@@ -94,8 +94,8 @@ def stand_ins(
     for _, predictor in predictors:
         outputs.update(predictor.signature.output_fields)
         labels.update(output.name for output in label_outputs("", predictor))
-    have_outputs = all(outputs <= dict(example).keys() for example in examples.values())
-    if beside_labelled and labels == outputs and have_outputs:
+    are_labelled = all(labels <= dict(example).keys() for example in examples.values())
+    if beside_labelled and labels == outputs and are_labelled:
         return []
     attempts = []
     for index, example in islice(examples.items(), ATTEMPTS * wanted):
@@ -110,10 +110,10 @@ def stand_ins(
 
 
 class TeacherWork(MetricWork):
-    """Runs the teacher of a compile, or its student, on examples; records hold the demos that right answers make.
+    """Runs the teacher of a compile on examples, as DSPy's `BootstrapFewShot` does; records hold the demos.
 
-    A teacher without demos that no optimizer has compiled is shown labelled examples, as by DSPy's `BootstrapFewShot`;
-    DSPy's `trace` is passed to metrics that take three arguments.
+    So a teacher without demos that no optimizer has compiled is shown labelled examples, and metrics that take three
+    arguments get DSPy's trace.
     """
 
     ways_out = " of the teacher's calls that make demos: pass another teacher, candidates='labeled' or max_errors"
@@ -228,5 +228,5 @@ def why_none(attempts: Sequence[Attempt]) -> str:
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
     """Count the attempts that ended in an exception, by its type."""
-    cells = [(("", each.example), replace(each.cell, outcome="gave no demo")) for each in attempts]
-    return error_counts(cells, {each.example: f"trainset[{each.example}]" for each in attempts})
+    records = [(("", attempt.example), replace(attempt.cell, outcome="gave no demo")) for attempt in attempts]
+    return error_counts(records, {attempt.example: f"trainset[{attempt.example}]" for attempt in attempts})

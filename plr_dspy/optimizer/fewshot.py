@@ -86,7 +86,7 @@ class PLFewShot(LearningOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._found: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
+        self._makers: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
         self._vectors: dict[Any, dict[str, Array]] = {}  # of texts, by embedder
 
     def check_together(self) -> None:
@@ -113,11 +113,11 @@ class PLFewShot(LearningOptimizer):
         Args:
             num_demos: Shown by all predictors together.
         """
-        if self.report is None or not self._found:
+        if self.report is None or not self._makers:
             raise UserError("program_with needs scored demos: call compile with a budget of calls first")
-        if type(num_demos) is not int or num_demos not in self._found:
-            raise UserError(f"num_demos must be one of {list(self._found)}: so many were scored; got {num_demos!r}")
-        return self._found[num_demos]()
+        if type(num_demos) is not int or num_demos not in self._makers:
+            raise UserError(f"num_demos must be one of {list(self._makers)}: so many were scored; got {num_demos!r}")
+        return self._makers[num_demos]()
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
@@ -204,8 +204,8 @@ class PLFewShot(LearningOptimizer):
                 )
         known = self._vectors.setdefault(self.embedder, {})
         nearest = variations(self.max_demos, self.min_demos, tokens)
-        found = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
-        return RetrievalSlots(program, pools, nearest=nearest, found=found, **limits)
+        found_in = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
+        return RetrievalSlots(program, pools, nearest=nearest, found=found_in, **limits)
 
     def _retrieved(
         self, pools: Mapping[str, Sequence[PooledDemo]], findable: Mapping[int, dspy.Example]
@@ -264,7 +264,9 @@ class PLFewShot(LearningOptimizer):
         assert isinstance(slots, PoolSlots)
         expected = expected_scores(slots, run, outcome)
         best = best_by_number(setup, slots, expected, outcome)
-        self._found = {number: partial(program_in, each.candidate, each.offsets) for number, each in best.items()}
+        self._makers = {}
+        for number, score in best.items():
+            self._makers[number] = partial(program_in, score.candidate, score.offsets)
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)

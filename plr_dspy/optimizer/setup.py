@@ -82,17 +82,11 @@ class CompileSetup(DemoChoices):
     splits: Splits
     models: Sequence[dspy.BaseLM]  # of the predictors
     examples: Examples  # all that were passed, the trainset first
-    num_trainset: int
     plan: Plan = NOTHING_TO_DO
 
     @property
-    def trainset(self) -> Examples:
-        """The trainset as the user passed it."""
-        return self.examples[: self.num_trainset]
-
-    @property
     def scored_examples(self) -> Examples:
-        """The train split, then the selection split, as cells number them."""
+        """The train split, then the selection split, as call records number them."""
         return [*self.splits.train, *self.splits.selection]
 
     @property
@@ -151,10 +145,9 @@ class CompileSetup(DemoChoices):
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Return the arguments that settings show as plain data; of objects a digest."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in NAMED_ELSEWHERE}
-    rule = arguments.get("update")
-    if rule is not None:
-        values = {name: _plain(value) for name, value in vars(rule).items()}
-        plain["update"] = {"name": rule.name, **values}
+    if "update" in arguments:
+        rule = arguments["update"]
+        plain["update"] = _plain({"name": rule.name, **vars(rule)})
     return plain
 
 
@@ -176,16 +169,15 @@ def make_setup(
     rng: random.Random,
 ) -> CompileSetup:
     """Split the examples, and return the setup of a compile without a plan."""
+    name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
     prompted: set[str] = set()
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
+    splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, name=name, prompted=prompted)
     models = [predictor.lm or dspy.settings.lm for predictor in predictors]
-    splits = make_splits(
-        trainset, valset, demos, rng, balanced=options.balances_splits, name=options.trainset_name, prompted=prompted
-    )
     setup = CompileSetup(
         **vars(choices),
         options=options,
@@ -193,30 +185,18 @@ def make_setup(
         splits=splits,
         models=[lm for lm in models if lm is not None],
         examples=[*trainset, *valset],
-        num_trainset=len(trainset),
     )
-    if setup.needs_calls:
-        _check_number(setup)
-    return setup
-
-
-def _check_number(setup: CompileSetup) -> None:
-    """Raise if a split is empty, and warn of few examples."""
-    splits = setup.splits
-    options = setup.options
-    if not (splits.train and splits.selection):
-        num_valset = len(setup.examples) - setup.num_trainset
+    if setup.needs_calls and not (splits.train and splits.selection):
         cure = "pass more examples, or fewer demos"
-        raise UserError(empty_split(splits, setup.num_trainset, num_valset, name=options.trainset_name, cure=cure))
-    num_usable = len(setup.scored_examples)
-    if num_usable < FEW_EXAMPLES and options.chooses_by_score:
+        raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
+    if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
-            "only %d of %d examples can score orders (not those that are demos, or given twice). On so few, chance "
-            "alone moves the score of an order by %.2f: pass 100 examples or more",
-            num_usable,
+            "only %d of %d examples can score orders (not those that are demos, or given twice), so little can be "
+            "found: pass 100 examples or more",
+            len(setup.scored_examples),
             len(setup.examples),
-            (0.25 / num_usable) ** 0.5,
         )
+    return setup
 
 
 def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
@@ -244,9 +224,7 @@ def _forget_earlier_compile(program: dspy.Module) -> None:
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     candidates = attributes.get("candidate_programs")
-    if candidates and isinstance(candidates, list) and all(map(_is_candidate, candidates)):
-        del program.candidate_programs
-
-
-def _is_candidate(value: object) -> bool:
-    return isinstance(value, Mapping) and {"score", "program"} <= value.keys()
+    if isinstance(candidates, list) and candidates:
+        first = candidates[0]
+        if isinstance(first, Mapping) and {"score", "program"} <= first.keys():
+            del program.candidate_programs
