@@ -32,6 +32,7 @@ from plr_dspy.optimizer.setup import (
     CompileOptions,
     CompileSetup,
     DemoChoices,
+    Teacher,
     checked_copy,
     make_setup,
     plain_arguments,
@@ -92,7 +93,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
-    signal: ClassVar[Any] = "auto"
+    signal: ClassVar[str] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
 
@@ -130,7 +131,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any = None,
+        teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> dspy.Module:
@@ -164,7 +165,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any = None,
+        teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> Estimate:
@@ -189,7 +190,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset: Examples | None,
         *,
         seed: int | None = None,
-        teacher: Any = None,
+        teacher: Teacher = None,
     ) -> CompileSetup:
         """Check the arguments of a compile, and lay it out; no program call is made."""
         self.check_together()  # They may have been set since.
@@ -225,7 +226,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return what can be ordered or chosen."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
@@ -312,7 +313,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             log = opened.scorer.log
             fixed = self._with_fixed_demos(opened, error) if isinstance(error, CalledBlindly) else None
             if fixed is not None:
-                log.leave_out(type(error).__name__)  # A run that goes on from here tries again, which is free.
+                log.leave_out(type(error).__name__)  # So that the call counts nowhere.
                 return self._run(fixed, started)
             log.stop()  # Calls that are still under way come too late.
             run = run or self._make_run(replace(opened, responses=None))

@@ -21,7 +21,7 @@ from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, 
 from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
-from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices
+from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, shown
@@ -120,7 +120,7 @@ class PLFewShot(LearningOptimizer):
         return self._makers[num_demos]()
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
         given = self._given

@@ -21,6 +21,7 @@ from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
+from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
 # Calls that tell whether log-probabilities come: a reply may be no label, an example be answered without an LM. Beyond
@@ -56,7 +57,9 @@ class LearningOptimizer(DemoOptimizer):
         """The argument that needs the log-probabilities of labels, if any."""
         if self.calibrate is not False:
             return "calibrate"
-        return "signal='logprobs'" if self.signal == "logprobs" else ""
+        if self.signal == "logprobs":
+            return "signal='logprobs'"
+        return ""
 
     def _no_logprobs(self, reason: str) -> str:
         """Return that there are no log-probabilities, and what to do."""
@@ -118,18 +121,18 @@ class LearningOptimizer(DemoOptimizer):
         required = bool(self._needing_logprobs)
         # The first record that says whether log-probabilities come, or the last one tried; None if none could be paid.
         record: CallRecord | None = None
-        # A student without demos may never say a label; with demos it does.
-        with_demos = setup.slots.showing(1.0)
-        tried = [setup.slots.space.identity] * FIRST_CALLS + [with_demos] * (MOST_TRIES - FIRST_CALLS)
-        for example, ordering in enumerate(tried[: len(setup.splits.train)]):
+        ordering: Candidate = setup.slots.space.identity
+        for example in range(min(MOST_TRIES, len(setup.splits.train))):
+            if example == FIRST_CALLS:  # A student without demos may never say a label; with demos it does.
+                ordering = setup.slots.showing(1.0)
             records = scorer.cells(scorer.affordable({ordering: [example]}))
             if not records:
                 break
             record = records[ordering][example]
             if record.label_logprobs is not None or record.refused:
                 break
-            is_clear = not (required or record.lacking == UNASKED or record.outcome == WRONG)
-            if example + 1 >= FIRST_CALLS and is_clear:
+            may_come = required or record.lacking == UNASKED or record.outcome == WRONG
+            if example + 1 >= FIRST_CALLS and not may_come:
                 break
         if record is None or record.label_logprobs is not None:
             return work.responses(scorer, work.shares)

@@ -4,7 +4,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
@@ -24,6 +24,8 @@ from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
+
+Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as DSPy's optimizers take it
 
 # Arguments that do not change a compile, or that `CompileSetup.settings` names otherwise.
 NAMED_ELSEWHERE = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
