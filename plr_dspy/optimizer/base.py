@@ -146,8 +146,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seed: Instead of the constructor's.
 
         Returns:
-            A compiled copy, with the report as plain data at ``reorder_report``, and what was compared at
-            ``candidate_programs``: dicts with "score", "program", "origin" and "ordering", the chosen one first.
+            A compiled copy, with the report as plain data at ``reorder_report``.
 
         Raises:
             TypeError, ValueError: If an argument is bad, before any program call.
@@ -366,18 +365,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seconds=time.monotonic() - started,
         )
         program.reorder_report = report.to_dict()
-        if decision.candidates and not hasattr(program, "candidate_programs"):  # A user's own attribute stays.
-            chosen = None if decision.chosen is None else decision.candidates[decision.chosen]
-            best_first = sorted(decision.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
-            program.candidate_programs = [
-                {
-                    "score": candidate.score,
-                    "program": program_in(candidate.ordering, candidate.offsets),
-                    "origin": candidate.origin,
-                    "ordering": setup.slots.shown(candidate.ordering),
-                }
-                for candidate in best_first
-            ]
         self.best_program = program
         if self.log_dir is not None:
             try:

@@ -25,7 +25,7 @@ from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, shown
-from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots
+from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -182,46 +182,39 @@ class PLFewShot(LearningOptimizer):
         """Return what can be chosen after these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
         # Fixed and found demos together: each one is rendered once.
-        every = pools_of(program, labelled=labelled, attempts=attempts, given=self._given)
+        pools = pools_of(program, labelled=labelled, attempts=attempts, given=self._given)
         only_findable = {f"trainset[{number}]" for number in findable.keys() - examples.keys()}
-        pools = {}
-        for name, demos in every.items():
-            pools[name] = [demo for demo in demos if demo.origin not in only_findable]
+        fixed = {}
+        for name, demos in pools.items():
+            fixed[name] = [demo for demo in demos if demo.origin not in only_findable]
         limits: dict[str, Any] = {
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
         }
         if only_fixed or self.demos == "fixed":
-            return PoolSlots(program, pools, **limits)
-        retrieved, tokens = self._retrieved(every, findable)
+            return PoolSlots(program, fixed, **limits)
+        max_tokens = self.max_demo_tokens
+        if max_tokens is not None:
+            max_tokens //= max(1, len(pools))
+        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
+        retrieved = {}
+        for name, demos in pools.items():
+            others = [
+                demo for demo in demos if demo.origin != OWN and (max_tokens is None or demo.tokens <= max_tokens)
+            ]
+            retrieved[name] = sorted(others, key=lambda demo: places.get(demo.origin, -1))
         if self.demos == "retrieved":
             limits |= {"min_demos": 0, "max_demos": 0}
-            if any(pools.values()) and not (any(retrieved.values()) or attempts):
+            if any(fixed.values()) and not (any(retrieved.values()) or attempts):
                 raise UserError(
                     "demos='retrieved' needs demos that can be found for an input: pass examples that the student's "
                     "own demos do not show, with the fields of the signature and within max_demo_tokens"
                 )
         known = self._vectors.setdefault(self.embedder, {})
-        nearest = variations(self.max_demos, self.min_demos, tokens)
+        nearest = variations(self.max_demos, self.min_demos, max_tokens)
         found_in = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
-        return RetrievalSlots(program, pools, nearest=nearest, found=found_in, **limits)
-
-    def _retrieved(
-        self, pools: Mapping[str, Sequence[PooledDemo]], findable: Mapping[int, dspy.Example]
-    ) -> tuple[dict[str, list[PooledDemo]], int | None]:
-        """Return the demos of each predictor that can be found, and the tokens that each predictor may show."""
-        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
-        retrieved = {}
-        for name, demos in pools.items():
-            not_own = [demo for demo in demos if demo.origin != OWN]
-            retrieved[name] = sorted(not_own, key=lambda demo: places.get(demo.origin, -1))
-        if self.max_demo_tokens is None:
-            return retrieved, None
-        most = self.max_demo_tokens // max(1, sum(map(bool, retrieved.values())))
-        for name, demos in retrieved.items():
-            retrieved[name] = [demo for demo in demos if demo.tokens <= most]
-        return retrieved, most
+        return RetrievalSlots(program, fixed, nearest=nearest, found=found_in, **limits)
 
     def _with_slots(self, setup: CompileSetup, slots: PoolSlots) -> CompileSetup:
         """Return a setup that chooses from other demos, with a plan for them."""

@@ -222,7 +222,7 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
 
 
 def _forget_earlier_compile(program: dspy.Module) -> None:
-    """Remove what an earlier optimizer attached: copies would hold it, and change the fingerprint of each compile."""
+    """Remove what earlier optimizers attached, DSPy's ones included: every copy would hold it."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     candidates = attributes.get("candidate_programs")

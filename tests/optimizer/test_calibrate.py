@@ -72,7 +72,7 @@ class TestOrdersUnderCalibration:
         assert np.mean(found) > alone + 0.08, (found, alone)
         assert min(found) > alone - 0.03
 
-    def test_scores_and_offsets_are_those_of_calibrated_answers_and_candidates_have_their_own(self):
+    def test_scores_and_offsets_are_those_of_calibrated_answers(self):
         engine = engine_of()
         program, report = go(engine, calibrate=True, max_metric_calls=200)
         assert all(engine.asked)
@@ -87,13 +87,6 @@ class TestOrdersUnderCalibration:
         true = -np.log(means) - np.mean(-np.log(means))
         assert program.calibration.offsets == pytest.approx(true, abs=0.5)
         assert program.calibration.method == "batch"
-        candidates = {each["origin"]: each["program"] for each in program.candidate_programs}
-        original = candidates.pop("original")
-        assert not isinstance(original, CalibratedProgram)
-        offsets = [each["program"].calibration.offsets for each in program.candidate_programs[:-1]]
-        assert len(set(offsets)) == len(offsets) >= 2
-        assert offsets[0] == program.calibration.offsets
-        assert candidates["calibrated"].program.dump_state() == original.dump_state()
 
     def test_replies_that_cannot_be_read_count_by_their_probabilities(self):
         """A calibrated program has a label for them all, the student as it is has none for a third of the texts."""
@@ -119,13 +112,10 @@ class TestOrdersUnderCalibration:
             program, report = go(engine_of(right_and_uneven), trainset=rare, **options)
             assert "the original order stays" in str(report)
             assert not isinstance(program, CalibratedProgram)
-            found = {each["origin"]: each["program"] for each in program.candidate_programs}["calibrated"]
-            return found.calibration
+            return report.calibration.shares
 
-        assert abs(calibrated(calibrate=True).offsets[0]) < 0.6
-        even = calibrated(calibrate={"negative": 0.5, "positive": 0.5})
-        assert even.offsets[0] > 0.65
-        assert even.shares == (0.5, 0.5)
+        assert calibrated(calibrate=True) != [0.5, 0.5]
+        assert calibrated(calibrate={"negative": 0.5, "positive": 0.5}) == [0.5, 0.5]
 
     @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
     def test_answers_stay_as_they_are_where_that_is_clearly_better(self, num_right, shares):
