@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import dspy
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
 from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
@@ -24,7 +24,7 @@ from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
-from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, shown
+from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.predict import CalledBlindly
@@ -75,7 +75,7 @@ class PLFewShot(LearningOptimizer):
 
     auto: Literal["light", "medium", "heavy"] | None = "light"  # type: ignore[misc]
     demos: Literal["auto", "fixed", "retrieved"] = "fixed"
-    embedder: SkipValidation[Callable[..., Any] | None] = None
+    embedder: Callable[..., Any] | None = None
     max_metric_calls: Annotated[WholeNumber, Field(ge=0)] | None = None
     max_demos: Count = 8
     min_demos: Annotated[WholeNumber, Field(ge=0)] = 0
@@ -99,8 +99,6 @@ class PLFewShot(LearningOptimizer):
         if self.max_metric_calls == 0 and not without_calls:
             needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
             raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
-        if self.embedder is not None and not callable(self.embedder):
-            raise UserError(f"embedder must be one, not a name: pass dspy.Embedder({shown(self.embedder)})")
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 

@@ -406,10 +406,7 @@ class TestBadInput:
         ],
     )
     def test_an_embedder_that_makes_no_vectors(self, embedder):
-        with (
-            using(CopyingEngine()) as engine,
-            pytest.raises(ValueError, match=r"embedder must (return|be one, .*pass dspy.Embedder)"),
-        ):
+        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=r"embedder must (return|be callable)"):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
