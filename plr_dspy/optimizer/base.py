@@ -141,7 +141,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             student: The program; it is not changed.
             trainset: Examples that score candidates. `PLFewShot` makes demos of some, which score nothing.
             teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; None
-                takes the student. Other optimizers ignore it.
+                takes the student.
             valset: Examples of the final comparison; None or empty takes 20 % of the trainset.
             seed: Instead of the constructor's.
 

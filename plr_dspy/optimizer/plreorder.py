@@ -21,9 +21,9 @@ class PLReorder(LearningOptimizer):
         metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
             Further parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from a call. "score" is the metric's score; "logprobs" also the
-            log-probabilities of labels, which tell the same with a fraction of the calls. "auto" takes them if they
-            come, and otherwise says why not in the report. They come if exactly one output is a Literal, an enum or a
-            bool, the metric needs nothing but its value, and the endpoint gives them.
+            log-probabilities of labels, which tell the same with a fraction of the calls. They come if exactly one
+            output is a Literal, an enum or a bool, the metric needs nothing but its value, and the endpoint gives them.
+            "auto" takes them if they come, and otherwise says why not in the report.
         calibrate: Choose the order by calibrated answers, and return a `CalibratedProgram` (docs/calibration.md), at no
             further call. It needs log-probabilities. True takes the shares of labels that score best; a dict gives the
             share of each label. Gains are over the student as it is.
@@ -34,8 +34,8 @@ class PLReorder(LearningOptimizer):
         max_seconds: No program call begins later than this. The final comparison keeps its share.
         max_cost: US dollars, with what `log_dir` holds. No call begins that may exceed them, judged by the calls so
             far. Each model needs a price.
-        stop_at_score: The search ends after the round in which it estimates this score on the train split for an order.
-        patience: The search ends when this many rounds in a row left the best order what it was.
+        stop_at_score: The search ends when it estimates this score on the train split for an order.
+        patience: The search ends when this many rounds in a row found no better order.
         min_probability: An order replaces the original only if it is better on new examples with this probability.
             None asks that better is three times as likely as worse. With auto="paper" it is 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1; None leaves
@@ -43,8 +43,7 @@ class PLReorder(LearningOptimizer):
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: This many failed program calls end the compile with the exception of the last. None takes DSPy's
-            setting, or a twentieth of the calls made if that is more. Answers that cannot be parsed are wrong, not
-            failures.
+            setting, or a twentieth of the calls if that is more. Answers that cannot be parsed are no failures.
         seed: Of everything random.
         log_dir: Folder for every finished call (``calls.jsonl``), and the report (``report.json``). A compile with the
             same program, metric, models and examples makes no call again that it holds.
@@ -54,8 +53,7 @@ class PLReorder(LearningOptimizer):
 
     Attributes:
         report: The `Report` of the last compile, also after an interrupt or an error.
-        best_program: What the last compile returned; after an interrupt or an error, the program in the best order that
-            the search had seen.
+        best_program: What the last compile returned; after an interrupt or an error, the best that it had seen.
 
     Raises:
         TypeError, ValueError: If an argument is out of range; the message says what to pass.
