@@ -1,7 +1,5 @@
-"""The report of a compile that has ended, and its copy in MLflow."""
+"""The report of a compile that has ended."""
 
-import contextlib
-import logging
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,8 +29,6 @@ from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering, WholeProgram
-
-logger = logging.getLogger(__name__)
 
 LONGEST = 500  # characters of a field's text in a report
 
@@ -186,41 +182,3 @@ def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[st
             text = replaced_in(format_field_value(info, demo[name]), lambda data: "[data]")
             texts[name] = shorten(redact(text).encode(errors="replace").decode(), LONGEST)
     return texts
-
-
-def log_to_mlflow(report: Report) -> None:
-    """Log a report to MLflow, which is imported, if a run is active.
-
-    Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
-    programs; the report is ``reorder_report.json``, its figure, with matplotlib, ``reorder_report.png``.
-    """
-    mlflow: Any = sys.modules["mlflow"]
-    try:
-        if not getattr(mlflow, "active_run", lambda: None)():
-            return
-        scalars = {
-            name: value
-            for name, value in report.settings.items()
-            if isinstance(value, (str, int, float)) and value != ""
-        }
-        if report.signal is not None:
-            scalars["signal_used"] = report.signal.used
-        mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
-        metrics: dict[str, float] = {"reorder.program_calls": report.program_calls["total"]}
-        if report.cost is not None:
-            metrics["reorder.cost"] = report.cost
-        comparison = report.comparison
-        if comparison is not None:
-            metrics["reorder.original"] = comparison.original
-            metrics["reorder.chosen"] = comparison.chosen
-            metrics["reorder.gain"] = comparison.gain
-        mlflow.log_metrics(metrics, step=0)
-        for round_ in report.history:
-            best = round_.best_score_so_far
-            metrics = {"reorder.best_score": best, "reorder.mean_score": round_.mean_score, "eval": 100 * best}
-            mlflow.log_metrics(metrics, step=round_.program_calls)
-        mlflow.log_dict(report.to_dict(), "reorder_report.json")
-        with contextlib.suppress(ImportError):  # no matplotlib
-            mlflow.log_figure(report.plot(), "reorder_report.png")
-    except Exception as error:  # The compile is paid for, whatever its store does.
-        logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)

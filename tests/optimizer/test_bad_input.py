@@ -275,12 +275,12 @@ class TestCures:
             compiled(program=dspy.Ensemble(reduce_fn=dspy.majority).compile(members))
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
         assert ensemble(question="question 50").answer
-        with pytest.raises(ValueError, match=r"pass num_demos=8, .* or compile it first with dspy.BootstrapFewShot"):
+        with pytest.raises(ValueError, match=r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"):
             compiled(optimizer(num_demos=None), student([]))
-        with pytest.raises(ValueError, match="trainset is too small to take some from: pass 100 examples or more"):
+        with pytest.raises(ValueError, match="of which there must be more than 2"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
-        with pytest.raises(ValueError, match=r"no demos to order: compile it first with dspy.BootstrapFewShot"):
+        with pytest.raises(ValueError, match=r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"):
             order_sensitivity(student([]), exact_match, EXAMPLES)
 
 

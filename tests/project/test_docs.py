@@ -147,9 +147,7 @@ def run_page(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
-def test_the_code_of_a_page_runs(page, no_network, request):
-    if any("mlflow" in code for _, code, _ in blocks(page)):
-        request.getfixturevalue("mlflow_runs")
+def test_the_code_of_a_page_runs(page, no_network):
     run_page(page)
 
 
