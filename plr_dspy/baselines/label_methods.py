@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import dspy
 import numpy as np
@@ -19,15 +19,14 @@ from scipy.stats import entropy
 from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
 from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
-from plr_dspy.dspy_compat import AdapterParseError, decision_adapter, set_compiled
+from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import CalibratedProgram, distribution
-from plr_dspy.labels.calibrated_program import PerInputOrder as PerInputOrder
-from plr_dspy.labels.outputs import CONTENT_FREE, check_text_inputs, needed_output, prior_shares
+from plr_dspy.labels.calibrated_program import PerInputOrder, distribution
+from plr_dspy.labels.outputs import needed_output, prior_shares
 from plr_dspy.labels.reader import NUM_ALTERNATIVES
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.lm.engines import CompletionEngine
-from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, title_of
+from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, title_of
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.optimizer.report_builder import FinishedProgram
@@ -46,6 +45,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal the label bias of a prompt
 COMPARED_SHARE = 0.2  # of a budget for the comparison with the original order, at most
 OTHERS = ", or use PLReorder or TopKOrder, which need none"
 ONE_DEVIATION = 2 * ndtr(1.0) - 1  # confidence of an interval of one standard error
@@ -79,27 +79,22 @@ class LabelOptimizer(DemoOptimizer):
         """Raise unless the program has one predictor with one finite output."""
         if isinstance(self.metric, SetMetric):
             raise UserError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
-        if isinstance(program, CalibratedProgram):
+        num_predictors = len(program.predictors())
+        if num_predictors != 1:
             raise UserError(
-                f"{self.name} reads the probabilities of labels itself, and the student is calibrated: pass "
-                "student.program, and calibrate the result"
-            )
-        predictors = program.predictors()
-        if len(predictors) != 1:
-            raise UserError(
-                f"{self.name} needs a program with one predictor; this one has {len(predictors)}: "
+                f"{self.name} needs a program with one predictor; this one has {num_predictors}: "
                 "use PLReorder or TopKOrder"
             )
-        if decision_adapter(predictors[0]) is not None:
-            raise UserError(
-                f"{self.name} reads the tokens of labels, and replies to the student state probabilities "
-                f"instead: declare a Literal alone, and use a dspy.LM{OTHERS}"
-            )
         needed_output(program, self.name, cure=OTHERS)
-        if self.fillers or self.temperature:
-            cure = f"use PDO(setting='unlabelled'){OTHERS}"
-            for example in trainset:
-                check_text_inputs(self.name, dict(example.inputs().items()), cure=cure)
+        if not (self.fillers or self.temperature):
+            return
+        for example in trainset:
+            for name, value in example.inputs().items():
+                if not isinstance(value, str):
+                    raise UserError(
+                        f"{self.name} makes inputs of its own, which must be text; input {name!r} is a "
+                        f"{type(value).__name__}: use PDO(setting='unlabelled'){OTHERS}"
+                    )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         """Plan each order on as many probing inputs as affordable, then a comparison."""
@@ -132,7 +127,8 @@ class LabelOptimizer(DemoOptimizer):
     def work(self, setup: CompileSetup) -> ProbingWork:
         return ProbingWork(self, setup)
 
-    def _examples(self, setup: CompileSetup, work: Any) -> tuple[list[str], list[str]]:
+    def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
+        assert isinstance(work, ProbingWork)
         names = [f"probing input {i}" for i in range(work.first, work.num_probing)]
         keys = [f"probing by {digest(example)}" for example in work.inputs]
         keys += ["not written yet"] * (len(names) - len(keys))
@@ -145,9 +141,8 @@ class LabelOptimizer(DemoOptimizer):
         return names + all_names[num_train:], keys + all_keys[num_train:]
 
     def _make_run(self, opened: OpenCompile) -> LabelRun:
-        work = opened.work
-        assert isinstance(work, ProbingWork)
-        return LabelRun(self, opened.setup, work, opened.scorer)
+        assert isinstance(opened.work, ProbingWork)
+        return LabelRun(self, opened.setup, opened.work, opened.scorer)
 
 
 class LabelRun(CompileRun):
@@ -180,7 +175,7 @@ class LabelRun(CompileRun):
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                table, *_ = self._compare([self.original, self._winner])
+                table, _ = self._compare([self.original, self._winner])
             except NothingRan as error:
                 logger.warning("the chosen order could not be compared with the original: %s", error)
                 error_text = f": {error}"
@@ -210,9 +205,7 @@ class LabelRun(CompileRun):
         low, high = paired_interval(differences, ONE_DEVIATION)
         mean = (low + high) / 2
         deviation = (high - low) / 2
-        probability = 0.5
-        if deviation:
-            probability = float(ndtr(mean / deviation))
+        probability = float(ndtr(mean / deviation)) if deviation else 0.5
         gain = Gain(0.0, 0.0)
         candidates = [Result("original", self.original, math.fsum(before) / len(before), gain)]
         if self._winner != self.original:
@@ -233,8 +226,7 @@ class LabelRun(CompileRun):
         """Return the criterion of each order; also fill `means`."""
         if not rows:
             return {}
-        # Leave out inputs that failed for an order. If that leaves none, the orders
-        # with failures are the worst.
+        # Leave out inputs that failed for an order, or orders if that leaves no input.
         failed: set[int] = set()
         for row in rows.values():
             failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -257,8 +249,7 @@ class LabelRun(CompileRun):
             table = np.array([self._work.uniform if value is None else value for value in values])
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = self._optimizer.criterion(table)
-        worst = min(scores.values())
-        return {ordering: scores.get(ordering, worst) for ordering in rows}
+        return scores
 
 
 class ProbingWork(MetricWork):
@@ -330,7 +321,7 @@ class ProbingWork(MetricWork):
         """
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
-        adapter, signature, inputs = self._writing_prompt(predictor, lm)
+        adapter, signature, inputs = _writing_prompt(predictor, lm)
         options: dict[str, object] = {"temperature": self._temperature}
         if isinstance(adapter, PlainTextAdapter):
             answer_title = title_of(*next(iter(predictor.signature.output_fields.items())))
@@ -355,23 +346,24 @@ class ProbingWork(MetricWork):
             raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
         return fields
 
-    def _writing_prompt(
-        self, predictor: dspy.Predict, lm: dspy.BaseLM
-    ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-        """Return adapter, signature and inputs: completions continue after the demos, chats are asked."""
-        plain = PlainTextAdapter()
-        input_fields = predictor.signature.input_fields
-        messages = plain.format_demos(predictor.signature, predictor.demos)
-        demos = "\n\n".join(message["content"] for message in messages)
-        outputs = {name: (str, dspy.OutputField()) for name in input_fields}
-        if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
-            signature = dspy.Signature(outputs, demos)
-            for name, field in input_fields.items():
-                signature.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
-            return plain, signature, {}
-        adapter = dspy.settings.adapter or dspy.ChatAdapter()
-        signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
-        return adapter, signature, {"examples": demos}
+
+def _writing_prompt(
+    predictor: dspy.Predict, lm: dspy.BaseLM
+) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
+    """Return adapter, signature and inputs: completions continue after the demos, chats are asked."""
+    plain = PlainTextAdapter()
+    input_fields = predictor.signature.input_fields
+    messages = plain.format_demos(predictor.signature, predictor.demos)
+    demos = "\n\n".join(message["content"] for message in messages)
+    outputs = {name: (str, dspy.OutputField()) for name in input_fields}
+    if isinstance(lm, dspy.LM) and isinstance(lm.engine, CompletionEngine):
+        signature = dspy.Signature(outputs, demos)
+        for name, field in input_fields.items():
+            signature.output_fields[name].json_schema_extra["prefix"] = title_of(name, field)
+        return plain, signature, {}
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    signature = dspy.Signature({"examples": (str, dspy.InputField()), **outputs}, WRITING)
+    return adapter, signature, {"examples": demos}
 
 
 @arguments
@@ -458,7 +450,7 @@ class PDO(LabelOptimizer):
     name = "PDO"
 
     setting: Literal["few-shot", "unlabelled", "prior"] = "few-shot"
-    prior: Mapping[Any, Number] | None = None
+    prior: Mapping[Value, Number] | None = None
 
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
@@ -477,10 +469,9 @@ class PDO(LabelOptimizer):
         counts = np.ones(len(output.labels))
         if self.setting == "prior" and trainset:
             counts = output.counts(trainset)
-        shares = (counts / max(1.0, counts.sum())).tolist()
-        prior = dict(zip(output.labels, shares, strict=True))
-        name = "the trainset, or the prior that you pass instead,"
-        self._shares = prior_shares(prior, output.labels, name=name)
+        if not counts.all():
+            raise UserError(f"{self.name} needs examples with each of the labels {list(output.labels)}: pass a prior")
+        self._shares = counts / counts.sum()
 
     def criterion(self, table: Array) -> float:
         return -float(entropy(table.mean(axis=0), self._shares))

@@ -12,7 +12,7 @@ import numpy as np
 from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import Calibration
-from plr_dspy.labels.outputs import LabelOutput, label_output, strange_answers
+from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.reader import Decision, LabelReader, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
@@ -37,21 +37,30 @@ UNASKED = "the program answered without its classifier"
 
 
 class LabelWork(MetricWork):
-    """Do what `MetricWork` does, and read the log-probabilities of labels."""
+    """Do what `MetricWork` does, and read the log-probabilities of labels.
+
+    Args:
+        metric: Scores the answers; None if records need no scores.
+        examples: Examples to call programs on.
+        output: The output with the labels.
+        scores: The `label_scores` ``[E, L]``, if a search learns from label probabilities.
+        purpose: What needs log-probabilities, if calls without them are useless.
+        calibrating: Whether programs answer the likeliest label.
+        original: The user's program, which answers as it is all the same.
+    """
 
     shares: Array | None = None  # possible shares of examples that labels are right for, [S, L]
 
     def __init__(
         self,
-        metric: Metric | None,  # None: records hold no scores
+        metric: Metric | None,
         examples: Sequence[dspy.Example],
         *,
         output: LabelOutput,
-        scores: Array | None = None,  # of `label_scores`, [E, L]
-        purpose: str = "",  # as in `LogprobRequests`
-        calibrating: bool = False,  # whether programs answer the likeliest label
-        original: dspy.Module | None = None,  # the user's program, which answers as it is
-        own: Decision | None = None,  # its decision, if it is calibrated
+        scores: Array | None = None,
+        purpose: str = "",
+        calibrating: bool = False,
+        original: dspy.Module | None = None,
     ) -> None:
         labels = list(output.labels)
         if output.optional:
@@ -60,7 +69,6 @@ class LabelWork(MetricWork):
         self.output = output
         self.requests = LogprobRequests(purpose)
         self.scores = np.empty((0, 0)) if scores is None else scores
-        self._own = own
         self._original: dict[str, tuple[Value, Value]] | None = None
         self._likeliest: Decision | None = None
         if calibrating:
@@ -73,7 +81,7 @@ class LabelWork(MetricWork):
         if not (self.requests.wanted or self.requests.purpose):
             return super().__call__(program, example)
         is_original = self._original is not None and self._original == _demos(program)
-        decision = self._own if is_original else self._likeliest
+        decision = None if is_original else self._likeliest
         try:
             reading = labels_read(program, self.output, self.requests, decision=decision)
             with reading as reader:
@@ -92,8 +100,7 @@ class LabelWork(MetricWork):
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if is_original and (only_reading or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
-            first = reader.unread or next(iter(reader.undecided), only_reading)
-            return replace(record, **self._fields(first))
+            return replace(record, **self._fields(reader.unread or only_reading))
         lacking = self._lacking(only_reading, label, record, example)
         if not reader.readings:
             lacking = UNASKED
@@ -169,9 +176,6 @@ def label_scores(
     A metric that needs more than a label, calls a model, or is slow has none.
     """
     values = list(output.labels.values())
-    if output.decision is not None and output.held:
-        # These have no confidence; a metric that reads it fails.
-        values = [output.decision.model_construct(value=value) for value in values]
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
     scores = None
@@ -219,38 +223,19 @@ def _ask_labels(
     return scores
 
 
-def check_answers(
-    program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str, told: Sequence[str] = ()
-) -> list[str]:
-    """Warn of impossible answers in the examples `name`; return warnings not in `told`.
-
-    Raises:
-        ValueError: If all are impossible, and every label has the same score.
-    """
-    warnings = [warning for warning in strange_answers(program, examples) if warning not in told]
-    for warning in warnings:
-        logger.warning(f"{name}: {warning}: no answer is right there, unless the metric reads others")
+def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
+    """Raise if no example has one of the labels, and the metric gives every label the same score."""
     output = label_output(program)
-    # A metric may read other outputs.
-    if not isinstance(output, LabelOutput) or _answered_outputs(program, examples) != {output.name}:
-        return warnings
-    strange = output.strange(examples)
-    if strange.startswith(f"{len(examples)} of") and label_scores(metric, examples, output) == ALL_ALIKE:
+    if not isinstance(output, LabelOutput) or output.num_none(examples):
+        return
+    values = [example[output.name] for example in examples if output.name in example]
+    if not values or any(output.label_of(example) for example in examples):
+        return
+    if label_scores(metric, examples, output) == ALL_ALIKE:
         raise UserError(
-            f"{name}: {strange}, and {ALL_ALIKE}: no answer can be right. Give each example one of the labels, of "
-            "their type"
+            f"{name}: no example has one of the labels {list(output.labels)} at {output.name!r} (one has "
+            f"{values[0]!r}), and {ALL_ALIKE}: give each example one of the labels, of their type"
         )
-    return warnings
-
-
-def _answered_outputs(program: dspy.Module, examples: Sequence[dspy.Example]) -> set[str]:
-    names: set[str] = set()
-    for example in examples:
-        names |= set(example.keys())
-    outputs: set[str] = set()
-    for predictor in program.predictors():
-        outputs |= set(predictor.signature.output_fields)
-    return names & outputs
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]

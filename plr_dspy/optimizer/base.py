@@ -224,7 +224,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program, calibrated_student = checked_copy(options, student, trainset, valset)
+        program = checked_copy(options, student, trainset, valset)
         self.check(program, trainset)
         setup = make_setup(
             options,
@@ -232,7 +232,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seed=seed,
             trainset=trainset,
             valset=valset,
-            calibrated_student=calibrated_student,
             rng=rng,
         )
         if not setup.needs_calls:
@@ -356,7 +355,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            "the calibration of student": setup.calibrated_student and digest(setup.calibrated_student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **describe(setup.program, self.metric, setup.models, adapter),
@@ -461,10 +459,6 @@ def _program_as_scored(
         assert isinstance(work, LabelWork)
         kind, number = "batch" if shares else "none", len(setup.scored_examples)
         found = Calibration(kind, tuple(work.output.labels), tuple(offsets), num_inputs=number, shares=tuple(shares))
-        program = CalibratedProgram(program, found, predictor=work.output.predictor).bound()
-    elif (student := setup.calibrated_student) is not None:
-        program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
-    elif isinstance(program, CalibratedProgram):
-        program.bound()
+        program = CalibratedProgram(program, found, predictor=work.output.predictor)
     set_compiled(program, True)
     return program

@@ -12,7 +12,6 @@ import dspy
 
 from plr_dspy.dspy_compat import AdapterParseError, Hasher, is_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_outputs
 from plr_dspy.metrics.by_example import function_of, takes
 from plr_dspy.metrics.copies import own_value
@@ -186,9 +185,7 @@ class TeacherWork(MetricWork):
 
 def _check_structure(setup: CompileSetup, teacher: dspy.Module) -> None:
     """Raise unless the teacher has the predictors of the student."""
-    student: Any = setup.program
-    if isinstance(student, CalibratedProgram) and setup.teacher is not None:
-        student = student.program  # The teacher has no calibration.
+    student = setup.program
     asked = teacher.named_predictors()
     needed = student.named_predictors()
     names = [name for name, _ in asked]

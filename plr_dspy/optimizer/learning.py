@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-import dspy
-import numpy as np
 from pydantic import AfterValidator, Field
 
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
-from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
@@ -26,7 +23,7 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
-from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
+from plr_dspy.statistics.calibration import shares_to_try
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +71,6 @@ class LearningOptimizer(DemoOptimizer):
         if self.calibrate is not False and "predictors" in reason:
             message += "; BatchCalibration(predictor=...) calibrates one predictor of several"
         return message
-
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Warn of a program that is calibrated, and is not to be calibrated anew."""
-        if isinstance(program, CalibratedProgram):
-            logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
     def work(self, setup: CompileSetup) -> MetricWork:
         """Return what makes a call: it reads log-probabilities where the program and the metric allow for it.
@@ -162,12 +154,11 @@ def label_work(setup: CompileSetup) -> LabelWork | str:
     output, metric, examples = label_output(setup.program), setup.options.metric, setup.scored_examples
     if isinstance(output, str):
         return output
+    if any(isinstance(part, CalibratedProgram) for _, part in setup.program.named_sub_modules()):
+        return "a part of the program is calibrated"
     scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
     if isinstance(scores, str):
         return scores
-    counts = _label_counts(setup, output, scores)
-    warn_of_labels(setup.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
-    own = None if setup.calibrated_student is None else setup.calibrated_student.calibration
     calibrate = setup.options.calibrate
     work = LabelWork(
         metric,
@@ -176,21 +167,9 @@ def label_work(setup: CompileSetup) -> LabelWork | str:
         scores=scores,
         calibrating=calibrate is not False,
         original=setup.slots.build(setup.original),
-        own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
     work.shares = shares_to_try(scores, between=work.influence is not None)
     if isinstance(calibrate, Mapping):
         work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
     return work
-
-
-def _label_counts(setup: CompileSetup, output: LabelOutput, scores: Array) -> LabelCounts:
-    """Count the labels of the trainset; where these are not what the metric calls right, the labels that score best."""
-    numbers = output.numbers(setup.scored_examples)
-    known = np.flatnonzero(numbers >= 0)
-    best = scores[known].max(axis=1)
-    if known.size and (scores[known, numbers[known]] == best).all():
-        return LabelCounts.of(output, setup.trainset, name=setup.options.trainset_name)
-    num_none = output.num_none(setup.scored_examples)
-    return LabelCounts(right_counts(scores), f"{len(scores)} examples that score", num_none)

@@ -65,7 +65,7 @@ class CompileOptions:
 class DemoChoices:
     """What a compile can order or choose."""
 
-    program: dspy.Module  # a copy of the student, or of what the student calibrates if that is to be calibrated anew
+    program: dspy.Module  # a copy of the student
     slots: PromptSlots
     original: Candidate  # what the user has: the identity, `WITHOUT_DEMOS`, an arrangement, or a whole program
     others: Sequence[Any] = ()  # demos beside those of the program, which never score
@@ -87,7 +87,6 @@ class CompileSetup(DemoChoices):
     models: Sequence[dspy.BaseLM]  # of the predictors
     examples: Examples  # all that were passed, the trainset first
     num_trainset: int
-    calibrated_student: CalibratedProgram | None  # what is to be calibrated anew
     plan: Plan = NOTHING_TO_DO
 
     @property
@@ -180,7 +179,6 @@ def make_setup(
     seed: int,
     trainset: Examples,
     valset: Examples,
-    calibrated_student: CalibratedProgram | None,
     rng: random.Random,
 ) -> CompileSetup:
     """Split the examples, and return the setup of a compile without a plan.
@@ -205,7 +203,6 @@ def make_setup(
         models=[lm for lm in models if lm is not None],
         examples=[*trainset, *valset],
         num_trainset=len(trainset),
-        calibrated_student=calibrated_student,
     )
     if setup.needs_calls:
         _check_number(setup)
@@ -233,21 +230,20 @@ def _check_number(setup: CompileSetup) -> None:
         )
 
 
-def checked_copy(
-    options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
-) -> tuple[dspy.Module, CalibratedProgram | None]:
-    """Check what the user passes, and return `program` and `calibrated_student` of a setup."""
-    calibrated = None
-    if isinstance(student, CalibratedProgram) and options.calibrate is not False:
-        calibrated = student
-        student = student.program
+def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
+    """Check what the user passes, and return the `program` of a setup."""
+    if isinstance(student, CalibratedProgram):
+        raise UserError(
+            f"{options.student_name} is calibrated for the order of its demos: pass student.program, and calibrate the "
+            "result"
+        )
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     check_given(student, name=options.student_name, **datasets)
     _check_retrieval(options, student, [*trainset, *valset])
     program = ProgramFactory(student).build({})
     _forget_earlier_compile(program)
     check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
-    return program, calibrated
+    return program
 
 
 def _check_retrieval(options: CompileOptions, student: dspy.Module, examples: Examples) -> None:
@@ -279,8 +275,6 @@ def _forget_earlier_compile(program: dspy.Module) -> None:
         none_compared = isinstance(report, Mapping) and not report.get("candidates")
         if candidates or none_compared:  # Other empty lists are the user's own.
             del program.candidate_programs
-    if isinstance(program, CalibratedProgram) and program.calibration is not None:
-        program.calibration = replace(program.calibration, prompt=None)  # Its demos are to change.
 
 
 def _is_candidate(value: object) -> bool:
