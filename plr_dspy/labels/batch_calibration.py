@@ -162,7 +162,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             if not uses_labels:
                 raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
             self.metric.check(labelled)
-        if self.prior is None and len(labelled) < len(usable):
+        are_some_labelled = any(output.name in example for example in usable)
+        if self.prior is None and are_some_labelled and len(labelled) < len(usable):
             consequence = "these are left out" if uses_labels else "all labels are taken to be equally frequent"
             logger.warning(
                 f"{len(usable) - len(labelled)} of {len(usable)} examples have none of the labels "

@@ -12,7 +12,7 @@ from dspy import lm15
 from fakes import LabelEngine, Program, digest, failure, interrupt, using
 from label_engines import classifier, exact
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
+from plr_dspy import F1, BatchCalibration, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -121,7 +121,7 @@ METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
 def test_an_lm_without_log_probabilities_costs_one_request(kind, error):
     table, optimizer = Table(), kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
     table.engine.logprobs, table.engine.refusal = False, error
-    match = f"{kind.__name__} needs the log-probabilities of tokens.*gives none"
+    match = f"{kind.__name__} needs the log-probabilities of tokens.*(gives no|refuses)"
     with pytest.raises(NoProbabilities, match=match):
         table.chosen(optimizer)
     assert table.engine.requests == 1
@@ -159,10 +159,9 @@ class TestEveryMethod:
         of_stars = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
         of_stars.demos = rated[:4]
         for program, match in [
-            (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
+            (open_ended, f"{kind.__name__} needs an output with few possible.*use PLReorder"),
             (Program(first=table.program(), second=table.program()), "one predictor; this one has 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
-            (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
@@ -237,6 +236,9 @@ class TestInputs:
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
 
+        def same_text(example, prediction, trace=None):
+            return example.label == prediction.label.value
+
         class Enumerated(Table):
             answer = values
 
@@ -246,7 +248,7 @@ class TestInputs:
             {"label 0": 0.3334, "label 1": 0.6667},  # rounded
         ]
         orders = {
-            Enumerated(num_labels=2).chosen(PDO(exact, setting="prior", prior=prior, num_candidates=6))
+            Enumerated(num_labels=2).chosen(PDO(same_text, setting="prior", prior=prior, num_candidates=6))
             for prior in priors
         }
         assert len(orders) == 1
@@ -255,7 +257,7 @@ class TestInputs:
         """All examples of a label may be among the demos."""
         table, optimizer = Table(), PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
-        with pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"):
+        with pytest.raises(ValueError, match=r"examples with each of the labels.*pass a prior"):
             table.chosen(optimizer, trainset=examples)
         assert table.engine.requests == 0
         demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
@@ -274,7 +276,7 @@ def test_demo_orders_the_demos_of_each_input_as_published(table, tmp_path):
     with table.serving():
         program = optimizer.compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
-        with pytest.raises(ValueError, match="a program of DEmO cannot be calibrated"):
+        with pytest.raises(ValueError, match="in a PerInputOrder, which cannot be calibrated"):
             BatchCalibration().compile(program, trainset=table.examples)
         program.save(tmp_path / "program.json")
         loaded = load_program(table.program(), tmp_path / "program.json")

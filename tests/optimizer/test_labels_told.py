@@ -8,11 +8,10 @@ from fakes import using
 from label_engines import LABELS, exact
 from label_world import Engine, go
 
-from plr_dspy import BatchCalibration, PLFewShot, Report, order_sensitivity
+from plr_dspy import PLFewShot, Report, order_sensitivity
 from plr_dspy.baselines import StaticOrder, TopKOrder
 
 QUIET = {"num_threads": 1, "display_progress": False}
-SHARE = re.compile(r"(\d+) % of the (.*?) have 'positive'")
 
 
 def rows(count=137, *, num_repeated=3):
@@ -34,7 +33,6 @@ COMPILES = {
     "calibrate": lambda trainset: go(Engine(), program=FOUR, trainset=trainset, calibrate=True),
     "TopKOrder": lambda trainset: TopKOrder(exact, max_metric_calls=240, **QUIET).compile(FOUR, trainset=trainset),
     "StaticOrder": lambda trainset: StaticOrder(exact, **QUIET).compile(FOUR, trainset=trainset),
-    "BatchCalibration": lambda trainset: BatchCalibration(**QUIET).compile(student(), trainset=trainset),
     "order_sensitivity": lambda trainset: order_sensitivity(FOUR, exact, trainset, max_metric_calls=100, **QUIET),
 }
 
@@ -58,27 +56,6 @@ def test_those_of_the_valset_are_told_by_its_name(caplog):
     assert "2 of 32 examples of valset are given twice and count once" in caplog.text
     assert report.settings["num_repeated"] == 5
     assert "5 more, given twice, count once" in report.details()
-
-
-@pytest.mark.parametrize("name", ["PLFewShot", "PLReorder", "calibrate", "BatchCalibration", "order_sensitivity"])
-@pytest.mark.parametrize("unlabelled", [0, 10])
-def test_the_same_share_is_told_by_all(name, unlabelled, caplog):
-    """Whichever examples score, or calibrate: 105 of 140 are positive, and 102 of the 137 different ones."""
-    trainset = rows()
-    trainset += [dspy.Example(text=f"text {i}", label=None).with_inputs("text") for i in range(200, 200 + unlabelled)]
-    with using(Engine(), "fake/x"):
-        COMPILES[name](trainset)
-    examples = "140 labelled examples" if unlabelled else "140 examples"
-    of = "dataset" if name == "order_sensitivity" else "trainset"
-    assert SHARE.findall(caplog.text) == [("75", f"{examples} of {of}")]
-
-
-def test_a_share_by_the_metric_says_of_which_examples(caplog):
-    """Where the metric reads another field, the examples' labels are not what is right."""
-    trainset = [dspy.Example({**row.toDict(), "gold": row.label, "label": LABELS[0]}) for row in rows()]
-    trainset = [example.with_inputs("text") for example in trainset]
-    go(Engine(), program=FOUR, trainset=trainset, metric=lambda example, answer: example.gold == answer.label)
-    assert SHARE.findall(caplog.text) == [("74", "137 examples that score")]
 
 
 def test_shares_of_a_report_say_of_which_examples():
