@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import dspy
 import numpy as np
 from pydantic import Field
-from scipy.special import ndtr
 from scipy.stats import entropy
 
-from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
-from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
+from plr_dspy.compilation.choice import Decision, Outcome
+from plr_dspy.compilation.plan import Plan, ProblemSize, random_plan
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
@@ -37,18 +34,14 @@ from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.run_log import FAILED, CallRecord
-from plr_dspy.scoring.scorer import CellScorer, NothingRan
-from plr_dspy.search.model.ordering_model import Gain
+from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
-from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal the label bias of a prompt
-COMPARED_SHARE = 0.2  # of a budget for the comparison with the original order, at most
 OTHERS = ", or use PLReorder or TopKOrder, which need none"
-ONE_DEVIATION = 2 * ndtr(1.0) - 1  # confidence of an interval of one standard error
 WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
@@ -59,7 +52,7 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 class LabelOptimizer(DemoOptimizer):
     """Base of the methods, which differ in their criterion and their probing inputs.
 
-    The metric does not choose the order; it compares the choice with the original.
+    They choose by label probabilities alone. The metric does not decide.
     """
 
     scored_on = "probing inputs"
@@ -97,32 +90,22 @@ class LabelOptimizer(DemoOptimizer):
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan each order on as many probing inputs as affordable, then a comparison."""
+        """Plan each order on as many probing inputs as the budget pays for."""
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
-        most = len(self.fillers) or size.num_train
+        num_calls = len(self.fillers) or size.num_train
         if self.temperature:  # Each order writes an input, and answers those of all.
             least = 2
-            most = 1 + num_orders
-
-        def affordable(budget: int) -> tuple[int, int]:
-            """Return the calls for each order, and the examples of the comparison."""
-            share = int(COMPARED_SHARE * budget) // 2
-            num_compared = min(size.num_selection, max(MIN_EXAMPLES, share))
-            return min(most, (budget - 2 * num_compared) // num_orders), num_compared
-
+            num_calls = 1 + num_orders
         budget = self.max_metric_calls
-        num_calls = most
-        num_compared = size.num_selection
         if budget is not None:
-            num_calls, num_compared = affordable(budget)
+            num_calls = min(num_calls, budget // num_orders)
         if num_calls < least:
-            enough = next(b for b in itertools.count(num_orders) if affordable(b)[0] >= least)
             raise UserError(
-                f"max_metric_calls must be at least {enough} for {num_orders} orders; got {budget}: "
+                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}: "
                 "raise it, or lower num_candidates"
             )
-        return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=num_compared, budget=budget)
+        return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=0, budget=budget)
 
     def work(self, setup: CompileSetup) -> ProbingWork:
         return ProbingWork(self, setup)
@@ -136,9 +119,7 @@ class LabelOptimizer(DemoOptimizer):
             writing = "the writing of a probing input"
             names.insert(0, writing)
             keys.insert(0, f"{writing} at temperature {self.temperature}")
-        all_names, all_keys = super()._examples(setup, work)
-        num_train = len(setup.splits.train)
-        return names + all_names[num_train:], keys + all_keys[num_train:]
+        return names, keys
 
     def _make_run(self, opened: OpenCompile) -> LabelRun:
         assert isinstance(opened.work, ProbingWork)
@@ -159,30 +140,19 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders, and compare the best with the original, which wins ties."""
+        """Probe all orders, and choose the best; the original wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self._begin("search", to_come=self.plan.final_calls)
+        self._begin("search")
         orderings = self.search.ask()
         rows = self._probe(orderings)
         scores = self._scores(rows)
+        if scores:
+            self._winner = max(scores, key=scores.__getitem__)
         reason = self.scorer.budget.refused
         if len(rows) == len(orderings):
             reason = StopReason.ALL_ASKED
-        self.stop = Stop(reason or StopReason.TIME)
-        error_text = ""
-        table: list[list[float]] = []
-        if scores:
-            self._winner = max(scores, key=scores.__getitem__)
-            try:
-                table, _ = self._compare([self.original, self._winner])
-            except NothingRan as error:
-                logger.warning("the chosen order could not be compared with the original: %s", error)
-                error_text = f": {error}"
-        if len(table) < 2:
-            stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
-            return self._outcome(Decision(self._winner), stop)
-        return self._compared(*table)
+        return self._outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the cells of the probing inputs; empty if time or money is up."""
@@ -200,25 +170,6 @@ class LabelRun(CompileRun):
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
         return scorer.cells(dict.fromkeys(orderings, self._work.probing))
 
-    def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
-        differences = [b - a for a, b in zip(before, after, strict=True)]
-        low, high = paired_interval(differences, ONE_DEVIATION)
-        mean = (low + high) / 2
-        deviation = (high - low) / 2
-        probability = float(ndtr(mean / deviation)) if deviation else 0.5
-        gain = Gain(0.0, 0.0)
-        candidates = [Result("original", self.original, math.fsum(before) / len(before), gain)]
-        if self._winner != self.original:
-            gain = Gain(mean, probability, deviation=deviation)
-            candidates.append(Result("best seen", self._winner, math.fsum(after) / len(after), gain))
-        decision = Decision(
-            self._winner,
-            comparison=comparison(before, after, num_candidates=2, gain=gain),
-            candidates=candidates,
-            chosen=len(candidates) - 1,
-        )
-        return self._outcome(decision)
-
     def _best(self, count: int | None = None) -> list[Candidate]:
         return [self._winner]
 
@@ -226,47 +177,45 @@ class LabelRun(CompileRun):
         """Return the criterion of each order; also fill `means`."""
         if not rows:
             return {}
+        cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
+        answered = [cell for cell in cells if cell.outcome != FAILED]
+        if answered and all(cell.value is None for cell in answered):
+            raise RuntimeError(
+                f"none of {len(cells)} calls gave any label a probability, so the orders cannot be compared; "
+                f"one said: {answered[0].error}: {answered[0].message}"
+            )
         # Leave out inputs that failed for an order, or orders if that leaves no input.
         failed: set[int] = set()
         for row in rows.values():
             failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
         inputs = [i for i in self._work.probing if i not in failed] or self._work.probing
-        tables: dict[Candidate, list[list[float] | None]] = {}
-        for ordering, row in rows.items():
-            if all(row[i].outcome != FAILED for i in inputs):
-                tables[ordering] = [row[i].value for i in inputs]
-        cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
-        if not tables:
-            raise self.scorer.nothing_ran(cells)
-        if all(value is None for value in itertools.chain(*tables.values())):
-            cell = next(cell for cell in cells if cell.outcome != FAILED)
-            raise RuntimeError(
-                f"none of {len(cells)} calls gave any label a probability, so the orders cannot be compared; "
-                f"one said: {cell.error}: {cell.message}"
-            )
         scores = {}
-        for ordering, values in tables.items():
-            table = np.array([self._work.uniform if value is None else value for value in values])
+        for ordering, row in rows.items():
+            if any(row[i].outcome == FAILED for i in inputs):
+                continue
+            table = np.array([row[i].value or self._work.uniform for i in inputs])
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = self._optimizer.criterion(table)
+        if not scores:
+            raise self.scorer.nothing_ran(cells)
         return scores
 
 
 class ProbingWork(MetricWork):
-    """Reads label probabilities of probing inputs; scores the selection split after them.
+    """Reads label probabilities of probing inputs.
 
     If the LM writes the inputs, "example" 0 is to write one from an order's demos
     (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Number of the first probing input, 0 or 1.
-        num_probing: Number of examples before the selection split.
+        num_probing: Number of examples.
         inputs: Probing inputs that are known.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
-        super().__init__(optimizer.metric, setup.splits.selection)
-        output = needed_output(setup.program, optimizer.name, cure=OTHERS)
+        super().__init__(optimizer.metric, [])
+        output = needed_output(setup.program, optimizer.name)
         self.uniform = [1.0 / len(output.labels) for _ in output.labels]
         self._temperature = optimizer.temperature
         self.first = int(optimizer.temperature is not None)
@@ -304,9 +253,7 @@ class ProbingWork(MetricWork):
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a cell with label probabilities, a written input, or a score."""
-        if example >= self.num_probing:
-            return super().__call__(program, example - self.num_probing)
+        """Return a cell with label probabilities, or a written input."""
         if example < self.first:
             return CallRecord(None, value=self._written_input(program))
         cell = self._labels(program, example - self.first)
@@ -371,16 +318,15 @@ class LocalE(LabelOptimizer):
     """Choose the order with the highest mean entropy of its label distributions.
 
     The LM writes the probing inputs from each candidate's demos; no label is used.
-    The program must have one predictor, one finite output (Literal, enum or bool)
-    and text inputs. The LM must give log-probabilities. It makes
-    ``num_candidates * (1 + inputs)`` program calls, with at most as many inputs as
-    candidates, and 2 on each selection example.
+    The program must have one predictor with text inputs and one output that is a
+    Literal, an enum or a bool. The LM must give log-probabilities. It makes at most
+    ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Compares the order with the original one, on the selection split.
+        metric: By example. It is not used: `evaluate_programs` compares orders by it.
         variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy.
         num_candidates: Number of random orders, the original one included.
         temperature: Temperature at which probing inputs are written.
@@ -393,16 +339,15 @@ class LocalE(LabelOptimizer):
     temperature: Positive = 2.0  # type: ignore[misc]
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the LM can write inputs: text, and those of the predictor itself."""
+        """Raise unless the LM can write the program's inputs."""
         super().check(program, trainset)
         predictor_inputs = set(program.predictors()[0].signature.input_fields)
         for example in trainset:
             inputs = set(example.inputs().keys())
             if inputs != predictor_inputs:
                 raise UserError(
-                    f"{self.name} has the LM write inputs like those of the demos, so the predictor must take the "
-                    f"program's own inputs {sorted(inputs)}; it takes {sorted(predictor_inputs)}: "
-                    "use PDO, PLReorder or TopKOrder"
+                    f"{self.name} needs a predictor with the program's own inputs {sorted(inputs)}; it takes "
+                    f"{sorted(predictor_inputs)}: use PDO, PLReorder or TopKOrder"
                 )
 
     def criterion(self, table: Array) -> float:
@@ -435,7 +380,7 @@ class PDO(LabelOptimizer):
     """Choose the order whose mean label distribution is nearest to a prior, by KL divergence.
 
     Program and LM must be as for `LocalE`, but only "few-shot" needs text inputs. It
-    makes a program call for each order and input, and 2 on each selection example.
+    makes a program call for each order and input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
@@ -484,17 +429,15 @@ class DEmO(LabelOptimizer):
     It keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is nearest to even. For each input, the program takes the
     one under which the input adds most to the probability of the predicted label.
-    It makes ``3 * num_candidates`` program calls, none of them on the trainset. The
-    program makes `num_kept` LM calls for each input. Program and LM must be as for
-    `LocalE`.
+    It makes ``3 * num_candidates`` program calls. The program makes `num_kept` LM calls
+    for each input. Program and LM must be as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        metric: By example; checked, but not used, as there is no single order to compare.
         num_kept: Orders to choose from for each input. The report has the fairest.
-        num_candidates, all others: As in `LocalE`.
+        metric, num_candidates, all others: As in `LocalE`.
     """
 
     name = "DEmO"
@@ -502,10 +445,6 @@ class DEmO(LabelOptimizer):
 
     num_candidates: Annotated[WholeNumber, Field(ge=2)] = 100
     num_kept: Count = 4
-
-    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan each order on the content-free inputs, and no comparison."""
-        return super().plan(replace(size, num_selection=0))
 
     def criterion(self, table: Array) -> float:
         return float(entropy(table.mean(axis=0)))

@@ -121,58 +121,72 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         check_given(student, trainset=trainset)
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
-        sample = self._sample(student, output, trainset, seed=seed)
+        usable, uses_labels = self._usable(student, output, trainset)
+        labels_decide = uses_labels and self.method == "batch"
+        examples, weights = self._draw(usable, output, seed=seed)
         replies = read_replies(
             student,
-            sample.examples,
+            examples,
             output,
-            as_it_is=sample.labels_decide,
+            as_it_is=labels_decide,
             display_progress=self.display_progress,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
         )
         finding = Finding(None)
-        if sample.labels_decide:
-            finding = self._best_way(replies, sample, output)
+        if labels_decide:
+            finding = self._best_way(replies, examples, weights, output, label_counts=output.counts(usable))
         elif self.method == "linear":
-            fit = fit_linear(replies.log_probabilities, output.numbers(sample.examples)[replies.inputs], seed=seed)
+            fit = fit_linear(replies.log_probabilities, output.numbers(examples)[replies.inputs], seed=seed)
             if fit is not None:
-                finding = Finding(replies.calibration("linear", offsets=fit[1], scales=fit[0]))
+                scales, offsets = fit
+                finding = Finding(replies.calibration("linear", offsets, scales=scales))
         else:
             finding = Finding(replies.calibrated_to(prior))
-        self.report = self._report(finding, replies, sample, output, trainset)
+        means = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
+        self.report = CalibrationReport(
+            result=finding.result(),
+            metric="accuracy" if self.metric is None else repr(self.metric),
+            scores=finding.scores,
+            chosen=finding.chosen,
+            gain_interval=finding.gain_interval,
+            shares=finding.shares(),
+            mean_probabilities=dict(zip(replies.labels, means.tolist(), strict=True)),
+            num_examples=len(trainset),
+            num_inputs=len(replies.inputs),
+            program_calls=len(examples),
+            num_failed=replies.num_failed,
+            num_unread=replies.num_unread,
+            num_silent=len(replies.ran) - len(replies.inputs),
+        )
         logger.info("%s", self.report)
         program = CalibratedProgram(student, finding.calibration, predictor=output.predictor)
         record_settings(program)
         program.calibration_report = asdict(self.report)
         return program
 
-    def _sample(self, student: dspy.Module, output: LabelOutput, trainset: Examples, *, seed: int) -> Sample:
-        """Choose the examples to call the program on: those with labels if these decide."""
-        usable = _different(student, trainset)
-        label_numbers = output.numbers(usable)
-        labelled = [usable[i] for i in np.flatnonzero(label_numbers >= 0)]
-        if self.method == "linear" and not output.counts(labelled).astype(bool).sum() > 1:
-            raise UserError(
-                f"method='linear' needs examples with different labels at {output.name!r}, each of them one of "
-                f"{list(output.labels)}: give examples one, or pass method='batch'"
-            )
+    def _usable(self, student: dspy.Module, output: LabelOutput, trainset: Examples) -> tuple[list[dspy.Example], bool]:
+        """Return the examples that can be used, and whether their labels are."""
+        distinct = _distinct(student, trainset)
+        labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labelled) > 1
+        if self.method == "linear" and np.count_nonzero(output.counts(labelled)) < 2:
+            raise UserError(
+                f"method='linear' needs examples with different labels at {output.name!r}, of {list(output.labels)}: "
+                "give examples one, or pass method='batch'"
+            )
         if self.metric is not None:
             if not uses_labels:
                 raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
             self.metric.check(labelled)
-        are_some_labelled = any(output.name in example for example in usable)
-        if self.prior is None and are_some_labelled and len(labelled) < len(usable):
+        num_unlabelled = len(distinct) - len(labelled)
+        if self.prior is None and num_unlabelled and any(output.name in example for example in distinct):
             consequence = "these are left out" if uses_labels else "all labels are taken to be equally frequent"
             logger.warning(
-                f"{len(usable) - len(labelled)} of {len(usable)} examples have none of the labels "
-                f"{list(output.labels)} at {output.name!r}: {consequence}"
+                f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} at "
+                f"{output.name!r}: {consequence}"
             )
-        if uses_labels:
-            usable = labelled
-        examples, weights = self._draw(usable, output, seed=seed)
-        return Sample(examples, weights, output.counts(usable), uses_labels and self.method == "batch")
+        return (labelled if uses_labels else distinct), uses_labels
 
     def _draw(self, usable: list[dspy.Example], output: LabelOutput, *, seed: int) -> tuple[list[dspy.Example], Array]:
         count = min(self.num_inputs, len(usable))
@@ -187,35 +201,43 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights
 
-    def _best_way(self, replies: LabelReplies, sample: Sample, output: LabelOutput) -> Finding:
+    def _best_way(
+        self,
+        replies: LabelReplies,
+        examples: list[dspy.Example],
+        weights: Array,
+        output: LabelOutput,
+        *,
+        label_counts: Array,
+    ) -> Finding:
         """Compare ways to answer by the labels of examples; of equals the first one stays."""
         logs = replies.log_probabilities
-        weights = sample.weights[replies.inputs]
+        input_weights = weights[replies.inputs]
         answers = {AS_IT_IS: replies.answered, LIKELIEST: logs.argmax(axis=1)}
         calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(replies.labels)}
-        for shares in likely_shares(sample.label_counts, between=self.metric is not None):
+        for shares in likely_shares(label_counts, between=self.metric is not None):
             way = f"calibrated to {shares_by_label(replies.labels, shares)}"
-            answers[way] = cross_validated(logs, shares, unseen=replies.unseen, weights=weights)
-            calibrations[way] = replies.calibrated_to(shares, weights=weights)
+            answers[way] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
+            calibrations[way] = replies.calibrated_to(shares, weights=input_weights)
 
-        examples = [sample.examples[i] for i in replies.ran]
+        ran = [examples[i] for i in replies.ran]
 
         def score(numbers: Numbers) -> float:
-            return self._score(numbers, examples, output, sample.weights[replies.ran])
+            return self._score(numbers, ran, output, weights[replies.ran])
 
-        scores = {way: score(replies.with_silent(numbers)) for way, numbers in answers.items()}
+        all_answers = {way: replies.with_silent(numbers) for way, numbers in answers.items()}
+        scores = {way: score(numbers) for way, numbers in all_answers.items()}
         chosen = max(scores, key=scores.__getitem__)
-        always_scores = {label: score(np.full(len(examples), i)) for i, label in enumerate(replies.labels)}
+        always_scores = {label: score(np.full(len(ran), i)) for i, label in enumerate(replies.labels)}
         always = max(always_scores, key=always_scores.__getitem__)
         interval = None
         if self.metric is None:
-            always = replies.labels[int(sample.label_counts.argmax())]
-            right = output.numbers(examples)
-            is_right = {way: replies.with_silent(numbers) == right for way, numbers in answers.items()}
+            always = replies.labels[int(label_counts.argmax())]
+            is_right = {way: numbers == output.numbers(ran) for way, numbers in all_answers.items()}
             interval = paired_interval(is_right[chosen].astype(float) - is_right[AS_IT_IS])
         if scores[chosen] <= always_scores[always]:
             logger.warning(
-                f"{chosen}: {scores[chosen]:.3f} on {len(examples)} inputs, which is no more than always answering "
+                f"{chosen}: {scores[chosen]:.3f} on {len(ran)} inputs, which is no more than always answering "
                 f"{always!r}, {always_scores[always]:.3f}: let PLFewShot choose the demos, or take another model"
             )
         scores[f"always {always!r}"] = always_scores[always]
@@ -235,44 +257,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         right_labels = self.metric.right_labels(examples)
         return self.metric.score(right_labels, labels, labels=list(output.labels), weights=weights)
 
-    def _report(
-        self, finding: Finding, replies: LabelReplies, sample: Sample, output: LabelOutput, trainset: Examples
-    ) -> CalibrationReport:
-        calibration = finding.calibration
-        weights = sample.weights[replies.inputs]
-        means = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights)
-        shares = None
-        if calibration is not None and calibration.shares:
-            shares = dict(zip(replies.labels, calibration.shares, strict=True))
-        return CalibrationReport(
-            output=output.name,
-            metric="accuracy" if self.metric is None else repr(self.metric),
-            num_examples=len(trainset),
-            label_counts=dict(zip(replies.labels, output.counts(trainset).astype(int).tolist(), strict=True)),
-            num_inputs=len(replies.inputs),
-            mean_probabilities=dict(zip(replies.labels, means.tolist(), strict=True)),
-            shares=shares,
-            calibrated=calibration is not None and calibration.method != "none",
-            scores=finding.scores,
-            chosen=finding.chosen,
-            gain_interval=finding.gain_interval,
-            num_scored=len(replies.ran),
-            program_calls=len(replies.ran) + replies.num_failed,
-            num_failed=replies.num_failed,
-            num_unread=replies.num_unread,
-            num_silent=len(replies.ran) - len(replies.inputs),
-        )
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The examples that calibrate an output."""
-
-    examples: list[dspy.Example]  # [E]
-    weights: Array  # [E]
-    label_counts: Array  # of all usable examples, [L]
-    labels_decide: bool  # whether labels choose between ways to answer
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -282,6 +266,23 @@ class Finding:
     scores: dict[str, float] = field(default_factory=dict)
     chosen: str | None = None
     gain_interval: tuple[float, float] | None = None
+
+    def shares(self) -> dict[str, float] | None:
+        calibration = self.calibration
+        if calibration is None or not calibration.shares:
+            return None
+        return dict(zip(calibration.labels, calibration.shares, strict=True))
+
+    def result(self) -> str:
+        """Return the result in a few words."""
+        shares = self.shares()
+        if self.calibration is None:
+            return "answers stay as they are"
+        if self.calibration.method == "none":
+            return "the likeliest label is the answer, as it is"
+        if shares is None:
+            return "calibrated"
+        return f"calibrated to {shares_by_label(list(shares), shares.values())}"
 
 
 @dataclass(frozen=True)
@@ -308,19 +309,15 @@ class LabelReplies:
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
-        return self.calibration("batch", offsets=offsets, shares=tuple(np.round(shares, 6).tolist()))
+        return self.calibration("batch", offsets, shares=np.round(shares, 6))
 
     def calibration(
-        self, method: str, *, offsets: Array, scales: ArrayLike = (), shares: tuple[float, ...] = ()
+        self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
         """Return a calibration by these replies."""
+        numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
-            method,
-            tuple(self.labels),
-            tuple(offsets.tolist()),
-            scales=tuple(np.asarray(scales).tolist()),
-            num_inputs=len(self.inputs),
-            shares=shares,
+            method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
         )
 
 
@@ -446,7 +443,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
     return best[:num_labels], best[num_labels:]
 
 
-def _different(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
+def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
     """Return the distinct examples that no demo shows."""
     demos = [demo for predictor in student.predictors() for demo in predictor.demos]
     shown = shown_by(demos, trainset)

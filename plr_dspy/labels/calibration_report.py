@@ -1,8 +1,5 @@
 """What a calibration found, as plain data and in words."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plr_dspy.report.text import count, shares_by_label
@@ -17,62 +14,45 @@ class CalibrationReport:
     """What `BatchCalibration` did and found; `print` it for a summary.
 
     Attributes:
-        output: Name of the calibrated output.
+        result: The result in a few words.
         metric: What compared ways to answer: "accuracy", or a metric over a set.
-        num_examples: Number of examples of the trainset.
-        label_counts: Number of these with each label.
-        num_inputs: Number of inputs whose replies gave label probabilities.
-        mean_probabilities: Mean probability of each label before calibration.
-        shares: Share of each label that answers are calibrated to, if any.
-        calibrated: Whether calibration changes the probabilities of labels.
         scores: Accuracy or metric of each way to answer that was compared: "as it is",
             "likeliest label", "calibrated to" some shares, and "always" one label, the
             most frequent one or the best by the metric. Empty if labels did not decide.
         chosen: The chosen way, if any were compared.
         gain_interval: Interval (95 %) of the accuracy of the chosen way minus that of
             the program as it is; None with a metric over a set.
-        num_scored: Number of inputs behind the scores: those whose calls did not fail.
+        shares: Share of each label that answers are calibrated to, if any.
+        mean_probabilities: Mean probability of each label before calibration.
+        num_examples: Number of examples of the trainset.
+        num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Number of calls that failed, of replies
             that could not be read, and of replies that say nothing of labels.
     """
 
-    output: str
+    result: str
     metric: str
-    num_examples: int
-    label_counts: dict[str, int]
-    num_inputs: int
-    mean_probabilities: dict[str, float]
-    shares: dict[str, float] | None
-    calibrated: bool
     scores: dict[str, float]
     chosen: str | None
     gain_interval: tuple[float, float] | None
-    num_scored: int
+    shares: dict[str, float] | None
+    mean_probabilities: dict[str, float]
+    num_examples: int
+    num_inputs: int
     program_calls: int
     num_failed: int
     num_unread: int
     num_silent: int
 
-    @property
-    def result(self) -> str:
-        """The result in a few words."""
-        if self.shares is not None:
-            return f"calibrated to {_by_label(self.shares)}"
-        if self.calibrated:
-            return "calibrated"
-        if self.chosen == LIKELIEST:
-            return "the likeliest label is the answer, as it is"
-        return "answers stay as they are"
-
     def __str__(self) -> str:
-        means = _by_label(self.mean_probabilities)
+        means = shares_by_label(list(self.mean_probabilities), self.mean_probabilities.values())
         lines = [
             f"BatchCalibration: {self.result}; {self._calls()}",
             f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
         if self.scores:
-            lines.append(f"{self.metric} on {count(self.num_scored, 'input')}:")
+            lines.append(f"{self.metric} on {count(self.program_calls - self.num_failed, 'input')}:")
         for way, score in self.scores.items():
             line = f"  {way}: {score:.3f}"
             if way == self.chosen:
@@ -92,7 +72,3 @@ class CalibrationReport:
         text = count(self.program_calls, "program call")
         details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
         return f"{text} ({details})" if details else text
-
-
-def _by_label(shares: Mapping[str, float]) -> str:
-    return shares_by_label(list(shares), shares.values())

@@ -36,7 +36,7 @@ class NoProbabilities(FatalLMError):
 class LogprobRequests:
     """Ask for log-probabilities until a request is refused, or the first reply has none."""
 
-    purpose: str = ""  # what needs them, so that no call is made without
+    purpose: str = ""  # what needs them, if calls without are useless
     cure: str = "PLReorder or TopKOrder, which need none"
     wanted: bool = True  # whether calls ask
     given: bool = False  # whether a reply had some
@@ -229,7 +229,7 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in the replies to a program's calls; yield the `LabelReader`.
 
-    It copies the context's adapter and makes its calls, with one more after a refusal.
+    It is a copy of the context's adapter. After a refusal it calls again without.
     A decision gives the answer, also if the adapter cannot read a reply with this output alone.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -295,9 +295,8 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
     """Return probabilities of labels, ``[L]``, by log-probabilities of tokens `after` texts.
 
-    A token that begins one label counts for it. If it begins several, the tokens after
-    it decide; if these are unknown, the labels share it evenly. Case matters only
-    between labels that differ in nothing else. The sum is at most 1.
+    If a token begins several labels, the tokens after it decide. If these are unknown,
+    the labels share it evenly. Case matters only between labels that differ in nothing else.
     """
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
@@ -339,25 +338,23 @@ def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
 
 
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Return the index of the token in which the label begins.
+    """Return the index of the token in which the label begins, if possible after the field's name.
 
-    If possible, it follows the field's name. It is the last occurrence of the `answered`
-    label, as reasoning comes first. If the adapter read none, it is the first label,
-    what follows the header, or the first token.
+    It is the last occurrence of the `answered` label, as reasoning comes first. Without
+    one it is the first label, what follows the header, or the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))
     wanted = sorted(labels, key=len, reverse=True)
+    place = 0
     if answered is not None:
         wanted = [answered]
+        place = -1
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
     for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
         matches = list(re.finditer(before + label, reply, re.IGNORECASE))
         if matches:
-            match = matches[0]
-            if answered is not None:
-                match = matches[-1]
-            return bisect_right(ends, match.start("label"))
+            return bisect_right(ends, matches[place].start("label"))
     header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
     if header is None:
         return 0

@@ -13,7 +13,7 @@ from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.labels.reader import Decision, LabelReader, LogprobRequests, NoProbabilities, Reading, labels_read
+from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
@@ -83,8 +83,7 @@ class LabelWork(MetricWork):
         is_original = self._original is not None and self._original == _demos(program)
         decision = None if is_original else self._likeliest
         try:
-            reading = labels_read(program, self.output, self.requests, decision=decision)
-            with reading as reader:
+            with labels_read(program, self.output, self.requests, decision=decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             wrong.told = {"refused": self.requests.reason}
@@ -94,36 +93,29 @@ class LabelWork(MetricWork):
         label = self.output.label_of(prediction)  # read first, as metrics may write to it
         record = self._scored(example, prediction)
         if not self.scores.size:
-            return self._unscored(record, reader, prediction, label)
+            reading = reader.unread or reader.behind(prediction)
+            has_output = isinstance(prediction, dspy.Prediction) and self.output.name in prediction
+            if reading is not None and not has_output:
+                # The answer is a text, or has the label under another name.
+                label = reading.label
+            return replace(record, value=label, **self._fields(reading))
         if len(reader.readings) > 1:
-            self._refuse_several()
+            self.requests.reason = SEVERAL
+            if self._likeliest is not None:
+                raise NoProbabilities(
+                    f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
+                    "call BatchCalibration(predictor=...) instead"
+                )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if is_original and (only_reading or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
             return replace(record, **self._fields(reader.unread or only_reading))
-        lacking = self._lacking(only_reading, label, record, example)
-        if not reader.readings:
-            lacking = UNASKED
+        lacking = UNASKED
+        if reader.readings:
+            lacking = self._lacking(only_reading, label, record, example)
         if lacking:
             return replace(record, refused=self.requests.reason, lacking=lacking)
         return replace(record, **self._fields(only_reading))
-
-    def _unscored(self, record: CallRecord, reader: LabelReader, prediction: Value, label: str | None) -> CallRecord:
-        reading = reader.unread or reader.behind(prediction)
-        has_output = isinstance(prediction, dspy.Prediction) and self.output.name in prediction
-        if reading is not None and not has_output:
-            # The answer is a text, or has the label under another name.
-            label = reading.label
-        return replace(record, value=label, **self._fields(reading))
-
-    def _refuse_several(self) -> None:
-        """Learn from scores alone; raise if answers are calibrated."""
-        self.requests.reason = SEVERAL
-        if self._likeliest is not None:
-            raise NoProbabilities(
-                f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
-                "call BatchCalibration(predictor=...) instead"
-            )
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
         """Return why a reading does not explain the score, if so."""
@@ -171,55 +163,35 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return the score of each label on each example, ``[E, L]``, or why there is none.
-
-    A metric that needs more than a label, calls a model, or is slow has none.
-    """
+    """Return the score of each label on each example, ``[E, L]``, or why there is none."""
     values = list(output.labels.values())
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
-    scores = None
+    scores = np.zeros((len(examples), len(values)))
+    num_slow = 0
+    total_seconds = 0.0
     try:
-        with dspy.context(callbacks=[calls], trace=[]):
-            scores = _ask_labels(metric, examples, output.name, values, calls=calls, longest=longest)
+        call_metric = metric_caller(metric)
+        for number, (example, label) in enumerate(np.ndindex(*scores.shape), start=1):
+            began = time.perf_counter()
+            prediction = dspy.Prediction({output.name: values[label]})
+            with dspy.context(callbacks=[calls], trace=[]):
+                scores[example, label] = as_score(call_metric(own_copy(examples[example]), prediction))
+            seconds = time.perf_counter() - began
+            total_seconds += seconds
+            num_slow += seconds > LONGEST_CALL
+            if calls.stopped:  # The metric caught the exception.
+                break
+            # The first call may load something; some are slow for wrong labels alone.
+            if 2 * num_slow >= max(number, 4) or total_seconds > longest:
+                return "the metric takes too long to be asked for every label"
     except (Exception, SystemExit) as error:
         if not calls.stopped:
             return f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
     if calls.stopped:
         return "the metric calls a language model"
-    if scores is None:
-        return "the metric takes too long to be asked for every label"
     if (scores == scores[:, :1]).all():
         return ALL_ALIKE
-    return scores
-
-
-def _ask_labels(
-    metric: Metric,
-    examples: Sequence[dspy.Example],
-    name: str,
-    values: Sequence[Value],
-    *,
-    calls: "NoCalls",
-    longest: float,
-) -> Array | None:
-    """Return the scores of labels, ``[E, L]``; None if the metric is slow."""
-    call_metric = metric_caller(metric)
-    scores = np.zeros((len(examples), len(values)))
-    num_slow = 0
-    total_seconds = 0.0
-    for number, (example, label) in enumerate(np.ndindex(*scores.shape), start=1):
-        began = time.perf_counter()
-        prediction = dspy.Prediction({name: values[label]})
-        scores[example, label] = as_score(call_metric(own_copy(examples[example]), prediction))
-        seconds = time.perf_counter() - began
-        total_seconds += seconds
-        num_slow += seconds > LONGEST_CALL
-        if calls.stopped:  # The metric caught the exception.
-            break
-        # The first call may load something; some are slow for wrong labels alone.
-        if 2 * num_slow >= max(number, 4) or total_seconds > longest:
-            return None
     return scores
 
 
