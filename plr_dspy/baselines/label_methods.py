@@ -20,8 +20,7 @@ from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PerInputOrder, distribution
 from plr_dspy.labels.outputs import needed_output, prior_shares
-from plr_dspy.labels.reader import NUM_ALTERNATIVES
-from plr_dspy.labels.work import LabelWork
+from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, title_of
 from plr_dspy.metrics.confusion import SetMetric
@@ -157,8 +156,6 @@ class LabelRun(CompileRun):
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the cells of the probing inputs; empty if time or money is up."""
         scorer = self.scorer
-        # Call once first: if the LM gives no log-probabilities, no other call is made.
-        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
         if self._work.first:
             written = scorer.cells(dict.fromkeys(orderings, range(1)))
             if len(written) < len(orderings):
@@ -168,6 +165,8 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
+        # Call once first: if the LM gives no log-probabilities, no other call is made.
+        scorer.cells({orderings[0]: self._work.probing[:1]})
         return scorer.cells(dict.fromkeys(orderings, self._work.probing))
 
     def _best(self, count: int | None = None) -> list[Candidate]:
@@ -201,7 +200,7 @@ class LabelRun(CompileRun):
         return scores
 
 
-class ProbingWork(MetricWork):
+class ProbingWork(LabelReadingWork):
     """Reads label probabilities of probing inputs.
 
     If the LM writes the inputs, "example" 0 is to write one from an order's demos
@@ -214,21 +213,20 @@ class ProbingWork(MetricWork):
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
-        super().__init__(optimizer.metric, [])
+        self.inputs: list[dspy.Example] = []
         output = needed_output(setup.program, optimizer.name)
+        super().__init__(self.inputs, output, purpose=optimizer.name)
         self.uniform = [1.0 / len(output.labels) for _ in output.labels]
         self._temperature = optimizer.temperature
         self.first = int(optimizer.temperature is not None)
         num_inputs = setup.plan.num_train_examples
         self.num_probing = max(1, num_inputs)
-        self.inputs: list[dspy.Example] = []
         if not self.first:
             inputs = [dict(example.inputs().items()) for example in setup.splits.train]
             if inputs and optimizer.fillers:
                 inputs = [dict.fromkeys(inputs[0], text) for text in optimizer.fillers]
             self._add(inputs[:num_inputs])
             self.num_probing = len(self.inputs)
-        self._labels = LabelWork(None, self.inputs, output=output, purpose=optimizer.name, calibrating=True)
 
     @property
     def probing(self) -> range:
@@ -256,16 +254,13 @@ class ProbingWork(MetricWork):
         """Return a cell with label probabilities, or a written input."""
         if example < self.first:
             return CallRecord(None, value=self._written_input(program))
-        cell = self._labels(program, example - self.first)
+        cell = super().__call__(program, example - self.first)
         if cell.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _written_input(self, program: dspy.Module) -> dict[str, str]:
-        """Write a new input like the program's demos.
-
-        The first call asks for log-probabilities, to find out if the LM has any.
-        """
+        """Write a new input like the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -273,21 +268,10 @@ class ProbingWork(MetricWork):
         if isinstance(adapter, PlainTextAdapter):
             answer_title = title_of(*next(iter(predictor.signature.output_fields.items())))
             options |= {"max_tokens": WRITTEN_TOKENS, "stop": ["\n\n", f"\n{answer_title}"]}
-        requests = self._labels.requests
-        asks_logprobs = not requests.given
-        if asks_logprobs:
-            options |= {"logprobs": True, "top_logprobs": NUM_ALTERNATIVES}
         try:
             reply = adapter(lm, options, signature, [], inputs)[0]
         except AdapterParseError as error:
             raise WrongAnswer(error) from error
-        except Exception as error:
-            requests.note_error(lm, error)
-            requests.check(error)
-            raise
-        if asks_logprobs:
-            requests.note_reply(lm, given=bool(getattr(reply.get("logprobs"), "content", None)))
-            requests.check()
         fields = {name: str(reply.get(name) or "").strip() for name in predictor.signature.input_fields}
         if not all(fields.values()):
             raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
@@ -337,18 +321,6 @@ class LocalE(LabelOptimizer):
 
     variant: Literal["lu", "plr"] = "lu"
     temperature: Positive = 2.0  # type: ignore[misc]
-
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the LM can write the program's inputs."""
-        super().check(program, trainset)
-        predictor_inputs = set(program.predictors()[0].signature.input_fields)
-        for example in trainset:
-            inputs = set(example.inputs().keys())
-            if inputs != predictor_inputs:
-                raise UserError(
-                    f"{self.name} needs a predictor with the program's own inputs {sorted(inputs)}; it takes "
-                    f"{sorted(predictor_inputs)}: use PDO, PLReorder or TopKOrder"
-                )
 
     def criterion(self, table: Array) -> float:
         mean = float(entropy(table, axis=1).mean())  # Lu et al., Eq. 6

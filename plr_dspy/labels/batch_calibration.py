@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Literal
 
 import dspy
@@ -21,7 +21,7 @@ from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calib
 from plr_dspy.labels.calibration_report import AS_IT_IS, LIKELIEST, CalibrationReport
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.labels.work import LabelWork
+from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.calls import calls_on
@@ -133,24 +133,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             num_threads=self.num_threads,
             max_errors=self.max_errors,
         )
-        finding = Finding(None)
-        if labels_decide:
-            finding = self._best_way(replies, examples, weights, output, label_counts=output.counts(usable))
-        elif self.method == "linear":
-            fit = fit_linear(replies.log_probabilities, output.numbers(examples)[replies.inputs], seed=seed)
-            if fit is not None:
-                scales, offsets = fit
-                finding = Finding(replies.calibration("linear", offsets, scales=scales))
-        else:
-            finding = Finding(replies.calibrated_to(prior))
         means = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
-        self.report = CalibrationReport(
-            result=finding.result(),
+        report = CalibrationReport(
+            calibration=None,
             metric="accuracy" if self.metric is None else repr(self.metric),
-            scores=finding.scores,
-            chosen=finding.chosen,
-            gain_interval=finding.gain_interval,
-            shares=finding.shares(),
             mean_probabilities=dict(zip(replies.labels, means.tolist(), strict=True)),
             num_examples=len(trainset),
             num_inputs=len(replies.inputs),
@@ -159,10 +145,20 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             num_unread=replies.num_unread,
             num_silent=len(replies.ran) - len(replies.inputs),
         )
-        logger.info("%s", self.report)
-        program = CalibratedProgram(student, finding.calibration, predictor=output.predictor)
+        if labels_decide:
+            report = self._best_way(report, replies, examples, weights, output, label_counts=output.counts(usable))
+        elif self.method == "linear":
+            fit = fit_linear(replies.log_probabilities, output.numbers(examples)[replies.inputs], seed=seed)
+            if fit is not None:
+                scales, offsets = fit
+                report = replace(report, calibration=replies.calibration("linear", offsets, scales=scales))
+        else:
+            report = replace(report, calibration=replies.calibrated_to(prior))
+        self.report = report
+        logger.info("%s", report)
+        program = CalibratedProgram(student, report.calibration, predictor=output.predictor)
         record_settings(program)
-        program.calibration_report = asdict(self.report)
+        program.calibration_report = asdict(report)
         return program
 
     def _usable(self, student: dspy.Module, output: LabelOutput, trainset: Examples) -> tuple[list[dspy.Example], bool]:
@@ -203,14 +199,15 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def _best_way(
         self,
+        report: CalibrationReport,
         replies: LabelReplies,
         examples: list[dspy.Example],
         weights: Array,
         output: LabelOutput,
         *,
         label_counts: Array,
-    ) -> Finding:
-        """Compare ways to answer by the labels of examples; of equals the first one stays."""
+    ) -> CalibrationReport:
+        """Add the best way to answer by the labels of examples; of equals it is the first one."""
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
         answers = {AS_IT_IS: replies.answered, LIKELIEST: logs.argmax(axis=1)}
@@ -241,7 +238,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
                 f"{always!r}, {always_scores[always]:.3f}: let PLFewShot choose the demos, or take another model"
             )
         scores[f"always {always!r}"] = always_scores[always]
-        return Finding(calibrations[chosen], scores, chosen, interval)
+        return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
 
     def _score(self, answers: Numbers, examples: Examples, output: LabelOutput, weights: Array) -> float:
         """Return the accuracy or metric of label numbers ``[n]``; -1 is wrong."""
@@ -256,33 +253,6 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             labels.append(label)
         right_labels = self.metric.right_labels(examples)
         return self.metric.score(right_labels, labels, labels=list(output.labels), weights=weights)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The calibration to use; the other fields are as in `CalibrationReport`."""
-
-    calibration: Calibration | None
-    scores: dict[str, float] = field(default_factory=dict)
-    chosen: str | None = None
-    gain_interval: tuple[float, float] | None = None
-
-    def shares(self) -> dict[str, float] | None:
-        calibration = self.calibration
-        if calibration is None or not calibration.shares:
-            return None
-        return dict(zip(calibration.labels, calibration.shares, strict=True))
-
-    def result(self) -> str:
-        """Return the result in a few words."""
-        shares = self.shares()
-        if self.calibration is None:
-            return "answers stay as they are"
-        if self.calibration.method == "none":
-            return "the likeliest label is the answer, as it is"
-        if shares is None:
-            return "calibrated"
-        return f"calibrated to {shares_by_label(list(shares), shares.values())}"
 
 
 @dataclass(frozen=True)
@@ -343,7 +313,7 @@ def read_replies(
         if are_enough and not any(record.label_logprobs for record in ended):
             raise _no_probabilities(0, len(ended))
 
-    work = LabelWork(None, examples, output=output, purpose=PURPOSE, calibrating=not as_it_is)
+    work = LabelReadingWork(examples, output, purpose=PURPOSE, as_it_is=as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
         records, scorer = calls_on(
             program,

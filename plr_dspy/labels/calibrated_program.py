@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from plr_dspy.dspy_compat import Parameter, set_compiled
+from plr_dspy.dspy_compat import Parameter, set_compiled, with_values
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
@@ -76,7 +76,7 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     output = needed_output(program, PURPOSE, only=predictor, cure=cure)
     for _, part in program.named_sub_modules():
         reads_itself = isinstance(part, (CalibratedProgram, PerInputOrder))
-        if reads_itself and any(own is predictors[output.predictor] for own in part.predictors()):
+        if reads_itself and predictors[output.predictor] in part.predictors():
             raise UserError(
                 f"{output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the program "
                 "that it was made of"
@@ -89,9 +89,8 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
 class CalibratedProgram(dspy.Module):
     """A program that answers the likeliest label by calibrated probabilities.
 
-    It makes no further LM calls. ``prediction.probabilities`` has the calibrated
-    probability of each label, or is None if the reply says nothing of labels. It saves
-    to JSON, also as part of a larger program; `load_program` loads it.
+    ``prediction.probabilities`` has the calibrated probability of each label, or is None
+    if the reply says nothing of labels. `load_program` loads it.
 
     Args, and attributes of the same names:
         program: A program with an output that is a Literal, an enum or a bool. It is
@@ -167,12 +166,7 @@ def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
     if reading is not None:
         labels = reader.label_output.labels.values()
         probabilities = dict(zip(labels, np.exp(reading.log_probabilities).tolist(), strict=True))
-    fields = dict(prediction.items())
-    for name in fields:
-        del prediction[name]
-    for name, value in {PROBABILITIES: probabilities, **fields}.items():
-        prediction[name] = value
-    return prediction
+    return with_values(prediction, {PROBABILITIES: probabilities, **dict(prediction.items())})
 
 
 class _SavedCalibration(Parameter):  # type: ignore[misc]

@@ -1,7 +1,9 @@
 """What a calibration found, as plain data and in words."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
 # Ways to answer without calibration.
@@ -14,29 +16,24 @@ class CalibrationReport:
     """What `BatchCalibration` did and found; `print` it for a summary.
 
     Attributes:
-        result: The result in a few words.
+        calibration: The calibration; None if answers stay as they are.
         metric: What compared ways to answer: "accuracy", or a metric over a set.
-        scores: Accuracy or metric of each way to answer that was compared: "as it is",
-            "likeliest label", "calibrated to" some shares, and "always" one label, the
-            most frequent one or the best by the metric. Empty if labels did not decide.
-        chosen: The chosen way, if any were compared.
-        gain_interval: Interval (95 %) of the accuracy of the chosen way minus that of
-            the program as it is; None with a metric over a set.
-        shares: Share of each label that answers are calibrated to, if any.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples of the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Number of calls that failed, of replies
             that could not be read, and of replies that say nothing of labels.
+        scores: Accuracy or metric of each way to answer that was compared: "as it is",
+            "likeliest label", "calibrated to" some shares, and "always" one label, the
+            most frequent one or the best by the metric. Empty if labels did not decide.
+        chosen: The chosen way, if any were compared.
+        gain_interval: Interval (95 %) of the accuracy of the chosen way minus that of
+            the program as it is; None with a metric over a set.
     """
 
-    result: str
+    calibration: Calibration | None
     metric: str
-    scores: dict[str, float]
-    chosen: str | None
-    gain_interval: tuple[float, float] | None
-    shares: dict[str, float] | None
     mean_probabilities: dict[str, float]
     num_examples: int
     num_inputs: int
@@ -44,9 +41,30 @@ class CalibrationReport:
     num_failed: int
     num_unread: int
     num_silent: int
+    scores: dict[str, float] = field(default_factory=dict)
+    chosen: str | None = None
+    gain_interval: tuple[float, float] | None = None
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """The share of each label that answers are calibrated to, if any."""
+        if self.calibration is None or not self.calibration.shares:
+            return None
+        return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
+
+    @property
+    def result(self) -> str:
+        """The result in a few words."""
+        if self.calibration is None:
+            return "answers stay as they are"
+        if self.calibration.method == "none":
+            return "the likeliest label is the answer, as it is"
+        if self.shares is None:
+            return "calibrated"
+        return f"calibrated to {_by_label(self.shares)}"
 
     def __str__(self) -> str:
-        means = shares_by_label(list(self.mean_probabilities), self.mean_probabilities.values())
+        means = _by_label(self.mean_probabilities)
         lines = [
             f"BatchCalibration: {self.result}; {self._calls()}",
             f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
@@ -72,3 +90,7 @@ class CalibrationReport:
         text = count(self.program_calls, "program call")
         details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
         return f"{text} ({details})" if details else text
+
+
+def _by_label(shares: Mapping[str, float]) -> str:
+    return shares_by_label(list(shares), shares.values())

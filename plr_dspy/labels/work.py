@@ -26,7 +26,7 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # of log-probabilities in the log, so that a resumed compile sees the same
+DECIMALS = 4  # of log-probabilities in the log
 LONGEST_CALL = 0.05  # seconds; a slower metric may call a model unseen
 LONGEST_PROBE = 10.0  # seconds to ask a metric for all labels
 PROBE_SHARE = 0.1  # of `max_seconds` for that
@@ -36,15 +36,51 @@ ALL_ALIKE = "the metric gives every label the same score"
 UNASKED = "the program answered without its classifier"
 
 
-class LabelWork(MetricWork):
-    """Do what `MetricWork` does, and read the log-probabilities of labels.
+class LabelReadingWork(MetricWork):
+    """Reads the log-probabilities of labels. Records hold the answered label, and no scores.
 
     Args:
-        metric: Scores the answers; None if records need no scores.
         examples: Examples to call programs on.
         output: The output with the labels.
-        scores: The `label_scores` ``[E, L]``, if a search learns from label probabilities.
-        purpose: What needs log-probabilities, if calls without them are useless.
+        purpose: What needs log-probabilities, in messages.
+        as_it_is: Whether programs answer as they are, or else the likeliest label.
+    """
+
+    def __init__(
+        self, examples: Sequence[dspy.Example], output: LabelOutput, *, purpose: str, as_it_is: bool = False
+    ) -> None:
+        super().__init__(lambda example, prediction: 0.0, examples)
+        self._output = output
+        self._requests = LogprobRequests(purpose)
+        self._decision: Decision | None = None
+        if not as_it_is:
+            self._decision = Calibration.none(output.labels).applied
+
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
+        """Return a record with the label and the log-probabilities behind it."""
+        try:
+            with labels_read(program, self._output, self._requests, decision=self._decision) as reader:
+                prediction = self._answered(program, example)
+        except WrongAnswer as wrong:
+            wrong.told = _fields(reader.unread)
+            raise
+        label = self._output.label_of(prediction)
+        reading = reader.unread or reader.behind(prediction)
+        has_output = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
+        if reading is not None and not has_output:
+            # The answer is a text, or has the label under another name.
+            label = reading.label
+        return CallRecord(None, value=label, **_fields(reading))
+
+
+class LabelWork(MetricWork):
+    """Do what `MetricWork` does, and read the log-probabilities of labels if they explain the score.
+
+    Args:
+        metric: Scores the answers.
+        examples: Examples to call programs on.
+        output: The output with the labels.
+        scores: The `label_scores` ``[E, L]``.
         calibrating: Whether programs answer the likeliest label.
         original: The user's program, which answers as it is all the same.
     """
@@ -53,52 +89,42 @@ class LabelWork(MetricWork):
 
     def __init__(
         self,
-        metric: Metric | None,
+        metric: Metric,
         examples: Sequence[dspy.Example],
         *,
         output: LabelOutput,
-        scores: Array | None = None,
-        purpose: str = "",
+        scores: Array,
         calibrating: bool = False,
-        original: dspy.Module | None = None,
+        original: dspy.Module,
     ) -> None:
         labels = list(output.labels)
         if output.optional:
             labels.append(name_of_label(None))
-        super().__init__(metric or (lambda example, prediction: 0.0), examples, labels)
+        super().__init__(metric, examples, labels)
         self.output = output
-        self.requests = LogprobRequests(purpose)
-        self.scores = np.empty((0, 0)) if scores is None else scores
-        self._original: dict[str, tuple[Value, Value]] | None = None
+        self.requests = LogprobRequests()
+        self.scores = scores
+        self._original = _demos(original)
         self._likeliest: Decision | None = None
         if calibrating:
             self._likeliest = Calibration.none(output.labels).applied
-            if original is not None:
-                self._original = _demos(original)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a score, with log-probabilities if they explain it."""
-        if not (self.requests.wanted or self.requests.purpose):
+        if not self.requests.wanted:
             return super().__call__(program, example)
-        is_original = self._original is not None and self._original == _demos(program)
-        decision = None if is_original else self._likeliest
+        stays_original = self._likeliest is not None and self._original == _demos(program)
+        decision = None if stays_original else self._likeliest
         try:
             with labels_read(program, self.output, self.requests, decision=decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
             wrong.told = {"refused": self.requests.reason}
-            if is_original or not self.scores.size:
-                wrong.told |= self._fields(reader.unread)
+            if stays_original:
+                wrong.told |= _rounded_fields(reader.unread)
             raise
         label = self.output.label_of(prediction)  # read first, as metrics may write to it
         record = self._scored(example, prediction)
-        if not self.scores.size:
-            reading = reader.unread or reader.behind(prediction)
-            has_output = isinstance(prediction, dspy.Prediction) and self.output.name in prediction
-            if reading is not None and not has_output:
-                # The answer is a text, or has the label under another name.
-                label = reading.label
-            return replace(record, value=label, **self._fields(reading))
         if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
             if self._likeliest is not None:
@@ -107,15 +133,15 @@ class LabelWork(MetricWork):
                     "call BatchCalibration(predictor=...) instead"
                 )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
-        if is_original and (only_reading or reader.unread):
+        if stays_original and (only_reading or reader.unread):
             # It is scored as it is; calibrated, it would answer by its first reply.
-            return replace(record, **self._fields(reader.unread or only_reading))
+            return replace(record, **_rounded_fields(reader.unread or only_reading))
         lacking = UNASKED
         if reader.readings:
             lacking = self._lacking(only_reading, label, record, example)
         if lacking:
             return replace(record, refused=self.requests.reason, lacking=lacking)
-        return replace(record, **self._fields(only_reading))
+        return replace(record, **_rounded_fields(only_reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
         """Return why a reading does not explain the score, if so."""
@@ -142,13 +168,20 @@ class LabelWork(MetricWork):
 
         return LabelResponses(scores, read, shares, self._likeliest is not None, self.influence)
 
-    def _fields(self, reading: Reading | None) -> dict[str, Value]:
-        if reading is None:
-            return {}
-        logs = reading.log_probabilities
-        if self.scores.size:
-            logs = tuple(round(log_probability, DECIMALS) for log_probability in logs)
-        return {"label_logprobs": logs, "unseen_labels": reading.unseen}
+
+def _fields(reading: Reading | None) -> dict[str, Value]:
+    """Return the fields of a record with a reading."""
+    if reading is None:
+        return {}
+    return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
+
+
+def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
+    """Return the fields of a record with a reading, as a resumed compile sees them."""
+    if reading is not None:
+        logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
+        reading = reading._replace(log_probabilities=logs)
+    return _fields(reading)
 
 
 def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:

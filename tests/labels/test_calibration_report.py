@@ -9,7 +9,6 @@ from label_engines import LABELS, Classifier, leaning
 from label_engines import classifier as student
 
 from plr_dspy import F1, BatchCalibration
-from plr_dspy.labels.calibration_report import CalibrationReport
 
 LEANING = leaning(LABELS, 2.0)
 
@@ -58,15 +57,15 @@ def test_says_which_shares_answers_were_calibrated_to(trainset, options):
     assert list(report.mean_probabilities) == LABELS
     assert sum(report.mean_probabilities.values()) == pytest.approx(1.0)
     plain = json.loads(json.dumps(program.calibration_report))
-    interval = plain["gain_interval"]
-    assert CalibrationReport(**{**plain, "gain_interval": interval and tuple(interval)}) == report
+    assert plain["mean_probabilities"] == report.mean_probabilities
+    assert report.calibration == calibration
     for label, share in (report.shares or {}).items():
         assert f"{label!r} {share:.2f}" in str(report).splitlines()[0]
 
 
 @pytest.mark.parametrize("metric", [None, F1("negative")])
 def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
-    optimizer, program = reported(labelled(60, num_negative=15), metric=metric)
+    optimizer, _ = reported(labelled(60, num_negative=15), metric=metric)
     report = optimizer.report
     *ways, always = report.scores
     assert always.startswith("always ")
@@ -76,7 +75,6 @@ def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
     for way, score in report.scores.items():
         assert f"    {way}: {score:.3f}" in str(report)
     assert str(report).count("(chosen)") == 1
-    assert report.calibrated == (program.calibration is not None and program.calibration.method != "none")
     if metric is None:
         low, high = report.gain_interval
         assert low <= report.scores[report.chosen] - report.scores["as it is"] <= high
@@ -102,7 +100,6 @@ def test_counts_the_examples(caplog):
     report = reported(trainset, program=program)[0].report
     assert report.num_examples == len(trainset) == 63
     assert report.num_inputs == 60 - 4 - 5
-    assert report.label_counts == {"negative": 23, "positive": 35}
     assert "5 of 56 examples have none of the labels" in caplog.text
 
 
@@ -120,7 +117,7 @@ def test_counts_calls_that_failed_and_replies_that_could_not_be_read():
         adapter=dspy.ChatAdapter(use_json_adapter_fallback=False),
     )
     report = optimizer.report
-    assert (report.program_calls, report.num_inputs, report.num_scored) == (60, 58, 59)
+    assert (report.program_calls, report.num_inputs) == (60, 58)
     assert (report.num_failed, report.num_unread, report.num_silent) == (1, 3, 1)
     said = (
         "60 program calls (1 failed, 3 with a reply that could not be read, 1 with a reply that says nothing of labels)"
