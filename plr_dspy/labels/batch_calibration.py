@@ -133,18 +133,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             num_threads=self.num_threads,
             max_errors=self.max_errors,
         )
-        means = np.average(np.exp(replies.log_probabilities), axis=0, weights=weights[replies.inputs])
-        report = CalibrationReport(
-            calibration=None,
-            metric="accuracy" if self.metric is None else repr(self.metric),
-            mean_probabilities=dict(zip(replies.labels, means.tolist(), strict=True)),
-            num_examples=len(trainset),
-            num_inputs=len(replies.inputs),
-            program_calls=len(examples),
-            num_failed=replies.num_failed,
-            num_unread=replies.num_unread,
-            num_silent=len(replies.ran) - len(replies.inputs),
-        )
+        metric = "accuracy" if self.metric is None else repr(self.metric)
+        report = replies.report(weights, metric=metric, num_examples=len(trainset))
         if labels_decide:
             report = self._best_way(report, replies, examples, weights, output, label_counts=output.counts(usable))
         elif self.method == "linear":
@@ -267,6 +257,21 @@ class LabelReplies:
     ran: Numbers  # inputs whose calls did not fail
     num_failed: int
     num_unread: int  # replies that the adapter could not read
+
+    def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
+        """Return the report of a calibration that is still to be found."""
+        means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
+        return CalibrationReport(
+            calibration=None,
+            metric=metric,
+            mean_probabilities=dict(zip(self.labels, means.tolist(), strict=True)),
+            num_examples=num_examples,
+            num_inputs=len(self.inputs),
+            program_calls=len(self.ran) + self.num_failed,
+            num_failed=self.num_failed,
+            num_unread=self.num_unread,
+            num_silent=len(self.ran) - len(self.inputs),
+        )
 
     def with_silent(self, answers: Numbers) -> Numbers:
         """Return answers to all inputs that `ran`, -1 for the others."""
@@ -415,7 +420,9 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
     """Return the distinct examples that no demo shows."""
-    demos = [demo for predictor in student.predictors() for demo in predictor.demos]
+    demos: list[Value] = []
+    for predictor in student.predictors():
+        demos += predictor.demos
     shown = shown_by(demos, trainset)
     keys = [value_key(dict(example.inputs().items())) for example in trainset]
     usable = list({keys[i]: example for i, example in enumerate(trainset) if i not in shown}.values())

@@ -235,7 +235,9 @@ class PerInputOrder(dspy.Module):
     ) -> tuple[Value, Reading | None]:
         """Return the answer in an order, and what its reply says of labels, if it does."""
         predictors = dict(self.program.named_predictors())
-        demos = {name: [predictors[name].demos[i] for i in places] for name, places in permutations.items()}
+        demos = {}
+        for name, permutation in permutations.items():
+            demos[name] = [predictors[name].demos[i] for i in permutation]
         program = ProgramFactory(self.program).build(demos)
         output = needed_output(program, "DEmO")
         likeliest = Calibration.none(output.labels).applied

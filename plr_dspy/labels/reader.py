@@ -301,7 +301,8 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
         fold = str
-    before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
+    first_characters = {label[0] for label in labels}
+    before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
     # Texts, the rests of labels after them, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
