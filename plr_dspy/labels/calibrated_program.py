@@ -135,8 +135,7 @@ class CalibratedProgram(dspy.Module):
     def _reading(self) -> AbstractContextManager[LabelReader]:
         output = calibrated_output(self.program, self.predictor)
         decision = None if self.calibration is None else self.calibration.applied
-        requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
-        return labels_read(self.program, output, requests, decision=decision)
+        return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
         """Set the calibration of a predictor; raise if it is of other labels."""

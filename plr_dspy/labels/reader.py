@@ -37,7 +37,6 @@ class LogprobRequests:
     """Ask for log-probabilities until a request is refused, or the first reply has none."""
 
     purpose: str = ""  # what needs them, if calls without are useless
-    cure: str = "PLReorder or TopKOrder, which need none"
     wanted: bool = True  # whether calls ask
     given: bool = False  # whether a reply had some
     reason: str = ""  # why there are none
@@ -63,7 +62,7 @@ class LogprobRequests:
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, and {self.reason}: use a model and provider "
-                f"that give them (OpenAI's chat models, vLLM, llama.cpp), or {self.cure}"
+                "that give them (OpenAI's chat models, vLLM, llama.cpp)"
             ) from cause
 
     def _stop(self, reason: str) -> None:
@@ -194,7 +193,8 @@ class LabelReader:
         """Read and decide completions; remove log-probabilities that only we asked for."""
         readings = [self._decided(fields) for fields in completions or [{}]]
         self.readings.append(readings[0])
-        given = bool(completions) and _has_alternatives(completions[0].get("logprobs"))
+        logprobs = completions[0].get("logprobs") if completions else None
+        given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
         self._requests.note_reply(lm, given=given)
         if not {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"):
             for fields in completions:
@@ -263,16 +263,14 @@ def _reading_type(kind: type) -> type:
     return reading_type
 
 
-def _has_alternatives(logprobs: Value) -> bool:
-    for place in getattr(logprobs, "content", None) or ():
-        if any(alternative.token != place.token for alternative in place.top_logprobs or ()):
-            return True
-    return False
+def _places(logprobs: Value) -> Sequence[Value]:
+    """Return the tokens of a reply, with their alternatives."""
+    return getattr(logprobs, "content", None) or ()
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
     """Return the reading of a reply's "logprobs"; None if no label is likely."""
-    places = getattr(logprobs, "content", None) or ()
+    places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
     # A label may be read from another spelling, such as "yes" for True.

@@ -236,10 +236,11 @@ def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
     values = [example[output.name] for example in examples if output.name in example]
     if not values or any(output.label_of(example) for example in examples):
         return
-    if label_scores(metric, examples, output) == ALL_ALIKE:
+    scores = label_scores(metric, examples, output)
+    if isinstance(scores, str) and scores == ALL_ALIKE:
         raise UserError(
             f"{name}: no example has one of the labels {list(output.labels)} at {output.name!r} (one has "
-            f"{values[0]!r}), and {ALL_ALIKE}: give each example one of the labels, of their type"
+            f"{values[0]!r}), and {ALL_ALIKE}: no answer can be right. Give each example a label of the output's type"
         )
 
 

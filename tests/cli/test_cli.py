@@ -133,7 +133,8 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs the probabilities of labels at each use" in capsys.readouterr().out
-    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
+    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
+    assert "is calibrated for the order of its demos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ class TestBadInput:
             ({"program": dspy.Predict("text -> a: Literal['x']")}, "not have two labels"),
             ({"program": dspy.Predict("text -> a: bool, probabilities")}, "'probabil.*rename"),
             ({"program": TWO}, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
-            (changed(lambda each: each.without("label")), "labels at 'label', each of them one of"),
+            (changed(lambda each: each.without("label")), "labels at 'label', of "),
             (changed(lambda each: each.copy(label="mixed")), "or pass method='batch'"),
             (changed(lambda each: each.copy(label="positive")), "different labels"),
         ],

@@ -108,7 +108,7 @@ class TestOrders:
         optimizer = PLFewShot(exact, candidates=candidates, max_metric_calls=150)
         compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
         assert len(shown(compiled)) > 1
-        assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.05
+        assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.03
         check_saved(engine, compiled, "choice", tmp_path)
 
 

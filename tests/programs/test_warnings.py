@@ -101,7 +101,7 @@ def rows(value):
 def test_where_no_answer_can_be_right_it_is_an_error_before_any_call(run, kind, value):
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]
-    told = r"no example has one of the labels.*give each example one"
+    told = r"no example has one of the labels.*Give each example a label"
     with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=told):
         RUNS[run](program, rows(value))
     assert not engine.num_calls
