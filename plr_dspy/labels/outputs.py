@@ -7,7 +7,7 @@ import dspy
 import numpy as np
 from numpy.typing import NDArray
 
-from plr_dspy.dspy_compat import decision_adapter
+from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, name_of_label, without_none
 from plr_dspy.programs.splits import are_classes
@@ -66,6 +66,8 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
+        if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
+            annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
         labels = labels_of(annotation)
         if labels is not None:
             optional = annotation != field.annotation
