@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import dspy
-from dspy.adapters.decision import DecisionAdapter, evidence_type, resolve_adapter
+from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 from dspy.adapters.types.base_type import (
     CUSTOM_TYPE_END_IDENTIFIER,
     CUSTOM_TYPE_START_IDENTIFIER,
     split_message_content_for_custom_types,
 )
-from dspy.adapters.types.decision import Choice, Noul, Score
+from dspy.adapters.types.decision import Choice, Noul
 from dspy.adapters.utils import (
     annotation_allows_none,
     apply_output_field_defaults,
@@ -64,12 +64,10 @@ __all__ = [
     "LMUnsupportedModelError",
     "Noul",
     "Parameter",
-    "Score",
     "Teleprompter",
     "UsageTracker",
     "annotation_allows_none",
     "apply_output_field_defaults",
-    "evidence_type",
     "format_field_value",
     "get_annotation_name",
     "get_dependency_versions",

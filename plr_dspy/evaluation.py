@@ -111,10 +111,7 @@ def load_program(
                 f"{path} is of another program than the student: its demos of predictor {name!r} have none of the "
                 f"fields {list(fields)}"
             )
-    calibrated = [part for _, part in program.named_sub_modules(CalibratedProgram) if part.calibration is not None]
-    # A call of a calibrated program says so itself.
-    told = {id(predictor) for part in calibrated for predictor in part.predictors()}
-    differences = other_settings(each for each in program.predictors() if id(each) not in told)
+    differences = other_settings(program.predictors())
     if differences:
         logger.warning("%s was made with %s, or compile it anew", path, "; with ".join(differences))
     return program
@@ -294,10 +291,9 @@ def evaluate_programs(
     for each in metrics.values():
         if isinstance(each, SetMetric):
             each.check(devset)
-    strange: list[str] = []
     for program in programs.values():
         for each in metrics.values():
-            strange += check_answers(program, each, devset, name="devset", told=strange)
+            check_answers(program, each, devset, name="devset")
     answers = {name: Answers(program, metrics, devset) for name, program in programs.items()}
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
         for answered in answers.values():
@@ -456,7 +452,7 @@ class Scores(MetricWork):
     def constant(self) -> ConstantScore | None:
         """Return what the better of the two most frequent labels scores if it is the answer to every example."""
         output = label_output(self._program)
-        if not isinstance(output, LabelOutput) or output.decision is not None:
+        if not isinstance(output, LabelOutput):
             return None
         frequent: list[str]
         if isinstance(self.metric, SetMetric):

@@ -405,6 +405,6 @@ def _program_as_scored(
             num_inputs=len(setup.scored_examples),
             shares=tuple(shares),
         )
-        program = CalibratedProgram(program, calibration, predictor=work.output.predictor).bound()
+        program = CalibratedProgram(program, calibration, predictor=work.output.predictor)
     set_compiled(program, True)
     return program

@@ -284,15 +284,6 @@ class TestCures:
             order_sensitivity(student([]), exact_match, EXAMPLES)
 
 
-@pytest.mark.parametrize(("kind", "number"), [("Literal['yes', 'no']", 40), ("Optional[Literal['yes', 'no']]", 20)])
-def test_labels_that_the_program_cannot_answer_are_told_before_any_call(engine, caplog, kind, number):
-    classify = dspy.Predict(f"question -> answer: {kind}")
-    rows = [dspy.Example(question=f"q{i}", answer=("yes", "No ", None)[i % 3]) for i in range(60)]
-    optimizer().estimate(classify, trainset=[row.with_inputs("question") for row in rows])
-    assert f"{number} of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
-    assert not engine.num_calls
-
-
 class WithHistory(WithoutForward):
     def forward(self, question: str, talk: dspy.History):
         return self.answer(question=question, talk=talk)

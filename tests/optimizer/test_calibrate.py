@@ -194,7 +194,7 @@ def test_what_was_found_is_calibrated_when_it_is_interrupted():
 def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
     engine = engine_of()
     for shares in ({"bad": 0.5, "good": 0.5}, {}):
-        with pytest.raises(ValueError, match="calibrate must have a share for each"):
+        with pytest.raises(ValueError, match="calibrate must have a share above 0 for each"):
             go(engine, calibrate=shares)
     with pytest.raises(ValueError, match=r"all orders of the demos give the same prompt.*BatchCalib"):
         go(engine, program=student(demos=DEMOS[:1]), calibrate=True)

@@ -8,7 +8,7 @@ from fakes import using
 from label_engines import LABELS, exact
 from label_world import Engine, go
 
-from plr_dspy import BatchCalibration, PLFewShot, Report, order_sensitivity
+from plr_dspy import PLFewShot, Report, order_sensitivity
 from plr_dspy.baselines import StaticOrder, TopKOrder
 
 QUIET = {"num_threads": 1, "display_progress": False}
@@ -33,7 +33,6 @@ COMPILES = {
     "calibrate": lambda trainset: go(Engine(), program=FOUR, trainset=trainset, calibrate=True),
     "TopKOrder": lambda trainset: TopKOrder(exact, max_metric_calls=240, **QUIET).compile(FOUR, trainset=trainset),
     "StaticOrder": lambda trainset: StaticOrder(exact, **QUIET).compile(FOUR, trainset=trainset),
-    "BatchCalibration": lambda trainset: BatchCalibration(**QUIET).compile(student(), trainset=trainset),
     "order_sensitivity": lambda trainset: order_sensitivity(FOUR, exact, trainset, max_metric_calls=100, **QUIET),
 }
 

@@ -54,7 +54,7 @@ def calibrated(engine, trainset=RARE, *, num_inputs=100):
     """The student calibrated for F1, and what each way to do it would score."""
     optimizer = BatchCalibration(metric=F1("positive"), num_inputs=num_inputs, display_progress=False)
     with using(engine):
-        return optimizer.compile(student(), trainset=trainset), optimizer.accuracies
+        return optimizer.compile(student(), trainset=trainset), optimizer.report.scores
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_a_calibrated_one_is_loaded(tmp_path):
         inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
         program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
         program.save(tmp_path / "p.json")
-        with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
+        with pytest.raises(KeyError):
             classifier().load(tmp_path / "p.json")
         said = program(text="text 7")
         assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
