@@ -8,7 +8,7 @@ from label_engines import LABELS, exact, normal
 from label_world import DEMOS, EXAMPLES, Engine, number, student, two
 
 import plr_dspy
-from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder
+from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs
 from plr_dspy.statistics.calibration import batch_offsets
 
 RARE = [
@@ -47,7 +47,8 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 
 def scored(engine, program, dataset=RARE):
     with using(engine):
-        return F1("positive").evaluate(program, dataset, num_threads=1, display_progress=False)
+        evaluation = evaluate_programs({"": program}, F1("positive"), dataset, num_threads=1, display_progress=False)
+        return evaluation.programs[""].score
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
