@@ -10,15 +10,10 @@ FLAT = (list, set)  # containers that are copied at once if they hold nothing bu
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:
-    """Return a copy of an example that shares nothing with it that can be changed and copied."""
-    if type(example) is not dspy.Example:
-        copied: dspy.Example = own_value(example)
-        return copied
-    copied = example.copy()
-    for name, value in example.items(include_dspy=True):
-        if type(value) not in IMMUTABLE:
-            copied[name] = own_value(value)
-    return copied
+    """Return a copy of an example that shares nothing with it that can be changed."""
+    if type(example) is dspy.Example and IMMUTABLE.issuperset(map(type, example.values(include_dspy=True))):
+        return example.copy()
+    return copy.deepcopy(example)
 
 
 def own_value(value: Any) -> Any:

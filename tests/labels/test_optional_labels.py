@@ -4,11 +4,11 @@ from typing import Optional
 
 import dspy
 import pytest
-from fakes import Program, using
-from label_engines import KIND, LABELS, Classifier, classifier, exact
+from fakes import using
+from label_engines import KIND, LABELS, classifier, exact
 from label_world import Engine
 
-from plr_dspy import BatchCalibration, PLReorder, evaluate_programs
+from plr_dspy import BatchCalibration, PLReorder
 
 QUIET = {"num_threads": 1, "display_progress": False}
 OPTIONAL = Optional[KIND]  # noqa: UP045
@@ -68,12 +68,3 @@ def test_examples_that_calibrate_no_label_are_counted(caplog):
     with using(Engine()):
         calibrate(with_demos(ONE, OTHER), examples(*[ONE, OTHER, None] * 12))
     assert "12 examples have None at 'label', and calibrate no label" in caplog.text
-
-
-def test_it_has_a_recall_of_its_own():
-    answers = {"text 0": ONE, "text 1": None, "text 2": OTHER, "text 3": None, "text 4": ONE}
-    program = Program(lambda self, text: dspy.Prediction(label=answers[text]), predict=with_demos())
-    devset = examples(ONE, None, OTHER, OTHER, None)
-    with using(Classifier(lambda text: {})):
-        found = evaluate_programs({"a": program}, exact, devset, **QUIET)
-    assert found.programs["a"].recalls == {ONE: 1.0, OTHER: 0.5, "None": 0.5}

@@ -284,10 +284,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("metric", "message"),
-        [
-            (F1("happy"), "no example has 'happy'"),
-            (F1("positive", field="mood"), "has no 'mood': leave it out, give it one, or name"),
-        ],
+        [(F1("happy"), "no example has 'happy'"), (F1("positive", field="mood"), "must have 'mood' for the label")],
     )
     def test_of_metric_and_examples(self, metric, message):
         engine = Engine()
@@ -303,9 +300,8 @@ class TestBadInput:
             raise LookupError("no such table")
 
         optimizer = kind(ConfusionMetric(broken), max_metric_calls=150, num_threads=1, display_progress=False)
-        with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table") as raised:
+        with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table"):
             optimizer.compile(student(), trainset=RARE)
-        assert "in the metric ConfusionMetric(function=broken), of the counts" in raised.value.__notes__[0]
         assert optimizer.report.program_calls["total"] > 0 and optimizer.best_program is not None
 
 
