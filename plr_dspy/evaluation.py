@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,9 +310,9 @@ def _compare(
 ) -> dict[str, ProgramScore]:
     """Return the scores of programs by a metric, on the examples of these numbers."""
     unread = CallRecord(None)
-    records = []
+    records = {}
     for answered in answers:
-        records.append([answered.scored.get(number, {}).get(name, unread) for number in numbers])
+        records[answered.name] = [answered.scored.get(number, {}).get(name, unread) for number in numbers]
     scorer: _MeanScores | _SetScores
     if isinstance(metric, SetMetric):
         labels: list[str] = []
@@ -320,28 +320,25 @@ def _compare(
             labels += metric.output_labels(answered.program, examples)
         scorer = _SetScores(metric, metric.right_labels(examples), labels)
     else:
-        scorer = _MeanScores(records)
-    scores: dict[str, ProgramScore] = {}
-    for answered, of_program in zip(answers, records, strict=True):
-        value, interval = scorer.value_with_interval(of_program)
-        score = ProgramScore(value, interval, num_unread=sum(record.score is None for record in of_program))
-        if scores:
-            difference = value - scores[answers[0].name].score
-            ends = scorer.difference_interval(records[0], of_program)
-            score = replace(score, difference=difference, difference_interval=ends)
-        scores[answered.name] = score
+        scorer = _MeanScores(records.values())
+    first, *others = records
+    scores = {first: scorer.score(records[first])}
+    for other in others:
+        score = scorer.score(records[other])
+        interval = scorer.difference_interval(records[first], records[other])
+        difference = score.score - scores[first].score
+        scores[other] = replace(score, difference=difference, difference_interval=interval)
     return scores
 
 
 class _MeanScores:
-    """Intervals of the mean of scores, in which an unread reply counts as the worst score of any program."""
+    """The mean of scores, in which an unread reply counts as the worst score of any program."""
 
-    def __init__(self, records: Sequence[Sequence[CallRecord]]) -> None:
-        self._least = 0.0
-        for of_program in records:
-            self._least = min([self._least, *(record.score for record in of_program if record.score is not None)])
+    def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
+        scores = [record.score for of_program in records for record in of_program if record.score is not None]
+        self._least = min([0.0, *scores])
 
-    def value_with_interval(self, records: Sequence[CallRecord]) -> tuple[float, tuple[float, float]]:
+    def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the mean, and its interval with two successes and two failures more.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
@@ -349,13 +346,13 @@ class _MeanScores:
         scores = self._scores(records)
         low, high = _bounds(scores)
         least, most = mean_interval([*scores, low, low, high, high])
-        return float(np.mean(scores)), (max(low, least), min(high, most))
+        return ProgramScore(float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records))
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
         """Return the interval of the difference of two means."""
         scores = self._scores(after)
         low, high = _bounds(scores)
-        return _paired(self._scores(before), scores, range_of_scores=high - low, largest=high - low)
+        return _paired_interval(self._scores(before), scores, largest=high - low, limit=high - low)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]
@@ -368,47 +365,50 @@ def _bounds(scores: Sequence[float]) -> tuple[float, float]:
 
 
 class _SetScores:
-    """Intervals of a metric over a set, by the influence of single answers on it."""
+    """A metric over a set, with intervals by the influence of single answers on it."""
 
     def __init__(self, metric: SetMetric, right_labels: Sequence[str], labels: Sequence[str]) -> None:
         self._influence = ConfusionScores(metric, right_labels, labels)
 
-    def value_with_interval(self, records: Sequence[CallRecord]) -> tuple[float, tuple[float, float]]:
+    def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the metric, and its interval."""
-        answers = _numbered(records)
+        answers = _labels(records)
         self._influence.linearize_at(answers)
         value = self._influence.value(answers)
-        scores = [self._influence.score(*answer) for answer in answers]
+        scores = self._scores(records)
         low, high = self._influence.bounds
         centre, error = self._influence.mean_with_error(scores, value)
         margin = float(special.stdtrit(len(scores) + 3, TAIL)) * error
-        least = min(value, centre - margin)
-        most = max(value, centre + margin)
-        return value, (max(low, least), min(high, most))
+        interval = max(low, min(value, centre - margin)), min(high, max(value, centre + margin))
+        return ProgramScore(value, interval, num_unread=_num_unread(records))
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
         """Return the interval of the difference of two values, near the answers of both programs."""
-        self._influence.linearize_at([*_numbered(before), *_numbered(after)])
-        scores = []
-        for records in (before, after):
-            scores.append([self._influence.score(*answer) for answer in _numbered(records)])
+        self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
-        return _paired(*scores, range_of_scores=high - low, largest=largest)
+        return _paired_interval(self._scores(before), self._scores(after), largest=largest, limit=high - low)
+
+    def _scores(self, records: Sequence[CallRecord]) -> list[float]:
+        return [self._influence.score(*answer) for answer in _labels(records)]
 
 
-def _numbered(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
+def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
     """Return the answered labels with the numbers of their examples."""
     return [(number, record.value) for number, record in enumerate(records)]
 
 
-def _paired(
-    before: Sequence[float], after: Sequence[float], *, range_of_scores: float, largest: float
+def _num_unread(records: Sequence[CallRecord]) -> int:
+    return sum(record.score is None for record in records)
+
+
+def _paired_interval(
+    before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
     """Return the interval of a mean paired difference; `largest` counts if all answers score the same."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     least, most = paired_interval(differences, largest=0.0 if any(differences) else largest)
-    return max(-range_of_scores, least), min(range_of_scores, most)
+    return max(-limit, least), min(limit, most)
 
 
 def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:

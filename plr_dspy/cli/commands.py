@@ -22,16 +22,6 @@ FAILED = 1
 INTERRUPTED = 130
 """Exit code: the user pressed Ctrl-C."""
 
-EXAMPLE = """
-example:
-  plr-dspy compile app.py:program --metric app.py:accuracy --train train.jsonl --inputs question \\
-      --lm openai/gpt-4o-mini --out program.json
-
-app.py contains a DSPy module with demos and a metric; --demos loads the demos from a saved program instead.
-train.jsonl contains one object per line, such as {"question": "...", "answer": "..."}; a .csv with a header works too.
---estimate prints the cost and makes no call. With --log-dir, the same command continues where it was stopped.
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; exit with 2 if the arguments are refused."""
@@ -182,12 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"plr-dspy {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (purpose, options) in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=purpose,
-            epilog=EXAMPLE if name == "compile" else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = commands.add_parser(name, help=purpose)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         for option, settings in options.items():
             command.add_argument(option, **settings)

@@ -183,33 +183,20 @@ def _read(name: str, annotation: Annotation, text: str) -> Value:
     annotation = without_none(annotation)
     labels = labels_of(annotation)
     if labels is not None:
-        return _read_label(name, labels, text)
-    try:
-        return _read_unlabelled(annotation, text)
-    except ValueError as error:
-        raise ValueError(f"{name}: got {text!r}, expected {annotation}.") from error
-
-
-def _read_label(name: str, labels: Mapping[str, Value], text: str) -> Value:
-    if text in labels:
-        return labels[text]
-    matches = [label for label in labels if label.casefold() == text.casefold()]
-    if len(matches) != 1:
-        raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
-    return labels[matches[0]]
-
-
-def _read_unlabelled(annotation: Annotation, text: str) -> Value:
+        matches = [label for label in labels if label.casefold() == text.casefold()]
+        if text in labels:
+            matches = [text]
+        if len(matches) != 1:
+            raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
+        return labels[matches[0]]
     if annotation is str:
         return text
     if annotation is dspy.Reasoning:
         return dspy.Reasoning(content=text)
-    if annotation is float:
-        annotation = pydantic.FiniteFloat
-    reader = pydantic.TypeAdapter(annotation)
+    reader = pydantic.TypeAdapter(pydantic.FiniteFloat if annotation is float else annotation)
     try:
         return reader.validate_json(text)
-    except pydantic.ValidationError:
+    except ValueError:
         return reader.validate_python(text)
 
 

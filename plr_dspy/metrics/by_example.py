@@ -23,24 +23,12 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     Raises:
         TypeError: if it cannot be called so.
     """
-    wanted = "metric must be callable as metric(example, prediction)"
-    if not callable(metric):
-        raise UserTypeError(f"{wanted}; got {repr(metric)[:SHOWN]}")
-    if inspect.isclass(metric):
-        raise UserTypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
-    function = function_of(metric)
-    if function is None:
-        raise UserTypeError(f"metric must have a forward method; {type(metric).__name__} has none: define one")
-    if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, function))):
-        raise UserTypeError(
-            f"metric must not be async; got {repr(metric)[:SHOWN]}: pass metric=lambda example, prediction: "
-            "run_async(metric(example, prediction)), of dspy.utils.syncify"
-        )
-    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-        extra = [None] * num_extra
-        if takes(function, 2 + num_extra) is not False:
-            return lambda example, prediction: metric(example, prediction, *extra)
-    raise UserTypeError(f"{wanted}; its signature is {inspect.signature(function)}")
+    if callable(metric):
+        for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
+            extra = [None] * num_extra
+            if takes(function_of(metric), 2 + num_extra) is not False:
+                return lambda example, prediction: metric(example, prediction, *extra)
+    raise UserTypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
@@ -58,9 +46,7 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 def function_of(metric: Metric) -> Callable[..., object] | None:
     """Return what a call of the metric runs, which is the forward method of a judge."""
-    if isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__:
-        return forward_of(metric)
-    return metric
+    return forward_of(metric) if isinstance(metric, dspy.Module) else metric
 
 
 def forward_of(module: dspy.Module) -> Callable[..., object] | None:

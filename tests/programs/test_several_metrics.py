@@ -141,7 +141,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
     [
         ({}, TypeError, "metric must be a metric, or a dict of metrics"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
-        ({"a": exact, "b": F1}, TypeError, "metric must be an instance"),
+        ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1("maybe")}, ValueError, "no example has 'maybe'"),
     ],
 )
