@@ -29,7 +29,9 @@ class Landscape:
 
     num_demos: int
     num_examples: int
-    seed, num_labels, num_held_out = 0, 2, 1_000
+    seed = 0
+    num_labels = 2
+    num_held_out = 1_000
     max_shown: int | None = None
 
     def odds(self, order: Order) -> np.ndarray:
@@ -80,7 +82,9 @@ class SyntheticLandscape(Landscape):
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
         rng = np.random.default_rng([seed, num_demos, (*KINDS, "triples").index(kind)])
-        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
         self.classes = rng.permutation(np.arange(num_demos) % 2).tolist()
         self._signs = 2 * np.array(self.classes) - 1
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
@@ -115,7 +119,8 @@ class SyntheticLandscape(Landscape):
             signs = rng.normal(size=len(triples))
             # Places are [m, triples, 3].
             return lambda orders: (np.diff(np.argsort(orders, axis=1)[:, triples]) > 0).all(axis=2) @ signs
-        weights, recency = rng.normal(size=n), np.exp(-np.arange(n)[::-1] / 3.0)
+        weights = rng.normal(size=n)
+        recency = np.exp(-np.arange(n)[::-1] / 3.0)
         recent, changes, last = rng.normal(size=3)
 
         def of_labels(orders: np.ndarray) -> np.ndarray:
@@ -130,7 +135,8 @@ class SyntheticLandscape(Landscape):
 def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
     """An effect with mean 0 and unit variance over random orders."""
     values = effect(sample)
-    mean, deviation = values.mean(), values.std() + 1e-9
+    mean = values.mean()
+    deviation = values.std() + 1e-9
     return lambda orders: (effect(orders) - mean) / deviation
 
 
@@ -143,7 +149,8 @@ class OwnEffectsLandscape(Landscape):
 
     def __init__(self, num_demos: int, seed: int, num_examples: int, common=0.0, own=1.2, leaning=False) -> None:
         rng = np.random.default_rng([seed, num_demos, 11])
-        self.num_demos, self.num_examples = num_demos, num_examples
+        self.num_demos = num_demos
+        self.num_examples = num_examples
         weights = np.linspace(0.2, 1.8, num_demos)
         scale = np.sqrt((weights**2).sum())
         self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
@@ -152,8 +159,10 @@ class OwnEffectsLandscape(Landscape):
         self._towards = 2 * self.right_labels - 1 if leaning else np.ones(num_examples)
 
     def odds(self, order: Order) -> np.ndarray:
-        items, places = np.array(order), np.arange(self.num_demos)
-        common, own = self._common[items, places].sum(), self._own[:, items, places].sum(axis=1)
+        items = np.array(order)
+        places = np.arange(self.num_demos)
+        common = self._common[items, places].sum()
+        own = self._own[:, items, places].sum(axis=1)
         return self._margin + common * self._towards + own
 
 
@@ -161,7 +170,10 @@ class CoinLandscape(Landscape):
     """Every answer is a coin's, whose chance to be right is that of the original order, or of all others."""
 
     def __init__(self, num_demos: int, seed: int, num_examples: int, chances: Sequence[float] = (0.5, 0.5)) -> None:
-        self.num_demos, self.num_examples, self.seed, self._chances = num_demos, num_examples, seed, chances
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
+        self._chances = chances
 
     def odds(self, order: Order) -> np.ndarray:
         chance = self._chances[order != tuple(range(self.num_demos))]
@@ -176,7 +188,10 @@ class NoisyLogitsLandscape(Landscape):
 
     def __init__(self, num_demos: int, seed: int, num_examples: int, noise: float = 3.0, own: float = 0.0) -> None:
         rng = np.random.default_rng([seed, num_demos, 77])
-        self.num_demos, self.num_examples, self.seed, self._noise = num_demos, num_examples, seed, noise
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
+        self._noise = noise
         self._base = rng.normal(size=(num_examples, 3)) + np.eye(3)[self.right_labels]
         shape = (num_demos, num_demos, num_examples, 3)
         self._own = own / np.sqrt(num_demos) * rng.normal(size=shape) if own else np.zeros((*shape[:2], 1, 1))
@@ -207,13 +222,18 @@ class ArrangementWorld(Landscape):
     more costs some points.
     """
 
-    num_held_out, max_shown = 2_000, 8
+    num_held_out = 2_000
+    max_shown = 8
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
         self.classes = (rng.permutation(num_demos) % 2).tolist()
-        self.num_demos, self.num_examples, self.seed, self._strengths = num_demos, num_examples, seed, STRENGTHS[kind]
-        self._worth, self._bias = rng.normal(size=num_demos), rng.normal()
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
+        self._strengths = STRENGTHS[kind]
+        self._worth = rng.normal(size=num_demos)
+        self._bias = rng.normal()
         self._easiness = rng.normal(0.2, 0.9, size=num_examples)
 
     def odds(self, order: Order) -> np.ndarray:
@@ -242,7 +262,8 @@ class RecordedLandscape(Landscape):
         self.right_labels = data["gold"][shuffled].astype(int)
         self.classes = data["demo_labels"].astype(int).tolist()
         self.num_labels = len(data["labels"])
-        self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
+        self.num_demos = data["orders"].shape[1]
+        self.num_examples = len(shuffled)
 
     def log_probabilities(self, order: Order) -> np.ndarray:
         return self._known[order]
@@ -256,10 +277,13 @@ class Rearranged(Landscape):
     """A landscape with its demos in another original order, and its examples, too, where theirs is given."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
-        self._landscape, self._demos = landscape, tuple(demos)
+        self._landscape = landscape
+        self._demos = tuple(demos)
         self._examples = list(examples) or list(range(landscape.num_examples))
-        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.num_labels, self.right_labels = landscape.num_labels, landscape.right_labels[self._examples]
+        self.num_demos = landscape.num_demos
+        self.num_examples = landscape.num_examples
+        self.num_labels = landscape.num_labels
+        self.right_labels = landscape.right_labels[self._examples]
         self.classes = [landscape.classes[i] for i in demos]
 
     def log_probabilities(self, order: Order) -> np.ndarray:
@@ -281,14 +305,18 @@ class LikenessLandscape(Landscape):
     nearer it stands to the question, and moves the answer towards its label by the words that it shares with the input.
     """
 
-    num_labels, num_held_out, max_shown = 3, 400, 8
+    num_labels = 3
+    num_held_out = 400
+    max_shown = 8
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
         self._likeness, agree, quality, leaning, self._noise = LIKENESS[kind]
         rng = np.random.default_rng([seed, zlib.crc32(kind.encode())])
         topics = rng.integers(3, size=num_examples)
-        agrees, others = rng.random(num_examples) < agree, rng.integers(1, 3, size=num_examples)
-        self.right_labels, self.classes = np.where(agrees, topics, (topics + others) % 3), []
+        agrees = rng.random(num_examples) < agree
+        others = rng.integers(1, 3, size=num_examples)
+        self.right_labels = np.where(agrees, topics, (topics + others) % 3)
+        self.classes = []
         self._words = [
             {f"t{topic}w{word}" for word in rng.integers(25, size=4)} | {f"w{w}" for w in rng.integers(99, size=4)}
             for topic in topics
@@ -296,7 +324,9 @@ class LikenessLandscape(Landscape):
         self._qualities = quality * rng.normal(size=num_examples)
         self._leanings = leaning * rng.normal(size=(num_examples, 3))
         self._easiness = rng.normal(size=num_examples)
-        self.num_demos, self.num_examples, self.seed = num_examples, num_examples, seed
+        self.num_demos = num_examples
+        self.num_examples = num_examples
+        self.seed = seed
 
     def text(self, example: int) -> str:
         return f"n{example} {' '.join(sorted(self._words[example]))}"

@@ -62,7 +62,10 @@ from plr_dspy.statistics.calibration import calibrated
 from plr_dspy.statistics.comparisons import paired_interval
 from quickstart import BUNDLED, load_data, mean
 
-ORIGINAL, EMPTY, SEARCH, HALF = "original", "no demos", "random search", "half of it"
+ORIGINAL = "original"
+EMPTY = "no demos"
+SEARCH = "random search"
+HALF = "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
 ORDERS = 10  # that "TopK calibrated" tries
@@ -93,13 +96,18 @@ class Draw:
     rare: str | None = None  # the label whose F1 counts
 
     def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
-        data, self.rng = load_data(name, args.data_dir), random.Random(seed)
-        self.task, self.seed, self.args, self._make_lm = data.task, seed, args, make_lm
+        data = load_data(name, args.data_dir)
+        self.rng = random.Random(seed)
+        self.task = data.task
+        self.seed = seed
+        self.args = args
+        self._make_lm = make_lm
         if args.share:
             counts = Counter(each[self.task.output_field] for each in data.test)
             frequent = sorted(label for label, count in counts.items() if count >= args.share * args.test)
             self.rare = self.rng.choice(frequent)
-        self.labelled, self.test = self._drawn(data.train, args.pool), self._drawn(data.test, args.test)
+        self.labelled = self._drawn(data.train, args.pool)
+        self.test = self._drawn(data.test, args.test)
         self.metric = data.task.metric()
         self.common = {"num_threads": args.threads, "seed": seed, "display_progress": False}
         self.output = calibrated_output(self.program(EMPTY))
@@ -109,7 +117,8 @@ class Draw:
         """So many examples at random; where a label is rare, with its share."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
-        field, num_rare = self.task.output_field, round(self.args.share * number)
+        field = self.task.output_field
+        num_rare = round(self.args.share * number)
         own = self.rng.sample([each for each in examples if each[field] == self.rare], num_rare)
         others = self.rng.sample([each for each in examples if each[field] != self.rare], number - num_rare)
         return self.rng.sample(own + others, number)
@@ -125,7 +134,8 @@ class Draw:
             how, _, calls = side.partition("@")
             searched = SEARCH in self.args.sides and how not in OWN_CALLS and not calls
             budget = int(calls) if calls else self.result(SEARCH).calls if searched else None
-            began, num_threads = time.perf_counter(), self.args.threads
+            began = time.perf_counter()
+            num_threads = self.args.threads
             program, taken, *told = SIDES[how](self, budget)
             seconds = time.perf_counter() - began
             if self.rare is None:
@@ -145,7 +155,8 @@ class Draw:
         student = dspy.Predict(self.task.signature)
         if side == EMPTY:
             return student
-        optimizer, sample = dspy.LabeledFewShot(k=self.args.demos), self.rare is None  # else they are shuffled
+        optimizer = dspy.LabeledFewShot(k=self.args.demos)
+        sample = self.rare is None  # else they are shuffled
         return optimizer.compile(student, trainset=self.labelled, sample=sample)
 
     @cached_property
@@ -169,7 +180,8 @@ class Chosen(dspy.Predict):
 def optimized(draw: Draw, calls: int | None, *, kind: Any, base=ORIGINAL, by_f1=False, **settings: Any) -> Made:
     """What an optimizer of this package makes of another side, with the calls that are left."""
     if kind is PLFewShot:
-        base, settings["max_demos"] = EMPTY, draw.args.demos
+        base = EMPTY
+        settings["max_demos"] = draw.args.demos
     spent = 0 if base in (ORIGINAL, EMPTY) else draw.result(base).calls
     budget = {} if calls is None else {"max_metric_calls": calls - spent}
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **budget, **settings)
@@ -189,9 +201,11 @@ class Calls(BaseCallback):
 
 def batch_calibrated(draw: Draw, calls: int | None, *, base=ORIGINAL, by_f1=False) -> Made:
     """The original with its answers calibrated, or what another side makes of all but 64 of the calls."""
-    spent, counted = 0, Calls()
+    spent = 0
+    counted = Calls()
     if base != ORIGINAL:
-        base, calls = f"{base}@{(calls or 364) - 64}", 64
+        base = f"{base}@{(calls or 364) - 64}"
+        calls = 64
         spent = draw.result(base).calls
     optimizer = BatchCalibration(num_inputs=calls or 64, metric=F1(draw.rare) if by_f1 else None, **draw.common)
     with dspy.context(callbacks=[counted]):
@@ -201,11 +215,13 @@ def batch_calibrated(draw: Draw, calls: int | None, *, base=ORIGINAL, by_f1=Fals
 
 def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
     """The best of random orders by calibrated answers, each calibrated on the inputs that it is scored on."""
-    rng, program = random.Random(draw.seed), draw.program(ORIGINAL)
+    rng = random.Random(draw.seed)
+    program = draw.program(ORIGINAL)
     demos = program.predictors()[0].demos
     pool = [each for each in draw.labelled if not any(each.toDict() == dict(demo) for demo in demos)]
     examples = rng.sample(pool, min(len(pool), (calls or 250) // ORDERS))
-    right, found = draw.output.numbers(examples), []
+    right = draw.output.numbers(examples)
+    found = []
     for number in range(ORDERS):
         ordered = program.deepcopy()
         ordered.predictors()[0].demos = rng.sample(list(demos), len(demos)) if number else list(demos)
@@ -244,7 +260,8 @@ class Vote(dspy.Module):
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()
-        self.pool, self.number = pool, number
+        self.pool = pool
+        self.number = number
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
         return dspy.Prediction(**self.pool.vote(inputs, self.number))
@@ -252,7 +269,8 @@ class Vote(dspy.Module):
 
 def searched(draw: Draw, _: int | None, *, candidates: int) -> Made:
     """Demos come from one half of the examples and are chosen on the other."""
-    middle, counted = len(draw.labelled) // 2, Calls()
+    middle = len(draw.labelled) // 2
+    counted = Calls()
     with redirect_stdout(sys.stderr), dspy.context(callbacks=[counted]):  # it prints every score
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=draw.metric,
@@ -262,7 +280,8 @@ def searched(draw: Draw, _: int | None, *, candidates: int) -> Made:
             num_threads=draw.args.threads,
             max_errors=10 * len(draw.labelled),  # answers that cannot be parsed are wrong ones
         )
-        train, val = draw.labelled[:middle], draw.labelled[middle:]
+        train = draw.labelled[:middle]
+        val = draw.labelled[middle:]
         program = optimizer.compile(draw.program(EMPTY), trainset=train, valset=val)
     return program, len(counted.made)
 

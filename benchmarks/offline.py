@@ -79,7 +79,9 @@ class World:
                 draw = np.random.default_rng([seed, 5]).permutation
                 parts = [np.arange(size) < round(self.share * size) for size in (self.num_pool, num_held_out)]
                 landscape.right_labels = np.concatenate([draw(part) for part in parts]).astype(int)
-        rng, best, num_pool = np.random.default_rng(seed), math.nan, self.num_pool or landscape.num_examples // 2
+        rng = np.random.default_rng(seed)
+        best = math.nan
+        num_pool = self.num_pool or landscape.num_examples // 2
         if isinstance(landscape, RecordedLandscape) and not self.share:
             best = landscape.best(range(num_pool, landscape.num_examples))
         if best_of := self.best_of or isinstance(landscape, RecordedLandscape):
@@ -87,7 +89,8 @@ class World:
             original = max(orders, key=lambda order: landscape.answers(order).mean())
             examples = []
             if self.share:
-                is_rare, num_rare = landscape.right_labels == self.rare, round(self.share * num_pool)
+                is_rare = landscape.right_labels == self.rare
+                num_rare = round(self.share * num_pool)
                 known = [*np.flatnonzero(is_rare)[:num_rare], *np.flatnonzero(~is_rare)[: num_pool - num_rare]]
                 examples = [*rng.permutation(known), *np.setdiff1d(np.arange(landscape.num_examples), known)]
             landscape = Rearranged(landscape, original, examples)
@@ -100,7 +103,8 @@ def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
     pool, best = world.pool(seed)
     identity = pool.space.identity[0]
     name, _, calls_given = method.partition("@")
-    budget, began = int(calls_given) if calls_given else None, time.perf_counter()
+    budget = int(calls_given) if calls_given else None
+    began = time.perf_counter()
     found = dict.fromkeys(("better", "inside", "promised"), math.nan) | {"changed": False, "calls": 0, "best": best}
     found["held-out"] = found["original"] = pool.held_out(identity)
     if name == "halving":
@@ -118,7 +122,8 @@ def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
 
 def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], tasks: int) -> dict[str, str]:
     """The columns of a table, of what compiles found; intervals of several tasks are over means by split."""
-    rows, scores = found[method], found[method]["held-out"]
+    rows = found[method]
+    scores = found[method]["held-out"]
     gains = scores - rows["original"]
     worse = gains < -0.01
 
@@ -158,7 +163,8 @@ def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
 
 def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Any) -> Iterator[dict[str, str]]:
     """The rows of a table: each method in each world, and in all of them."""
-    first, every = worlds[0], []
+    first = worlds[0]
+    every = []
     shape = {"demos": first.num_demos or "", "examples": first.num_pool or "", "share": first.share or ""}
 
     def rows(world: str, found: dict[str, pd.DataFrame], tasks: int = 1) -> Iterator[dict[str, str]]:

@@ -40,7 +40,8 @@ class Pool:
 
     @property
     def space(self) -> OrderingSpace:
-        size, most = self.landscape.num_demos, self.landscape.max_shown
+        size = self.landscape.num_demos
+        most = self.landscape.max_shown
         if most is None:
             return OrderingSpace.of_sizes(size)
         return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
@@ -67,7 +68,8 @@ class ReplayEngine:
     """
 
     def __init__(self, landscape: Landscape) -> None:
-        self.landscape, self.calls = landscape, 0
+        self.landscape = landscape
+        self.calls = 0
         self.labels = [f"label {number}" for number in range(landscape.num_labels)]
         self.answers = functools.lru_cache(maxsize=256)(lambda order: landscape.log_probabilities(order).argmax(axis=1))
 
@@ -82,7 +84,8 @@ class ReplayEngine:
 
     def examples(self) -> list[dspy.Example]:
         """Those of the landscape."""
-        text, labels = self.landscape.text, [self.labels[number] for number in self.landscape.right_labels]
+        text = self.landscape.text
+        labels = [self.labels[number] for number in self.landscape.right_labels]
         return [dspy.Example(text=text(i), label=label).with_inputs("text") for i, label in enumerate(labels)]
 
     def complete(self, request: Any) -> Any:
@@ -92,7 +95,9 @@ class ReplayEngine:
         *order, example = [int(number) for text in texts for number in NAMES.findall(text)]
         values = self.landscape.told(tuple(order), example)
         likeliest = np.argsort(-values, kind="stable")
-        head, label, tail = "[[ ## label ## ]]\n", self.labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
+        head = "[[ ## label ## ]]\n"
+        label = self.labels[likeliest[0]]
+        tail = "\n\n[[ ## completed ## ]]"
         choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
         if request.config.logprobs is not None:
             shown = likeliest[: request.config.logprobs]
@@ -135,7 +140,9 @@ class Compiled:
 
 def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
     """Compile a program whose calls a landscape answers, by one of `METHODS`."""
-    engine, by_f1, way = ReplayEngine(pool.landscape), method.startswith("F1 "), method.removeprefix("F1 ")
+    engine = ReplayEngine(pool.landscape)
+    by_f1 = method.startswith("F1 ")
+    way = method.removeprefix("F1 ")
     student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *SHOWS) else Lookup)
     objective = F1(engine.labels[pool.rare]) if by_f1 else metric
     common = {"num_threads": 1, "seed": seed, "display_progress": False}
@@ -150,7 +157,8 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
         optimizer = PLReorder(**LEARNS[way], **searched)
     else:
         if student.demos:
-            searched["candidates"], student.demos = student.demos, []
+            searched["candidates"] = student.demos
+            student.demos = []
         optimizer = PLFewShot(**(LEARNS | SHOWS)[way], **searched)
     examples = engine.examples()
     lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
@@ -163,7 +171,8 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
             assert calls == report.program_calls["total"]
         if finds := any(isinstance(each, RetrievingPredict) for each in program.predictors()):
             answers = [engine.labels.index(program(text=each.text).label) for each in examples[pool.num_known :]]
-    offsets, order = getattr(getattr(program, "calibration", None), "offsets", ()), shown_by(program.predictors()[0])
+    offsets = getattr(getattr(program, "calibration", None), "offsets", ())
+    order = shown_by(program.predictors()[0])
     score = pool.score(np.array(answers)) if finds else pool.held_out(order, offsets)
     changed = finds or (order, offsets) != (pool.space.identity[0], ())
     return Compiled(score, calls, changed, report and report.comparison)
@@ -188,20 +197,25 @@ def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = N
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
     """The best order by successive halving of 225 random ones, and the calls: the least that a search must beat. Where
     demos may be left out, it is of arrangements, which begin with 4 examples each in a third of the calls."""
-    first, rng = 0, np.random.default_rng(seed)
+    first = 0
+    rng = np.random.default_rng(seed)
     if pool.landscape.max_shown is None:
         drawn = [tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(225)]
     else:
-        first, number = 4, max(1, budget // 12)
+        first = 4
+        number = max(1, budget // 12)
         drawn = [order for (order,) in dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])][:number]
-    alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
+    alive = list(dict.fromkeys(drawn))
+    calls = 0
+    examples = 0
     rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
     for rung in range(rungs):
         more = max(1, (budget - calls) // (rungs - rung) // len(alive))
         more = min(first if first and not rung else more, pool.num_known - examples)
         if calls + more * len(alive) > budget:
             break
-        calls, examples = calls + more * len(alive), examples + more
+        calls = calls + more * len(alive)
+        examples = examples + more
         ranked = sorted(alive, key=lambda order: -pool.landscape.answers(order)[:examples].sum())
         alive = ranked[: max(1, int(np.ceil(0.4 * len(alive))))]
     return alive[0], calls

@@ -50,7 +50,8 @@ class Answering(dspy.Module):
 
     def __init__(self, *, sleeps: bool) -> None:
         super().__init__()
-        self.answer, self.sleeps = dspy.Predict("question -> label"), sleeps
+        self.answer = dspy.Predict("question -> label")
+        self.sleeps = sleeps
         self.answer.demos = questions("demo", 8)
 
     def seconds(self, question: str) -> float:
@@ -65,13 +66,16 @@ class Answering(dspy.Module):
 
 def cells(_: int) -> Iterator[dict[str, Any]]:
     """Of 100 orders on 1,000 examples, with a log on disk."""
-    examples, orders = questions("question", 1_000), OrderingSpace.of_sizes(8).draw(101, np.random.default_rng(0))
+    examples = questions("question", 1_000)
+    orders = OrderingSpace.of_sizes(8).draw(101, np.random.default_rng(0))
     scored = {"metric": metric, "examples": examples, "num_threads": 8}
     HeldOut(Answering(sleeps=False), **scored).rows(orders[:1])
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         HeldOut(Answering(sleeps=False), **scored, folder=Path(folder)).rows(orders[1:])
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield {"ms a cell": f"{seconds / 100:.2f}", "KB a cell": f"{(after - before) / 100_000:.1f}"}
 
 
@@ -91,7 +95,8 @@ def rounds(_: int) -> Iterator[dict[str, Any]]:
     ways = {"by scores": ("light", ThompsonSearch), "by log-probabilities": ("logprobs", ThompsonSearch)}
     ways["the paper's"] = ("paper", CrossEntropySearch)
     for num_demos, num_calls in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
-        landscape, means = SyntheticLandscape("mixed", num_demos, 0, num_examples=200), {}
+        landscape = SyntheticLandscape("mixed", num_demos, 0, num_examples=200)
+        means = {}
         for name, (mode, kind) in ways.items():
             taken = []
             with mock.patch.multiple(kind, ask=timed(kind.ask, taken), tell=timed(kind.tell, taken)):
@@ -102,8 +107,10 @@ def rounds(_: int) -> Iterator[dict[str, Any]]:
 
 def threads(_: int, num_threads: int = 16) -> Iterator[dict[str, Any]]:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
-    student, devset = Answering(sleeps=True), questions("question", 100)
-    slots, factory = ProgramSlots(student), ProgramFactory(student)
+    student = Answering(sleeps=True)
+    devset = questions("question", 100)
+    slots = ProgramSlots(student)
+    factory = ProgramFactory(student)
     evaluate = dspy.Evaluate(devset=devset, metric=metric, num_threads=num_threads, display_progress=False)
     for number in range(3):
         orders = slots.space.draw(15, np.random.default_rng(number))
@@ -111,7 +118,8 @@ def threads(_: int, num_threads: int = 16) -> Iterator[dict[str, Any]]:
         bound = sum(p.seconds(e.question) for p in programs for e in devset) / num_threads
         start = time.perf_counter()
         HeldOut(student, metric=metric, examples=devset, num_threads=num_threads).rows(orders)
-        ours, start = time.perf_counter() - start, time.perf_counter()
+        ours = time.perf_counter() - start
+        start = time.perf_counter()
         for program in programs:
             evaluate(program)
         plain = time.perf_counter() - start
@@ -127,7 +135,8 @@ def pools(num_demos: int) -> Iterator[dict[str, Any]]:
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
         texts = [" ".join(f"word{number}" for number in row) for row in words]
         demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
-        pool, taken = Pool(dspy.Predict("text -> label"), demos, [""] * size), []
+        pool = Pool(dspy.Predict("text -> label"), demos, [""] * size)
+        taken = []
         shown = timed(pool.shown, taken)
         for text in texts[size:]:
             shown({"text": text}, NearestDemos(num_demos))
@@ -137,8 +146,10 @@ def pools(num_demos: int) -> Iterator[dict[str, Any]]:
 def prefixes(num_demos: int, num_examples: int = 25) -> Iterator[dict[str, Any]]:
     student = dspy.Predict("review -> sentiment: Literal['negative', 'positive']")
     reviews = load_reviews("train")
-    student.demos, examples = reviews[:num_demos], reviews[num_demos : num_demos + num_examples]
-    slots, names = ProgramSlots(student), [str(i) for i in range(num_examples)]
+    student.demos = reviews[:num_demos]
+    examples = reviews[num_demos : num_demos + num_examples]
+    slots = ProgramSlots(student)
+    names = [str(i) for i in range(num_examples)]
     work = MetricWork(lambda example, prediction: example.sentiment == prediction.sentiment, examples)
     with LocalServer() as server, dspy.context(lm=server.lm(max_tokens=4), adapter=PlainTextAdapter()):
         for seed, name in enumerate(("ordering by ordering", "shuffled")):

@@ -23,12 +23,15 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     Raises:
         TypeError: if it cannot be called so.
     """
-    if callable(metric):
+    if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
             extra = [None] * num_extra
             if takes(function_of(metric), 2 + num_extra) is not False:
                 return lambda example, prediction: metric(example, prediction, *extra)
-    raise UserTypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
+    raise UserTypeError(
+        "metric must be callable as metric(example, prediction), and neither async nor a class; got "
+        f"{repr(metric)[:SHOWN]}"
+    )
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
