@@ -54,7 +54,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
-            print(f"|{'---|' * len(row)}")
+            print(f"|{'|'.join('---' for _ in row)}|")
         print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
 
 

@@ -423,7 +423,10 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     frequent = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
     if isinstance(metric, SetMetric):
         right_labels = metric.right_labels(examples)
-        values = [metric.score(right_labels, [label] * len(examples), labels=names) for label in frequent]
+        values = []
+        for label in frequent:
+            answers = [label for _ in examples]
+            values.append(metric.score(right_labels, answers, labels=names))
     else:
         few_labels = {label: output.labels[label] for label in frequent}
         scores = label_scores(metric, examples, replace(output, labels=few_labels))

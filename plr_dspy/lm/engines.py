@@ -176,7 +176,7 @@ def _chat_logprobs(logprobs: Json) -> Json:
         return logprobs
     tokens = logprobs.get("tokens") or []
     chosen = logprobs.get("token_logprobs") or []
-    alternatives = logprobs.get("top_logprobs") or [None] * len(tokens)
+    alternatives = logprobs.get("top_logprobs") or [{} for _ in tokens]
     content = []
     for token, logprob, tops in zip(tokens, chosen, alternatives, strict=False):
         if logprob is None:

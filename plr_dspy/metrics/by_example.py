@@ -25,7 +25,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-            extra = [None] * num_extra
+            extra = [None for _ in range(num_extra)]
             if takes(function_of(metric), 2 + num_extra) is not False:
                 return lambda example, prediction: metric(example, prediction, *extra)
     raise UserTypeError(
@@ -41,7 +41,7 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind(*[None] * number)
+        signature.bind(*range(number))
     except TypeError:
         return False
     return True
