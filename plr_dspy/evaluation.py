@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, overload
@@ -335,8 +336,8 @@ class _MeanScores:
     """The mean of scores, in which an unread reply counts as the worst score of any program."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
-        scores = [record.score for of_program in records for record in of_program if record.score is not None]
-        self._least = min([0.0, *scores])
+        scores = [record.score for record in chain.from_iterable(records)]
+        self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
         """Return the mean, and its interval with two successes and two failures more.
@@ -360,8 +361,9 @@ class _MeanScores:
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
     """Return the least and the largest possible score, which are 0 and 1 unless scores lie beyond."""
-    high = 1.0 if min(scores) >= 0.0 else 0.0
-    return min(0.0, *scores), max(high, *scores)
+    if min(scores) >= 0.0:
+        return 0.0, max(1.0, *scores)
+    return min(scores), max(0.0, *scores)
 
 
 class _SetScores:
@@ -407,7 +409,9 @@ def _paired_interval(
 ) -> tuple[float, float]:
     """Return the interval of a mean paired difference; `largest` counts if all answers score the same."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
-    least, most = paired_interval(differences, largest=0.0 if any(differences) else largest)
+    if any(differences):
+        largest = 0.0
+    least, most = paired_interval(differences, largest=largest)
     return max(-limit, least), min(limit, most)
 
 

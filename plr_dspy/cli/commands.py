@@ -74,7 +74,9 @@ def _file(text: str) -> Path:
 
 def _report_file(text: str) -> Path:
     path = Path(text)
-    return _file(str(path / "report.json" if path.is_dir() else path))
+    if path.is_dir():
+        path /= "report.json"
+    return _file(str(path))
 
 
 def _new_file(text: str) -> Path:

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local import local_lm
-from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation
+from plr_dspy.metrics.by_example import Metric
+from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation, SetMetric
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
-OVER_SETS = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
+OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
 
 
 def run_compile(args: argparse.Namespace) -> None:
@@ -70,7 +72,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
         print(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
 
 
-def _optimizer(args: argparse.Namespace, metric: Any) -> PLReorder | PLFewShot:
+def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
     """Return the optimizer with the options of the command line."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
@@ -91,12 +93,13 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
         raise UserError(f"--out: {obstacle}")
 
 
-def _named_metric(reference: str, program: dspy.Module) -> Any:
+def _named_metric(reference: str, program: dspy.Module) -> Metric:
     """Return the metric of a reference; a metric over a set gets the field of the program's label."""
     name, _, label = reference.partition(":")
     metric_class = OVER_SETS.get(name.lower())
     if metric_class is None:
-        return _named_object(reference)
+        metric: Metric = _named_object(reference)
+        return metric
     field = getattr(label_output(program), "name", None)
     if metric_class is F1:
         return F1(label or None, field=field)
@@ -104,9 +107,11 @@ def _named_metric(reference: str, program: dspy.Module) -> Any:
 
 
 @contextlib.contextmanager
-def _language_model(args: argparse.Namespace) -> Any:
+def _language_model(args: argparse.Namespace) -> Iterator[None]:
     """Let DSPy use the named model and adapter."""
-    options: dict[str, Any] = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    options: dict[str, Any] = {}
+    if args.max_tokens is not None:
+        options["max_tokens"] = args.max_tokens
     adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
     with contextlib.ExitStack() as stack:
         if args.lm == "local":

@@ -15,7 +15,7 @@ from plr_dspy.errors import UserError
 
 def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
     """Return the examples of a file, with values of the types that the program's fields have."""
-    types = {}
+    types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
             types[name] = field.annotation

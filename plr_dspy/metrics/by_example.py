@@ -49,7 +49,9 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 def function_of(metric: Metric) -> Callable[..., object] | None:
     """Return what a call of the metric runs, which is the forward method of a judge."""
-    return forward_of(metric) if isinstance(metric, dspy.Module) else metric
+    if isinstance(metric, dspy.Module):
+        return forward_of(metric)
+    return metric
 
 
 def forward_of(module: dspy.Module) -> Callable[..., object] | None:
@@ -58,22 +60,23 @@ def forward_of(module: dspy.Module) -> Callable[..., object] | None:
     if own is not None:
         return own
     method = getattr(type(module), "forward", None)
-    return None if method is None else partial(method, module)
+    if method is None:
+        return None
+    return partial(method, module)
 
 
-def as_score(value: Any) -> float:
+def as_score(value: object) -> float:
     """Return a metric's value as a float, without rounding.
 
     Raises:
         MetricError: if it is no number.
         ValueError: if it is not finite, or too large to be squared.
     """
+    number: Any = value
     if isinstance(value, dspy.Prediction):
         number = value.get("score")
     elif isinstance(value, np.ndarray) and value.size == 1:
         number = value.item()
-    else:
-        number = value
     try:
         if isinstance(number, (str, bytes)):
             raise TypeError
