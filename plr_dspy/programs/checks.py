@@ -22,7 +22,6 @@ from typing_extensions import dataclass_transform
 from plr_dspy.dspy_compat import get_dependency_versions, has_inputs, serialize_object
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.metrics.by_example import SHOWN, Metric, forward_of, metric_caller
-from plr_dspy.metrics.copies import check_copies
 from plr_dspy.programs.copying import is_language_model, language_models
 
 logger = logging.getLogger(__name__)
@@ -169,7 +168,6 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     _warn_of_async_tools(student, name)
     for dataset, examples in datasets.items():
         _check_examples(student, dataset, examples)
-        check_copies(dataset, examples)
     _check_settings(student)
 
 

@@ -8,7 +8,7 @@ from label_engines import LABELS, exact, normal
 from label_world import DEMOS, EXAMPLES, Engine, number, student, two
 
 import plr_dspy
-from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder
+from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs
 from plr_dspy.statistics.calibration import batch_offsets
 
 RARE = [
@@ -47,7 +47,8 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 
 def scored(engine, program, dataset=RARE):
     with using(engine):
-        return F1("positive").evaluate(program, dataset, num_threads=1, display_progress=False)
+        evaluation = evaluate_programs({"": program}, F1("positive"), dataset, num_threads=1, display_progress=False)
+        return evaluation.programs[""].score
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
@@ -283,10 +284,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("metric", "message"),
-        [
-            (F1("happy"), "no example has 'happy'"),
-            (F1("positive", field="mood"), "has no 'mood': leave it out, give it one, or name"),
-        ],
+        [(F1("happy"), "no example has 'happy'"), (F1("positive", field="mood"), "must have 'mood' for the label")],
     )
     def test_of_metric_and_examples(self, metric, message):
         engine = Engine()
@@ -302,9 +300,8 @@ class TestBadInput:
             raise LookupError("no such table")
 
         optimizer = kind(ConfusionMetric(broken), max_metric_calls=150, num_threads=1, display_progress=False)
-        with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table") as raised:
+        with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table"):
             optimizer.compile(student(), trainset=RARE)
-        assert "in the metric ConfusionMetric(function=broken), of the counts" in raised.value.__notes__[0]
         assert optimizer.report.program_calls["total"] > 0 and optimizer.best_program is not None
 
 

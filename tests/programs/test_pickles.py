@@ -124,7 +124,6 @@ class TestNoPickleIsReadUnlessItIsAllowed:
         told = capsys.readouterr()
         assert "program.pkl is a pickle" in told.err
         assert "program.save('program.json')" in told.err
-        assert "allow" not in told.err
         assert told.out == ""
 
     def test_json_needs_no_permission(self, tmp_path):
@@ -147,7 +146,7 @@ def test_files_that_hold_no_program(data, tmp_path):
 
 def test_a_pickle_of_another_program(tmp_path):
     larger().save(tmp_path / "program.pkl")
-    with pytest.raises(ValueError, match="of another program than the student"):
+    with pytest.raises(ValueError, match="cannot be loaded into the student"):
         load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
 
 

@@ -221,8 +221,8 @@ class TestMetric:
             (float("nan"), "finite"),
             (float("inf"), "finite"),
             (10**400, "finite"),
-            (1e31, "between .*: scale it"),
-            (-(10**40), "between .*: scale it"),
+            (1e31, "finite number of at most"),
+            (-(10**40), "finite number of at most"),
         ],
     )
     def test_refuses_what_is_not_finite_or_overflows_when_squared(self, value, words):
