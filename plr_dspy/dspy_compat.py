@@ -4,7 +4,6 @@ Other files import what DSPy keeps in its submodules from here, and read its pri
 below. Adapters of this package also override the hooks `_call_preprocess` and `_call_postprocess`.
 """
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -44,7 +43,6 @@ from dspy.utils.exceptions import (
     LMUnsupportedModelError,
 )
 from dspy.utils.hasher import Hasher
-from dspy.utils.saving import get_dependency_versions
 from dspy.utils.usage_tracker import UsageTracker
 
 __all__ = [
@@ -72,7 +70,6 @@ __all__ = [
     "evidence_type",
     "format_field_value",
     "get_annotation_name",
-    "get_dependency_versions",
     "get_litellm",
     "litellm_errors",
     "magicattr",
@@ -100,13 +97,6 @@ def set_compiled(program: dspy.Module, value: bool) -> None:
 def has_inputs(example: dspy.Example) -> bool:
     """Return whether `with_inputs` has named at least one input of an example."""
     return bool(getattr(example, "_input_keys", None))
-
-
-def with_values(prediction: dspy.Prediction, values: Mapping[str, Any]) -> dspy.Prediction:
-    """Return a copy of a prediction with these values."""
-    copied = copy.copy(prediction)
-    copied._store = dict(values)
-    return copied
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:

@@ -21,7 +21,8 @@ from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import check_answers, label_scores
 from plr_dspy.metrics.by_example import Metric, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.programs.calls import MetricWork, calls_on, first_line, own_prediction
+from plr_dspy.metrics.copies import own_value
+from plr_dspy.programs.calls import MetricWork, calls_on, first_line
 from plr_dspy.programs.checks import Checked, check_given, saved_state
 from plr_dspy.programs.copying import ProgramFactory, language_models
 from plr_dspy.programs.made_with import other_settings
@@ -427,7 +428,7 @@ class Scores(MetricWork):
     def note(self, example: int, prediction: Any) -> BaseException | None:
         """Score an answer; return the exception of the metric if it raises one."""
         try:
-            self._noted[example] = self._scored(example, own_prediction(prediction))
+            self._noted[example] = self._scored(example, own_value(prediction))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # The other metrics go on; it ends the calls as any other failure.

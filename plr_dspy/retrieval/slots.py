@@ -11,13 +11,13 @@ from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.retrieval.predict import CalledBlindly, Retrieval, retrievals_of, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, retrievals_of, retrieve_in
 from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos from which on labels count if nothing is searched: with 1,000, but not with 100, they did good
+LARGE_POOL = 320  # demos from which on labels count if nothing is searched: they helped with 1,000, but not with 100
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
@@ -40,12 +40,12 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return by predictor the pool that its demos are found in; of predictors with any.
+    """Return the pools of the predictors for which demos may be retrieved.
 
     Args:
         program: Its predictors say which fields are compared.
         retrieved: For each predictor the demos that may be found for an input.
-        examples: What these are made of, by numbers in the trainset; of a list of demos, none.
+        examples: What these are made of, by numbers in the trainset.
         embedder: As in `Pool`; so is `known`.
         known: Vectors by text, kept up to date.
     """
@@ -70,17 +70,20 @@ def make_pools(
 
 
 class RetrievalSlots(PoolSlots):
-    """Arrangements of demos, and programs that find demos for each input."""
+    """Arrangements of demos, and programs that find demos for each input.
+
+    Beside the arguments of `PoolSlots`, `nearest` are the variations by name, `found` the pools of their demos.
+    """
 
     def __init__(
         self,
         program: dspy.Module,
         pools: Mapping[str, Sequence[PooledDemo]],
         *,
-        nearest: Mapping[str, NearestDemos],  # the variations by their names
-        found: Mapping[str, Pool],  # of each predictor
-        programs: Sequence[tuple[str, dspy.Module]] = (),  # further ones, such as a student that finds its demos
-        **limits: Any,  # as of `PoolSlots`
+        nearest: Mapping[str, NearestDemos],
+        found: Mapping[str, Pool],
+        programs: Sequence[tuple[str, dspy.Module]] = (),
+        **limits: Any,
     ) -> None:
         self.found = dict(found)
         nearest_programs = []
@@ -93,16 +96,16 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=[*nearest_programs, *programs], **limits)
         self._num_nearest = len(nearest_programs)
         self._retrievals = [retrievals_of(whole) for whole in self.programs]
-        self._pools = [retrieval.pool for each in self._retrievals for retrieval in each.values()]
-        self.embedder = next((pool.embedder for pool in self._pools if pool.embedder is not None), None)
-        # Then the inputs of the predictor are those of the program.
+        pools_of_all = [retrieval.pool for retrievals in self._retrievals for retrieval in retrievals.values()]
+        self.embedder = next((pool.embedder for pool in pools_of_all if pool.embedder is not None), None)
+        # The inputs of the predictor of these modules are those of the program.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
         self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The variation that needs no search."""
+        """Return the variation that needs no search."""
         largest = max(len(pool.demos) for pool in self.found.values())
         wanted = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == wanted)
@@ -119,7 +122,6 @@ class RetrievalSlots(PoolSlots):
         return self.whole_programs[0]
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the tokens of the demos that a candidate shows; about those of demos that are found."""
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
@@ -130,24 +132,15 @@ class RetrievalSlots(PoolSlots):
         found = sum(retrieval.num_demos for retrieval in self._retrievals_in(candidate).values())
         return super().num_demos(candidate) + found
 
-    def finds(self, candidate: Candidate) -> bool:
-        return bool(self._retrievals_in(candidate))
-
-    def check_calls(self) -> None:
-        for pool in self._pools:
-            if pool.called_blindly:
-                pool.called_blindly = False  # Another compile may have mended the program.
-                raise CalledBlindly
-
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         program = super().build(candidate)
         if guarded:
-            retrievals = retrievals_of(program)
-            retrieve_in(program, {name: replace(each, guarded=True) for name, each in retrievals.items()})
+            guards = {name: replace(found, guarded=True) for name, found in retrievals_of(program).items()}
+            retrieve_in(program, guards)
         return program
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if its inputs do not tell these."""
+        """Return a digest of the prompts, or of the program if the inputs of its predictor are not known."""
         if inputs is not None and self._passes_inputs_on and self.variation(candidate) is not None:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
                 demos = self.demos(candidate)
@@ -157,5 +150,4 @@ class RetrievalSlots(PoolSlots):
         return super().fingerprint(candidate, inputs)
 
     def _retrievals_in(self, candidate: Candidate) -> dict[str, Retrieval]:
-        """Return by predictor how a candidate finds its demos; nothing for arrangements."""
         return self._retrievals[candidate.number] if isinstance(candidate, WholeProgram) else {}

@@ -135,7 +135,7 @@ def test_two_metrics_that_fail_on_one_example_each_say_why(caplog):
 @pytest.mark.parametrize(
     ("broken", "error", "calls"),
     [
-        (lambda example, prediction: "high", TypeError, 1),
+        (lambda example, prediction: "high", TypeError, 3),
         (lambda example, prediction: prediction.nothing, AttributeError, 3),
         (lambda example, prediction: float("nan"), ValueError, 3),
     ],
