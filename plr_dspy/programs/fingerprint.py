@@ -8,6 +8,7 @@ not count.
 import ast
 import inspect
 import logging
+import pickle
 import re
 import sys
 from collections.abc import Sequence
@@ -111,12 +112,15 @@ def _parts(value: Any) -> dict[Any, Any] | list[Any]:
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     kind = type(value)
+    if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return [pickle.dumps(value)]
     of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
-    if is_library(kind.__module__) and not of_dspy:
-        return [joblib.hash(value)]
+    is_closed = is_library(kind.__module__) and not of_dspy
     parts: dict[str, Any] = {"": kind}
     for name, part in attributes(value).items():
-        if not (name.startswith("_") or (of_dspy and name in NOT_DECIDING)):
+        if name.startswith("_") or (of_dspy and name in NOT_DECIDING):
+            continue
+        if not is_closed or (type(part) in ATOMS and not ACCESS.search(name)):
             parts[name] = part
     return parts
 
