@@ -48,9 +48,8 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar
-from plr_dspy.scoring.run_log import RunLog, open_log
+from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
@@ -166,19 +165,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run: CompileRun | None = None
             outcome: Outcome | None = None
             try:
-                if opened.setup.findable and log.header is not None and log.header.fixed_only:
-                    opened = self._without_retrieval(opened, CalledBlindly())
-                try:
-                    opened = self._probed(opened)
-                    run = self._make_run(opened)
-                    outcome = run.run()
-                except CalledBlindly as error:
-                    run = None  # Its demos are found for each input.
-                    opened = self._without_retrieval(opened, error)
-                    _note_fixed_only(log)
-                    opened = self._probed(opened)
-                    run = self._make_run(opened)
-                    outcome = run.run()
+                opened = self._probed(opened)
+                run = self._make_run(opened)
+                outcome = run.run()
                 return self._conclude(opened, run, outcome, started=started)
             except BaseException as error:  # It may be an interrupt while the report was made.
                 log.stop()  # Calls that are still under way come too late.
@@ -298,10 +287,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             return opened
         setup = self._with_plan(opened.setup, signal="logprobs")
         return replace(opened, setup=setup, responses=responses)
-
-    def _without_retrieval(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile:
-        """Return a compile whose demos are not found for each input; raise the error if there is none."""
-        raise error
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Make the demos that calls make before the search, by an evaluator of them; return the setup with them."""
@@ -435,16 +420,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> FinishedProgram:
         """Make what the compile returns; `program_in` makes a program as scored."""
         return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
-
-
-def _note_fixed_only(log: RunLog) -> None:
-    """Note in the log's header that the program cannot be shown demos found for each input.
-
-    The calls that told it are none of this run, as they are none of a run that knows it from the beginning.
-    """
-    log.leave_out(CalledBlindly.__name__)
-    if log.header is not None:
-        log.write_header(replace(log.header, fixed_only=True))
 
 
 def _program_as_scored(

@@ -17,7 +17,6 @@ from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_pla
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.optimizer.base import OpenCompile
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins
 from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
@@ -30,11 +29,10 @@ from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
+from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
@@ -312,7 +310,6 @@ class PLFewShot(LearningOptimizer):
         attempts: Sequence[Attempt],
         *,
         labelled: bool = True,
-        fixed_only: bool = False,
         student: dspy.Module | None = None,
     ) -> PoolSlots:
         """Return what can be chosen after these attempts; the examples themselves only if they are `labelled`.
@@ -329,7 +326,7 @@ class PLFewShot(LearningOptimizer):
         own = [] if student is None else [(OWN, student)]
         min_demos = self.min_demos
         max_demos = self.max_demos
-        if fixed_only or (self.demos == "fixed" and not own):
+        if self.demos == "fixed" and not own:
             return PoolSlots(program, pools, min_demos=min_demos, max_demos=max_demos, max_tokens=self.max_demo_tokens)
         nearest: Mapping[str, NearestDemos] = {}
         found: Mapping[str, Pool] = {}
@@ -373,22 +370,6 @@ class PLFewShot(LearningOptimizer):
         for name, demos in retrieved.items():
             retrieved[name] = [demo for demo in demos if demo.tokens <= most]
         return retrieved, most
-
-    def _without_retrieval(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile:
-        """Return the compile with fixed demos alone, if these compete with found ones."""
-        setup = opened.setup
-        if self.demos != "auto" or setup.student is not None:
-            raise error
-        logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
-        labelled = self.candidates != "bootstrapped"
-        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, labelled=labelled, fixed_only=True)
-        setup = self._with_slots(replace(setup, findable={}), slots)
-        work = self.work(setup)
-        payer = opened.scorer.payer
-        assert isinstance(payer, ProgramEvaluator)
-        bootstrapped = [attempt.key for attempt in setup.attempts]
-        scorer = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
-        return replace(opened, setup=setup, work=work, scorer=scorer)
 
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]

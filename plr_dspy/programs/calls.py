@@ -1,6 +1,5 @@
 """Make program calls side by side, and record scores, wrong answers and failures."""
 
-import copy
 import logging
 import threading
 from collections import deque
@@ -252,15 +251,6 @@ class ProgramEvaluator:
                 if failure is not None:
                     self._note(failure, example, f"{record.error}: {record.message}")
                 self._on_cell()
-
-    def with_slots(self, slots: PromptSlots, work: MetricWork) -> "ProgramEvaluator":
-        """Return an evaluator of other demos with the same log and budget."""
-        other = copy.copy(self)
-        other._slots = slots
-        other._work = work
-        other._ended_by = None
-        other._failed_examples = set()
-        return other
 
     def _note(self, failure: BaseException, example: int, message: str) -> None:
         """Log that a call failed, and end the run if need be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,28 +12,19 @@ import dspy
 from pydantic import TypeAdapter
 
 from plr_dspy.dspy_compat import serialize_object
-from plr_dspy.errors import FatalLMError, UserError
+from plr_dspy.errors import UserError
 from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # of what a file holds of a predictor that finds its demos
 # DSPy's error about an unknown field shows this if the student itself loads the file.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
-class CalledBlindly(FatalLMError, RuntimeError):
-    """A call cannot know which example is scored, and might be shown the answer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
-            "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
-            "or show the same demos to every input, with PLFewShot(demos='fixed')"
-        )
-
-
 @dataclass(frozen=True)
 class Retrieval:
-    """Which demos of a pool a predictor shows; `guarded`, a call that does not know the scored example is an error."""
+    """Which demos of a pool a predictor shows; `guarded`, it finds none if the scored example is not known."""
 
     pool: Pool
     nearest: NearestDemos
@@ -82,7 +74,8 @@ class RetrievingPredict(dspy.Predict):
         """Return the demos for the inputs of a call."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
-            raise CalledBlindly
+            _warn_of_unknown_example()
+            return list(self.demos)
         return self.retrieval.demos_for(inputs, fixed=self.demos, without=scored)
 
     def reset(self) -> None:
@@ -131,6 +124,15 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
     """Return the retrievals of the predictors that find their demos, by name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
+
+
+@functools.cache  # Once is enough.
+def _warn_of_unknown_example() -> None:
+    logger.warning(
+        "the program calls a predictor in a thread that does not know which example is scored, so it is shown no demos "
+        "that are found: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass "
+        "PLFewShot(demos='fixed')"
+    )
 
 
 @functools.cache

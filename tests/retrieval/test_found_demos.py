@@ -18,7 +18,7 @@ from label_world import Engine
 from matplotlib import pyplot
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
-from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.predict import RetrievingPredict, _warn_of_unknown_example
 
 WORDS = ["red", "green", "blue"]
 ANSWERS = {word: f"answer {i}" for i, word in enumerate(WORDS)}
@@ -55,15 +55,6 @@ def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **opti
         warnings.simplefilter("error", RuntimeWarning)  # of numbers that are none
         program = optimizer.compile(student or predict(), trainset=trainset or examples(), valset=valset)
     assert engine.num_calls / asks == optimizer.report.program_calls["total"] <= optimizer.max_metric_calls
-    return program, optimizer
-
-
-def compiled_with_failures(engine, student):
-    """As `compiled`, where one call ends before it asks the model, and does not count."""
-    optimizer = chooser("auto")
-    with using(engine):
-        program = optimizer.compile(student, trainset=examples())
-    assert engine.num_calls == optimizer.report.program_calls["total"]
     return program, optimizer
 
 
@@ -136,9 +127,10 @@ class TestLeaks:
         assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
         assert not any(leaks)
 
-    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog, tmp_path):
-        """Then fixed demos are chosen, if these compete."""
+    @MODES
+    def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog):
+        """They are shown no demos that are found."""
+        _warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
             lm = dspy.settings.lm
@@ -151,23 +143,10 @@ class TestLeaks:
             with ThreadPoolExecutor(1) as pool:
                 return pool.submit(Context().run, ask).result()
 
-        engine = engine_for(examples())
-        student = Program(in_a_thread, answer=predict())
-        if demos == "retrieved":
-            with using(engine), pytest.raises(RuntimeError, match=r"start threads with dspy.Parallel.*demos='fixed'"):
-                chooser(demos).compile(student, trainset=examples())
-        else:
-            program, optimizer = compiled_with_failures(engine, student)
-            assert "goes on with fixed demos alone" in caplog.text
-            assert optimizer.report.comparison is not None
-            assert program.answer.demos
-            totals = []
-            for _ in range(2):  # A second run knows that, and makes no call.
-                again = chooser(demos, log_dir=tmp_path, max_metric_calls=120)
-                with using(engine):
-                    again.compile(student, trainset=examples())
-                totals.append((engine.num_calls, again.report.comparison))
-            assert totals[0] == totals[1]
+        engine = CopyingEngine()
+        compiled(engine, demos=demos, student=Program(in_a_thread, answer=predict()))
+        assert engine.copied == 0
+        assert caplog.text.count("start threads with dspy.Parallel") == 1
 
     def test_in_threads_that_the_program_starts(self):
         def in_threads(self, question):
