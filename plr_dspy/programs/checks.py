@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import dspy
-import numpy as np
 import orjson
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, StrictBool, ValidationError
 from pydantic.dataclasses import dataclass
@@ -29,13 +28,6 @@ logger = logging.getLogger(__name__)
 
 PICKLE = ".pkl"
 """The suffix of files that can run code when they are loaded."""
-LARGEST = 2**63 - 1
-"""The largest number that a file of JSON can hold."""
-
-
-def _as_python(value: Any) -> Any:
-    """Return a number or a bool of numpy as Python's own, and everything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _as_folder(value: Any) -> Path:
@@ -48,11 +40,11 @@ def _as_folder(value: Any) -> Path:
     raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
 
 
-Flag = Annotated[StrictBool, BeforeValidator(_as_python)]
-WholeNumber = Annotated[int, BeforeValidator(_as_python), Field(strict=True, le=LARGEST)]
+Flag = StrictBool
+WholeNumber = Annotated[int, Field(strict=True)]
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_as_python), Field(strict=True, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Fraction = Annotated[Number, Field(gt=0.0, le=1.0)]
 Probability = Annotated[Number, Field(ge=0.0, le=1.0)]
@@ -68,16 +60,11 @@ def arguments(kind: type[_T]) -> type[_T]:
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     checked_class: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
     validate = checked_class.__init__
-    signature = inspect.signature(checked_class)
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        try:
-            given = signature.bind(*values, **named).arguments
-        except TypeError as error:
-            raise UserTypeError(f"{type(self).__name__}: {error}") from None
         with _in_a_line():
-            validate(self, **given)
+            validate(self, *values, **named)
 
     checked_class.__init__ = __init__
     result: type[_T] = checked_class
@@ -242,7 +229,7 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return which demo keeps `program.save("x.json")` from working, and what to do; empty if it works."""
+    """Return which demo keeps `program.save("x.json")` from working, and what to do; empty if none does."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -251,8 +238,7 @@ def json_obstacle(program: dspy.Module) -> str:
                 except TypeError as error:
                     return (
                         f"demo {i} of predictor {name!r} holds a {type(value).__name__} in field {field!r} ({error}): "
-                        "program.save('x.json') will fail; convert it to plain data, such as int(...), str(...) or "
-                        "list(...), or save with save_program=True"
+                        "program.save('x.json') will fail; convert it to plain data, or save with save_program=True"
                     )
     return ""
 
@@ -267,8 +253,8 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
         raise UserError(
-            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or load "
-            "what was saved with save_program=True with dspy.load"
+            f"path must end in .json or .pkl; got {str(path)!r}: save the program with program.save('x.json'), or use "
+            "dspy.load after save_program=True"
         )
     if path.suffix == PICKLE and not allow_pickle:
         raise UserError(
@@ -280,6 +266,6 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
         state: dict[str, Any] = pickle.loads(content) if path.suffix == PICKLE else orjson.loads(content)
         del state["metadata"]
     except Exception as error:  # Pickles may raise anything.
-        cure = "pass a file that program.save('x.json') or program.save('x.pkl') wrote"
+        cure = "pass a file that program.save('x.json') wrote"
         raise UserError(f"{path} holds no program ({type(error).__name__}: {error}): {cure}") from error
     return state

@@ -4,7 +4,6 @@ import copy
 import sys
 import threading
 from collections import defaultdict, deque
-from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -51,17 +50,11 @@ def is_language_model(value: Any) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of the object itself, those in slots included."""
-    values: dict[str, Any] = {}
-    # Proxies may raise anything.
-    with suppress(Exception):
-        for base in type(value).__mro__:
-            slots = vars(base).get("__slots__", ())
-            for name in [slots] if isinstance(slots, str) else slots:
-                if not name.startswith("__") and hasattr(value, name):
-                    values[name] = getattr(value, name)
-        values.update(vars(value))
-    return values
+    """Return the attributes of the object itself."""
+    try:
+        return dict(vars(value))
+    except Exception:  # Proxies may raise anything.
+        return {}
 
 
 def _shared_parts(program: dspy.Module) -> dict[int, Any]:

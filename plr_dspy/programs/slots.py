@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import decision_adapter, decision_request, rendered_signature
+from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
@@ -231,12 +231,10 @@ class PoolSlots(PromptSlots):
             slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
         self.slots = tuple(slots)
         least = self.tokens(tuple(shortest))
-        if not slots:
-            least = min((pooled.tokens for pool in pools.values() for pooled in pool), default=0)
-        if least > most_tokens:
+        if least > most_tokens or (any(pools.values()) and not slots):
             raise UserError(
-                f"max_demo_tokens must be at least {least}, the tokens of the shortest demos with {min_demos=}; got "
-                f"{max_tokens}: raise it, or lower min_demos"
+                f"max_demo_tokens must allow for the shortest demos with {min_demos=}; got {max_tokens}: raise it, or "
+                "lower min_demos"
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
@@ -292,9 +290,8 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
             filled.append(name)
     if filled:
         logger.warning(
-            "student has no demos: %d labelled examples of the trainset were added to %s, and their order is searched. "
-            "To choose demos as well, use PLFewShot (--select on the command line); num_demos sets how many are added "
-            "(None refuses a student without demos)",
+            "student has no demos: %d labelled examples of the trainset (num_demos) were added to %s, and their order "
+            "is searched. To choose demos as well, use PLFewShot (--select on the command line)",
             *(len(demos), ", ".join(filled)),
         )
     return filled
@@ -302,22 +299,11 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
 
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
     """Return the messages of a call; without inputs, only those that the demos add."""
-    signature = predictor.signature
-    demos = list(demos)
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
-    decision = decision_adapter(predictor)
-    if decision is not None:
-        # Such an adapter puts demos in its instructions.
-        inputs = dict(inputs or {})
-        request = decision_request(decision, signature, demos, inputs)
-        if decision.system_one:
-            return [{"role": "user", "content": json.dumps(request, default=repr)}]
-        signature = request["signature"]
-        demos = request["demos"]
-    signature = rendered_signature(predictor, signature)
+    signature = rendered_signature(predictor)
     if inputs is None:
-        return list(adapter.format_demos(signature, demos))
-    return list(adapter.format(signature, demos, inputs))
+        return list(adapter.format_demos(signature, list(demos)))
+    return list(adapter.format(signature, list(demos), inputs))
 
 
 def as_text(messages: Messages) -> str:

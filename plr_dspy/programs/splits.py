@@ -136,18 +136,15 @@ def warn_of_repeats(num_repeated: int, num_examples: int, *, name: str, what: st
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
     """Return why a split has no example, and the cure."""
-    if num_valset and not splits.selection:
-        return f"valset must hold an example that no demo shows; demos show all {num_valset}: {cure}"
-    num_usable = len(splits.train)
-    needed = "two examples that no demo shows"
-    others = "shown by demos or given twice"
-    if num_valset:
-        needed = "one example that neither demos nor valset show"
-        others = "shown by demos, given twice or in valset"
-    else:
-        num_usable += len(splits.selection)
-    left = f"of its {num_trainset} examples {num_usable} are left, the others are {others}"
-    return f"{name} must hold at least {needed}; {left}: {cure}"
+    num_left = len(splits.train)
+    needed = f"{name} and valset must each hold an example of their own that no demo shows"
+    if not num_valset:
+        num_left += len(splits.selection)
+        needed = f"{name} must hold at least two examples that no demo shows"
+    return (
+        f"{needed}; of the {num_trainset} examples of {name} {num_left} are left, the others are shown by demos, given "
+        f"twice or in valset: {cure}"
+    )
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:

@@ -195,18 +195,14 @@ class Pool:
 
     def _embedded(self, texts: Sequence[str]) -> Array:
         """Return vectors of length 1; raise a ValueError if the embedder returns something else."""
-        problem = "they have other shapes or values"
-        try:
-            vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
-            expected = (len(texts), self._size or vectors.size // len(texts))
-            if vectors.shape == expected and vectors.size and np.isfinite(vectors).all():
-                return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
-        except (TypeError, ValueError) as error:  # DSPy's own makes an array of what a function returns.
-            problem = f"it raised {error!r}"
-        raise UserError(
-            f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} texts; "
-            f"{problem}: mend it, or pass another"
-        )
+        vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
+        expected = (len(texts), self._size or vectors.size // len(texts))
+        if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
+            raise UserError(
+                f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
+                f"texts; got an array of shape {vectors.shape}: mend it, or pass another"
+            )
+        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
     def _inputs(self, fields: Fields) -> str:
         return source_of({name: fields[name] for name in self.names if name in fields})

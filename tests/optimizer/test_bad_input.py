@@ -62,7 +62,7 @@ COMPILE = [
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must hold at least two .*pass more examples"),
-    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos or given twice"),
+    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos, given twice"),
     (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
@@ -73,7 +73,11 @@ COMPILE = [
     (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must give .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
-    (student, {"valset": EXAMPLES[:6]}, "valset must hold an example that no demo shows"),
+    (
+        student,
+        {"valset": EXAMPLES[:6]},
+        "trainset and valset must each hold an example of their own that no demo shows",
+    ),
     (student, {"seed": -3}, "seed"),
     (student, {"seed": 1.5}, "seed"),
     (student, {"lm": None}, r"no LM is configured: call dspy.configure\(lm=dspy.LM\(...\)\)"),
@@ -122,7 +126,6 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
-        (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
         (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
@@ -193,10 +196,8 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     assert engine.num_calls == 0
 
 
-def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
-    reorder = optimizer(num_samples=np.int64(5), max_seconds=np.float32(60), seed=np.int32(3), max_metric_calls=60)
-    assert (reorder.num_samples, reorder.max_seconds, reorder.seed) == (5, 60.0, 3)
-    assert [type(value) for value in (reorder.num_samples, reorder.max_seconds)] == [int, float]
+def test_an_lm_on_the_program_is_enough(engine):
+    reorder = optimizer(max_metric_calls=60)
     program = student()
     program.lm = dspy.settings.lm
     with dspy.context(lm=None):
@@ -216,10 +217,10 @@ class TestCures:
     """What an error tells a user to do, done: it works, or at least the next error is another one."""
 
     def test_of_sets_that_overlap(self, engine):
-        with pytest.raises(ValueError, match=r"of its 60 examples 0 are left, the others are .* in valset"):
+        with pytest.raises(ValueError, match=r"of the 60 examples of trainset 0 are left, the others are .* in valset"):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])
-        with pytest.raises(ValueError, match=r"trainset must hold at least one example.*pass more examples"):
+        with pytest.raises(ValueError, match=r"trainset and valset must each hold an example.*pass more examples"):
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(valset=EXAMPLES[5:6])
 

@@ -387,9 +387,6 @@ class TestBadInput:
             lambda texts: np.ones((1, 3)),
             lambda texts: np.full((len(texts), 3), np.nan),
             lambda texts: np.ones((len(texts), 0)),
-            lambda texts: [None] * len(texts),
-            lambda texts: [[1.0] * (1 + len(text) % 2) for text in texts],
-            dspy.Embedder(lambda texts: [[1.0] * (1 + len(text) % 3) for text in texts], caching=False),
             "openai/text-embedding-3-small",
         ],
     )
