@@ -32,12 +32,9 @@ PICKLE = ".pkl"
 
 def _as_folder(value: Any) -> Path:
     """Return the absolute path of a folder."""
-    try:
-        if isinstance(value, (str, os.PathLike)) and os.fspath(value):
-            return Path(value).expanduser().absolute()
-    except (TypeError, RuntimeError):  # A path may be of bytes, and a home unknown.
-        pass
-    raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
+    return Path(value).expanduser().absolute()
 
 
 Flag = StrictBool
@@ -63,6 +60,8 @@ def arguments(kind: type[_T]) -> type[_T]:
 
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
+        if len(values) > 1:
+            raise UserTypeError(f"{type(self).__name__} takes arguments by name; got {len(values)} without one")
         with _in_a_line():
             validate(self, *values, **named)
 

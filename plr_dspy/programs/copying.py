@@ -3,7 +3,7 @@
 import copy
 import sys
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -13,7 +13,7 @@ import dspy
 from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
-CONTAINERS = (list, tuple, set, frozenset, deque)
+CONTAINERS = (list, tuple, set, frozenset)
 # The size up to which each copy of a module has lists, dicts and sets of its own.
 LARGEST_OWN = 1_000
 
@@ -116,8 +116,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    package = kind.__module__.partition(".")[0]
     # Queues and other objects of Python's own are shared.
-    if package in ("collections", "types") or package not in sys.stdlib_module_names:
+    if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

@@ -143,13 +143,16 @@ def _parts_of_function(function: FunctionType) -> dict[str, Any]:
 def _parts_of_class(kind: type) -> dict[str, Any]:
     """Return the name of a class and what it and its bases define, unless they are a library's."""
     parts: dict[str, Any] = {"": _name(kind)}
+    members: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        for name, member in {} if is_library(base.__module__) else vars(base).items():
-            if name in ("__call__", "__init__") or not name.startswith(("__", "_abc_")):
-                # Static methods, properties and cached properties have their function in an attribute.
-                for holder in ("__func__", "fget", "func"):
-                    member = getattr(member, holder, member)
-                parts[name] = member
+        if not is_library(base.__module__):
+            members |= vars(base)
+    for name, member in members.items():
+        if name in ("__call__", "__init__") or not name.startswith(("__", "_abc_")):
+            # Static methods, properties and cached properties have their function in an attribute.
+            for holder in ("__func__", "fget", "func"):
+                member = getattr(member, holder, member)
+            parts[name] = member
     return parts
 
 

@@ -257,19 +257,15 @@ class PoolSlots(PromptSlots):
 
     def tokens(self, candidate: Candidate) -> int:
         """Return the tokens of the demos that a candidate shows."""
-        if isinstance(candidate, WholeProgram):
-            return sum(map(_tokens_of_demos, self.programs[candidate.number].predictors()))
         tokens = 0
+        if isinstance(candidate, WholeProgram):
+            count = token_counter()
+            for predictor in self.programs[candidate.number].predictors():
+                tokens += count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
+            return tokens
         for slot, items in zip(self.slots, candidate, strict=True):
             tokens += sum(slot.pool[item].tokens for item in items)
         return tokens
-
-
-def _tokens_of_demos(predictor: dspy.Predict) -> int:
-    if not predictor.demos:
-        return 0
-    count = token_counter()
-    return count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:

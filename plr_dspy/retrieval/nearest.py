@@ -139,8 +139,9 @@ class Pool:
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
         if nearest.prefer == "frequent labels":
-            scores = similarities + LABEL_WEIGHT * self._label_shares(candidates)
-            ranked = np.argsort(-scores, kind="stable").tolist()
+            classes = self.classes[candidates]
+            label_shares = (classes[:, None] == classes).mean(axis=1)
+            ranked = np.argsort(-similarities - LABEL_WEIGHT * label_shares, kind="stable").tolist()
         elif nearest.prefer == "unlike each other":
             ranked = self._unlike(candidates, similarities, nearest.num_demos)
         best_first = [candidates[place] for place in ranked[: nearest.num_demos]]
@@ -148,12 +149,6 @@ class Pool:
             while sum(self.tokens[demo] for demo in best_first) > nearest.max_tokens:
                 best_first.pop()
         return best_first[::-1] if nearest.nearest_last else best_first
-
-    def _label_shares(self, candidates: Sequence[int]) -> Array:
-        """Return the share of the candidates that have the label of each, `[c]`."""
-        classes = self.classes[candidates]
-        counts = Counter(classes.tolist())
-        return np.array([counts[label] / len(candidates) for label in classes.tolist()])
 
     def _unlike(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
         """Choose places among the candidates, as J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""

@@ -5,7 +5,6 @@ import itertools
 import queue
 import random
 import threading
-from collections import deque
 
 import dspy
 import numpy as np
@@ -154,10 +153,9 @@ class Colleague:
         (Colleague, lambda held: held.program),
         (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
         (lambda program: functools.partial(program.forward, 1), lambda held: held.func.__self__),
-        (lambda program: deque([program]), lambda held: held[0]),
         (lambda program: [dspy.Tool(Colleague(program).ask)], lambda held: held[0].func.__self__.program),
     ],
-    ids=["object", "method", "partial", "deque", "tool"],
+    ids=["object", "method", "partial", "tool"],
 )
 def test_what_leads_back_to_the_program_is_copied(make, found):
     """Else a copy would answer with the demos of the original."""
