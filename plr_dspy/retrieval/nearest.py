@@ -140,7 +140,7 @@ class Pool:
         ranked = list(range(len(candidates)))
         if nearest.prefer == "frequent labels":
             classes = self.classes[candidates]
-            label_shares = (classes[:, None] == classes).mean(axis=1)
+            label_shares = (classes[:, None] == classes).sum(axis=1) / max(1, len(candidates))
             ranked = np.argsort(-similarities - LABEL_WEIGHT * label_shares, kind="stable").tolist()
         elif nearest.prefer == "unlike each other":
             ranked = self._unlike(candidates, similarities, nearest.num_demos)
