@@ -28,8 +28,6 @@ from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.slots import OWN, PooledDemo, PoolSlots, PromptSlots
 from plr_dspy.programs.splits import Examples, by_content, source_of
-from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.causes import cure_of
 from plr_dspy.scoring.run_log import FAILED
@@ -88,15 +86,6 @@ def _too_few_examples(trainset: Examples, valset: Examples) -> str:
         f"trainset must hold more examples with different inputs{beside}, as some are needed as demos; it has "
         f"{number} of these: pass 100 or more such examples, or demos of your own in candidates"
     )
-
-
-def _without_found_demos(student: dspy.Module) -> dspy.Module:
-    """Return a copy of a student that finds its demos, which shows none of these."""
-    program = ProgramFactory(student).build({})
-    for predictor in program.predictors():
-        if isinstance(predictor, RetrievingPredict):
-            predictor.find_no_more()
-    return program
 
 
 @arguments
@@ -207,14 +196,10 @@ class PLFewShot(LearningOptimizer):
     ) -> DemoChoices:
         """Return what can be chosen once a teacher has made as many attempts as there may be."""
         given = self._given
-        student: dspy.Module | None = None
-        if any(isinstance(predictor, RetrievingPredict) for predictor in program.predictors()):
-            student = program
-            program = _without_found_demos(student)
         examples: Mapping[int, dspy.Example] = {}
         if not given:
             examples = demo_examples(trainset, valset, rng)
-        if not (student or given or examples or any(predictor.demos for predictor in program.predictors())):
+        if not (given or examples or any(predictor.demos for predictor in program.predictors())):
             raise UserError(_too_few_examples(trainset, valset))
         attempts: list[Attempt] = []
         findable: Mapping[int, dspy.Example] = {}
@@ -223,7 +208,7 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and not given:
             # Prompts do not depend on the order of the trainset.
             findable = {index: trainset[index] for index in by_content(trainset)}
-        slots = self._slots(program, examples, findable, attempts, student=student)
+        slots = self._slots(program, examples, findable, attempts)
         if not (slots.slots or attempts):
             cure = "max_metric_calls=100" if self.max_metric_calls == 0 else "candidates='bootstrapped'"
             raise UserError(
@@ -246,7 +231,6 @@ class PLFewShot(LearningOptimizer):
             others=others,
             demo_examples=examples,
             findable=findable,
-            student=student,
             teacher=_teacher_of(teacher),
             attempts=attempts,
         )
@@ -264,12 +248,7 @@ class PLFewShot(LearningOptimizer):
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts, ended_early = make_attempts(setup, teaching)
         slots = self._slots(
-            setup.program,
-            setup.demo_examples,
-            setup.findable,
-            attempts,
-            student=setup.student,
-            labelled=self.candidates != "bootstrapped",
+            setup.program, setup.demo_examples, setup.findable, attempts, labelled=self.candidates != "bootstrapped"
         )
         if slots.space.num_distinct < 2:
             self._check_attempts(attempts, ended_early=ended_early)
@@ -310,12 +289,8 @@ class PLFewShot(LearningOptimizer):
         attempts: Sequence[Attempt],
         *,
         labelled: bool = True,
-        student: dspy.Module | None = None,
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts; the examples themselves only if they are `labelled`.
-
-        A student that finds its demos competes as it is.
-        """
+        """Return what can be chosen after these attempts; the examples themselves only if they are `labelled`."""
         every = pools_of(  # Fixed and found ones together: each demo is rendered once.
             program, labelled={**examples, **findable} if labelled else {}, attempts=attempts, given=self._given
         )
@@ -323,24 +298,20 @@ class PLFewShot(LearningOptimizer):
         pools = {}
         for name, demos in every.items():
             pools[name] = [demo for demo in demos if demo.origin not in only_findable]
-        own = [] if student is None else [(OWN, student)]
         min_demos = self.min_demos
         max_demos = self.max_demos
-        if self.demos == "fixed" and not own:
+        if self.demos == "fixed":
             return PoolSlots(program, pools, min_demos=min_demos, max_demos=max_demos, max_tokens=self.max_demo_tokens)
-        nearest: Mapping[str, NearestDemos] = {}
-        found: Mapping[str, Pool] = {}
-        if self.demos != "fixed":
-            retrieved, tokens = self._retrieved(every, findable)
-            if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
-                raise UserError(
-                    "demos='retrieved' needs demos that can be found for an input, and there are none but the "
-                    "student's own: pass examples that these do not show, with the fields of the signature and within "
-                    "max_demo_tokens"
-                )
-            _, known = self._embedded.setdefault(id(self.embedder), (self.embedder, {}))
-            nearest = variations(max_demos, min_demos, tokens)
-            found = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
+        retrieved, tokens = self._retrieved(every, findable)
+        if self.demos == "retrieved" and any(pools.values()) and not (any(retrieved.values()) or attempts):
+            raise UserError(
+                "demos='retrieved' needs demos that can be found for an input, and there are none but the student's "
+                "own: pass examples that these do not show, with the fields of the signature and within "
+                "max_demo_tokens"
+            )
+        _, known = self._embedded.setdefault(id(self.embedder), (self.embedder, {}))
+        nearest = variations(max_demos, min_demos, tokens)
+        found = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
         if self.demos == "retrieved":
             min_demos = 0
             max_demos = 0
@@ -349,7 +320,6 @@ class PLFewShot(LearningOptimizer):
             pools,
             nearest=nearest,
             found=found,
-            programs=own,
             min_demos=min_demos,
             max_demos=max_demos,
             max_tokens=self.max_demo_tokens,

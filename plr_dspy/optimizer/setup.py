@@ -2,7 +2,6 @@
 
 import logging
 import random
-from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
@@ -71,7 +70,6 @@ class DemoChoices:
     others: Sequence[Any] = ()  # demos beside those of the program, which never score
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # that demos are made of, by their numbers
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # that found demos are made of
-    student: dspy.Module | None = None  # one that finds its demos, which `program` does not
     teacher: dspy.Module | None = None  # makes demos; None if the student does
     # As many as there may be, later those that were made. The plan does not count their calls.
     attempts: Sequence[Attempt] = ()
@@ -243,30 +241,15 @@ def checked_copy(
         student = student.program
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     check_given(student, name=options.student_name, **datasets)
-    _check_retrieval(options, student, [*trainset, *valset])
+    if retrievals_of(student):
+        raise UserError(
+            f"{options.student_name} finds its demos for each input, so that there is nothing to learn: pass the "
+            "program that it was made of, or pass it to BatchCalibration"
+        )
     program = ProgramFactory(student).build({})
     _forget_earlier_compile(program)
     check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
     return program, calibrated
-
-
-def _check_retrieval(options: CompileOptions, student: dspy.Module, examples: Examples) -> None:
-    """Raise if a student finds its demos for each input, and this optimizer or these examples do not allow for it."""
-    retrievals = retrievals_of(student).values()
-    if retrievals and not options.chooses_demos:
-        raise UserError(
-            f"{options.student_name} finds its demos for each input, so that there is no order to learn: pass it to "
-            "PLFewShot as the student, or to BatchCalibration"
-        )
-    named = {tuple(sorted(example.inputs().keys())) for example in examples}
-    for retrieval in retrievals:
-        known_sources = set(retrieval.pool.sources) - {""}
-        pooled = {tuple(name for name, _ in literal_eval(source)) for source in known_sources}
-        if pooled and named - pooled:  # Nobody could tell which demos are made of an example.
-            raise UserError(
-                f"{options.trainset_name} must name the inputs that the examples of the pool have, "
-                f"{sorted(map(list, pooled))}; got {sorted(map(list, named - pooled))}: name these in with_inputs"
-            )
 
 
 def _forget_earlier_compile(program: dspy.Module) -> None:

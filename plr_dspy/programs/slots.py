@@ -15,9 +15,8 @@ import dspy
 from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.programs.tokens import Messages
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
@@ -56,24 +55,20 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orders show in the prompts of a program; `programs` compete with them as they are."""
+    """The demos that orders show in the prompts of a program."""
 
     noun = "order"
     embedder: Any = None  # what finds demos for each input
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
-    def __init__(self, program: dspy.Module, programs: Sequence[tuple[str, dspy.Module]] = ()) -> None:
+    def __init__(self, program: dspy.Module) -> None:
         self.program = program
-        self.programs = [whole for _, whole in programs]
-        self.whole_programs = tuple(WholeProgram(number, name) for number, (name, _) in enumerate(programs))
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
-        self._factories = [ProgramFactory(whole) for whole in self.programs]
-        self._program_digests: dict[int, str] = {}
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return demo indices by position, for each slot."""
+        """Return demo indices by position, for each slot; a whole program has none of these demos."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -96,25 +91,15 @@ class PromptSlots(ABC):
 
     def num_demos(self, candidate: Candidate) -> int:
         """Return the number of demos that all predictors together show."""
-        if isinstance(candidate, WholeProgram):
-            return sum(len(predictor.demos) for predictor in self.programs[candidate.number].predictors())
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Return a copy of the program; if `guarded`, it finds no demo unless the scored example is known."""
-        if isinstance(candidate, WholeProgram):
-            return self._factories[candidate.number].build({})
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts, or of a whole program."""
-        if not isinstance(candidate, WholeProgram):
-            return self._digest(self.demos(candidate))
-        if candidate.number not in self._program_digests:
-            program = self.programs[candidate.number]
-            # Predictors may lie in private attributes.
-            self._program_digests[candidate.number] = digest([program, dict(program.named_predictors())])
-        return self._program_digests[candidate.number]
+        """Return a digest of a candidate's prompts; `inputs` are those of an example."""
+        return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
         text = ""
@@ -195,7 +180,7 @@ class PoolSlots(PromptSlots):
         min_demos: Each predictor shows at least as many, or its whole pool.
         max_demos: Each predictor shows at most as many.
         max_tokens: Limits all demos together.
-        programs: Competing programs by name; that of the student is called `OWN`.
+        programs: Programs that compete with the arrangements.
 
     Raises:
         ValueError: if no arrangement is within the limits.
@@ -211,9 +196,9 @@ class PoolSlots(PromptSlots):
         min_demos: int,
         max_demos: int,
         max_tokens: int | None,
-        programs: Sequence[tuple[str, dspy.Module]] = (),
+        programs: Sequence[WholeProgram] = (),
     ) -> None:
-        super().__init__(program, programs)
+        super().__init__(program)
         most_tokens = math.inf if max_tokens is None else max_tokens
         slots: list[Slot] = []
         limits: list[tuple[int, int]] = []
@@ -238,13 +223,11 @@ class PoolSlots(PromptSlots):
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, self.whole_programs)
+        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, tuple(programs))
         own = tuple(tuple(i for i, demo in enumerate(slot.pool) if demo.origin == OWN) for slot in slots)
         if self.space.contains(own) and self.space.allows(own):
             self.space = replace(self.space, identity=own)
-        # The user's program may be no arrangement, and its arrangement may be beyond the limits.
-        students = [whole for whole in self.whole_programs if whole.name == OWN]
-        self.original: Candidate = students[0] if students else own
+        self.original: Candidate = own  # which may be beyond the limits
 
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of demos from the beginning of each pool."""
@@ -257,15 +240,8 @@ class PoolSlots(PromptSlots):
 
     def tokens(self, candidate: Candidate) -> int:
         """Return the tokens of the demos that a candidate shows."""
-        tokens = 0
-        if isinstance(candidate, WholeProgram):
-            count = token_counter()
-            for predictor in self.programs[candidate.number].predictors():
-                tokens += count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
-            return tokens
-        for slot, items in zip(self.slots, candidate, strict=True):
-            tokens += sum(slot.pool[item].tokens for item in items)
-        return tokens
+        permutations = self.permutations(candidate)
+        return sum(slot.pool[item].tokens for slot in self.slots for item in permutations[slot.predictor])
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:

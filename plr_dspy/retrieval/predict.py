@@ -79,12 +79,8 @@ class RetrievingPredict(dspy.Predict):
         return self.retrieval.demos_for(inputs, fixed=self.demos, without=scored)
 
     def reset(self) -> None:
-        """Forget all demos, as DSPy's optimizers do before they choose others."""
+        """Become a predictor that finds no demos, as DSPy's optimizers choose others."""
         super().reset()
-        self.find_no_more()
-
-    def find_no_more(self) -> None:
-        """Become a predictor that finds no demos."""
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
 

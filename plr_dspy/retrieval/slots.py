@@ -7,11 +7,11 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.retrieval.predict import Retrieval, retrievals_of, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.calibration import Array
 
@@ -82,22 +82,14 @@ class RetrievalSlots(PoolSlots):
         *,
         nearest: Mapping[str, NearestDemos],
         found: Mapping[str, Pool],
-        programs: Sequence[tuple[str, dspy.Module]] = (),
         **limits: Any,
     ) -> None:
         self.found = dict(found)
-        nearest_programs = []
-        if found:
-            factory = ProgramFactory(program)
-            for name, variation in nearest.items():
-                without_demos = factory.build({predictor: [] for predictor in pools})
-                retrievals = {predictor: Retrieval(pool, variation) for predictor, pool in found.items()}
-                nearest_programs.append((name, retrieve_in(without_demos, retrievals)))
-        super().__init__(program, pools, programs=[*nearest_programs, *programs], **limits)
-        self._num_nearest = len(nearest_programs)
-        self._retrievals = [retrievals_of(whole) for whole in self.programs]
-        pools_of_all = [retrieval.pool for retrievals in self._retrievals for retrieval in retrievals.values()]
-        self.embedder = next((pool.embedder for pool in pools_of_all if pool.embedder is not None), None)
+        self._variations = list(nearest.values()) if found else []
+        self.whole_programs = tuple(WholeProgram(i, name) for i, name in enumerate(nearest) if found)
+        super().__init__(program, pools, programs=self.whole_programs, **limits)
+        self.embedder = next((pool.embedder for pool in found.values()), None)
+        self._program_digests: dict[WholeProgram, str] = {}
         # The inputs of the predictor of these modules are those of the program.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
@@ -111,10 +103,8 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == wanted)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation of the nearest demos that a candidate is; None for others."""
-        if not isinstance(candidate, WholeProgram) or candidate.number >= self._num_nearest:
-            return None
-        return next(iter(self._retrievals[candidate.number].values())).nearest
+        """Return the variation of the nearest demos that a candidate is; None for arrangements."""
+        return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:
         if any(most for _, most in self.space.limits):
@@ -126,28 +116,33 @@ class RetrievalSlots(PoolSlots):
 
     def found_tokens(self, candidate: Candidate) -> int:
         """Return about the tokens of demos that are found."""
-        return sum(retrieval.num_tokens for retrieval in self._retrievals_in(candidate).values())
+        return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:
-        found = sum(retrieval.num_demos for retrieval in self._retrievals_in(candidate).values())
+        found = sum(retrieval.num_demos for retrieval in self._retrievals(candidate).values())
         return super().num_demos(candidate) + found
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        program = super().build(candidate)
-        if guarded:
-            guards = {name: replace(found, guarded=True) for name, found in retrievals_of(program).items()}
-            retrieve_in(program, guards)
-        return program
+        return retrieve_in(super().build(candidate), self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of the prompts, or of the program if the inputs of its predictor are not known."""
-        if inputs is not None and self._passes_inputs_on and self.variation(candidate) is not None:
+        if not isinstance(candidate, WholeProgram):
+            return super().fingerprint(candidate)
+        retrievals = self._retrievals(candidate)
+        if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
-                demos = self.demos(candidate)
-                for name, retrieval in self._retrievals_in(candidate).items():
-                    demos[name] = retrieval.demos_for(inputs, without=inputs)
-                return self._digest(demos)
-        return super().fingerprint(candidate, inputs)
+                return self._digest(
+                    {name: found.demos_for(inputs, without=inputs) for name, found in retrievals.items()}
+                )
+        if candidate not in self._program_digests:
+            facts = {name: found.facts for name, found in retrievals.items()}
+            # Predictors may lie in private attributes.
+            self._program_digests[candidate] = digest([self.program, self._predictors, facts])
+        return self._program_digests[candidate]
 
-    def _retrievals_in(self, candidate: Candidate) -> dict[str, Retrieval]:
-        return self._retrievals[candidate.number] if isinstance(candidate, WholeProgram) else {}
+    def _retrievals(self, candidate: Candidate, *, guarded: bool = False) -> dict[str, Retrieval]:
+        variation = self.variation(candidate)
+        if variation is None:
+            return {}
+        return {name: Retrieval(pool, variation, guarded) for name, pool in self.found.items()}

@@ -325,36 +325,16 @@ class TestChoice:
 
 class TestStudentsThatFindTheirDemos:
     def test_are_refused_by_what_orders_demos(self):
-        cure = r"pass it to PLFewShot as the student, or to BatchCalibration"
+        cure = r"pass the program that it was made of, or pass it to BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=cure):
                 PLReorder(exact_match).compile(program, trainset=examples())
             with pytest.raises(ValueError, match=cure):
                 order_sensitivity(program, exact_match, examples(), display_progress=False)
+            with pytest.raises(ValueError, match=cure):
+                chooser().compile(program, trainset=examples())
         assert engine.num_calls == 0
-
-    @pytest.mark.parametrize("demos", ["fixed", "retrieved", "auto"])
-    def test_compete_as_they_are(self, demos):
-        """Nothing is better than the student, which stays, and no example is shown its own answer."""
-        with using(by_colour()):
-            student = chooser(max_metric_calls=0, max_demos=2).compile(predict(), trainset=examples())
-        engine = by_colour()
-        program, optimizer = compiled(engine, student=student, demos=demos, max_demos=2, max_metric_calls=150)
-        assert engine.copied == 0
-        report = optimizer.report
-        assert report.original.num_demos == 2
-        assert isinstance(program, RetrievingPredict)
-        assert report.comparison.original > 0.9
-        names = [alternative.name for alternative in report.retrieval.alternatives]
-        assert "your program" in names
-
-    def test_of_which_the_inputs_of_examples_must_be_known(self):
-        numbered = [each.copy(id=str(i)).with_inputs("question", "id") for i, each in enumerate(examples())]
-        with using(CopyingEngine()):
-            student = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
-            with pytest.raises(ValueError, match=r"must name the inputs .* \[\['question'\]\]"):
-                chooser().compile(student, trainset=numbered)
 
 
 def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
