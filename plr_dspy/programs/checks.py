@@ -38,7 +38,7 @@ def _as_folder(value: Any) -> Path:
 
 
 Flag = StrictBool
-WholeNumber = Annotated[int, Field(strict=True)]
+WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # the largest number in a file of JSON
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""What a search varies in a program: its demos or pools of demos; and the programs that compete as they are."""
+"""What a search varies in a program: its demos, or pools of demos."""
 
 import hashlib
 import json
