@@ -199,7 +199,9 @@ class ProgramEvaluator:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
 
     def _call_in_threads(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        num_threads = min(self._num_threads, max(1, len(pending)))
+        if not pending:
+            return
+        num_threads = min(self._num_threads, len(pending))
         pool = ThreadPoolExecutor(num_threads)
         workers: list[Future[None]] = []
         try:
@@ -240,9 +242,8 @@ class ProgramEvaluator:
                         message = f"in the metric: {message}"
                     record = CallRecord(None, FAILED, error_name(error), message)
                     failure = error
-            swallowed = self._interrupted.is_set() and threading.current_thread() is threading.main_thread()
-            if swallowed:
-                raise KeyboardInterrupt
+            if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt  # The program swallowed it.
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):
@@ -268,7 +269,9 @@ class ProgramEvaluator:
             # SystemExit and the like would end more than the compile.
             self._ended_by = RuntimeError(f"the program or the metric raised {message}")
             self._ended_by.__cause__ = failure
-        place = f"on {name}, in the metric" if _is_of_metric(failure) else f"on {name}"
+        place = f"on {name}"
+        if _is_of_metric(failure):
+            place += ", in the metric"
         if cause is not None:
             reason += f": {cause.cure}"
         if self.log.path is not None:
@@ -287,7 +290,9 @@ class ProgramEvaluator:
         if num_failures < most:
             return ""
         reason = f"the last of {num_failures} failures (max_errors={most})"
-        return reason if cause is not None else f"{reason}{self._work.ways_out}"
+        if cause is None:
+            reason += self._work.ways_out
+        return reason
 
 
 class Usage(UsageTracker):
@@ -311,7 +316,9 @@ class Usage(UsageTracker):
 def adapter_advice() -> str:
     """Return what to try if the adapter cannot read the replies, as the end of a sentence."""
     adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
-    other = "dspy.ChatAdapter()" if adapter == "PlainTextAdapter" else "PlainTextAdapter() for small and base models"
+    other = "PlainTextAdapter() for small and base models"
+    if adapter == "PlainTextAdapter":
+        other = "dspy.ChatAdapter()"
     return (
         f"try another adapter than {adapter} (such as {other}; on the command line --adapter), a larger model, or a "
         "larger max_tokens if replies are cut"

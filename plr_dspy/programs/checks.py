@@ -120,7 +120,9 @@ def _sentence(detail: Any) -> str:
     message: str = detail["msg"].removeprefix("Value error, ")
     if message.startswith("Input should "):
         return f"{name} must {message.removeprefix('Input should ')}; got {shown(detail['input'])}"
-    return message if name in message else f"{name}: {message}"
+    if name in message:
+        return message
+    return f"{name}: {message}"
 
 
 def shown(value: Any) -> str:
@@ -152,9 +154,10 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
             "(compiled) sub-modules are left alone: compile the sub-module itself, or set its _compiled to False"
         )
     _warn_of_async_tools(student, name)
-    obstacle = json_obstacle(student) if to_order else ""
-    if obstacle:
-        logger.warning("%s", obstacle)
+    if to_order:
+        obstacle = json_obstacle(student)
+        if obstacle:
+            logger.warning("%s", obstacle)
     for dataset, examples in datasets.items():
         _check_examples(student, dataset, examples)
         check_copies(dataset, examples)
@@ -162,7 +165,9 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
     if lm is None and not language_models(student):
         raise UserError("no LM is configured: call dspy.configure(lm=dspy.LM(...)) first")
     if lm is not None and not is_language_model(lm):
-        cure = f"dspy.LM({lm!r})" if isinstance(lm, str) else "dspy.LM(...)"
+        cure = "dspy.LM(...)"
+        if isinstance(lm, str):
+            cure = f"dspy.LM({lm!r})"
         raise UserTypeError(f"lm must be a dspy.LM; got {lm!r}: call dspy.configure(lm={cure})")
 
 
@@ -175,8 +180,9 @@ def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
     if is_async or dspy.settings.allow_tool_async_sync_conversion:
         return
     for path, module in modules:
-        tools = getattr(module, "tools", None)
-        tools = tools.values() if isinstance(tools, Mapping) else tools or ()
+        tools = getattr(module, "tools", None) or ()
+        if isinstance(tools, Mapping):
+            tools = tools.values()
         failing = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
         if failing:
             logger.warning(

@@ -92,9 +92,8 @@ def _parts(value: Any) -> dict[Any, Any] | list[Any]:
         return _parts_of_class(value)
     if isinstance(value, dspy.Predict):
         demos = [dict(demo.items()) for demo in value.demos]
-        retrieval = getattr(value, "retrieval", None)
-        found = None if retrieval is None else retrieval.facts
-        return [type(value), value.signature, demos, found, value.config, value.fields, value.lm]
+        facts = getattr(getattr(value, "retrieval", None), "facts", None)
+        return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
     if is_language_model(value) or isinstance(value, dspy.Embedder):
         given = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
         settings = {name: part for name, part in given.items() if not ACCESS.search(name)}

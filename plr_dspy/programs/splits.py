@@ -46,7 +46,9 @@ class Splits:
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
-        return classes if are_classes(classes) else None
+        if not are_classes(classes):
+            return None
+        return classes
 
 
 def make_splits(
@@ -119,8 +121,7 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
     num_selection = max(0, min(wanted, count - 1))
     by_class = list(range(count))
     if balanced and are_classes(labels):
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-        by_class.sort(key=lambda place: numbers[labels[place]])
+        by_class.sort(key=lambda place: labels.index(labels[place]))
     # Evenly spaced places, class after class, give both parts their share of each class.
     places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
     train = [index for place, index in enumerate(shuffled) if place not in places]
@@ -177,7 +178,9 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     for demo in demos:
         fields = {name: input_key(value) for name, value in dict(demo.items()).items()}
         matches = [by_field.get(field, set()) for field in fields.items() if field[0] in names]
-        equal = set.intersection(*matches) if matches else set()
+        equal: set[int] = set()
+        if matches:
+            equal = set.intersection(*matches)
         shown |= {number for number in equal if inputs[number].items() <= fields.items()}
         counts: Counter[int] = Counter()
         for key in set(fields.values()):

@@ -53,7 +53,9 @@ class NearestDemos:
     def __str__(self) -> str:
         place = "last" if self.nearest_last else "first"
         text = f"{self.num_demos} demos found for each input, the nearest {place}"
-        return text if self.prefer == "nearest" else f"{text}, {self.prefer} preferred"
+        if self.prefer != "nearest":
+            text += f", {self.prefer} preferred"
+        return text
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
@@ -148,7 +150,9 @@ class Pool:
         if nearest.max_tokens is not None:
             while sum(self.tokens[demo] for demo in best_first) > nearest.max_tokens:
                 best_first.pop()
-        return best_first[::-1] if nearest.nearest_last else best_first
+        if nearest.nearest_last:
+            best_first.reverse()
+        return best_first
 
     def _unlike(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
         """Choose places among the candidates, as J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""

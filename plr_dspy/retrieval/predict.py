@@ -45,8 +45,9 @@ class Retrieval:
     def num_tokens(self) -> int:
         """Return about the tokens of the demos of an input."""
         tokens = round(sum(self.pool.tokens) / max(1, len(self.pool.tokens)) * self.num_demos)
-        limit = self.nearest.max_tokens
-        return tokens if limit is None else min(tokens, limit)
+        if self.nearest.max_tokens is not None:
+            return min(tokens, self.nearest.max_tokens)
+        return tokens
 
     def demos_for(self, inputs: Fields, *, fixed: Sequence[Any] = (), without: Fields | None) -> list[Any]:
         """Return the fixed demos, then those found for these inputs, none of them twice."""
