@@ -1,6 +1,7 @@
 """What a search varies in a program: its demos, or pools of demos."""
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -8,6 +9,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import dspy
@@ -83,7 +85,10 @@ class PromptSlots(ABC):
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
         """Return the demos of each slot in an order."""
         permutations = self.permutations(ordering)
-        return {slot.predictor: [slot.demos[i] for i in permutations[slot.predictor]] for slot in self.slots}
+        demos = {}
+        for slot in self.slots:
+            demos[slot.predictor] = [slot.demos[i] for i in permutations[slot.predictor]]
+        return demos
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
         """Return demo indices by position, for each slot, without demos that no prompt shows."""
@@ -116,7 +121,7 @@ class ProgramSlots(PromptSlots):
         self._hidden: dict[str, list[int]] = {}
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
-        self.space = OrderingSpace(tuple(kinds for slot in self.slots for kinds in slot.space.kinds))
+        self.space = OrderingSpace(tuple(itertools.chain(*(slot.space.kinds for slot in slots))))
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Let the demos of a block take the places that the block had before."""
@@ -131,8 +136,10 @@ class ProgramSlots(PromptSlots):
         return permutations
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
-        permutations = self.permutations(ordering)
-        return {name: [i for i in items if i not in self._hidden[name]] for name, items in permutations.items()}
+        shown = {}
+        for name, items in self.permutations(ordering).items():
+            shown[name] = [i for i in items if i not in self._hidden[name]]
+        return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
         """Find a predictor's blocks by rendering demos, so that no adapter's rule is assumed."""
@@ -148,8 +155,8 @@ class ProgramSlots(PromptSlots):
             )
         blocks = _blocks(predictor, demos, kinds)
         classes = answer_classes(demos, list(predictor.signature.output_fields))
-        block_kinds = tuple(tuple(kinds[i] for i in block) for block in blocks)
-        block_classes = tuple(tuple(classes[i] for i in block) for block in blocks)
+        block_kinds = tuple(itemgetter(*block)(kinds) for block in blocks)
+        block_classes = tuple(itemgetter(*block)(classes) for block in blocks)
         return Slot(name, demos, blocks, OrderingSpace(block_kinds), block_classes)
 
 
@@ -224,7 +231,9 @@ class PoolSlots(PromptSlots):
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
         self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, tuple(programs))
-        own = tuple(tuple(i for i, demo in enumerate(slot.pool) if demo.origin == OWN) for slot in slots)
+        # The student's own demos come first.
+        numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
+        own = tuple(tuple(range(number)) for number in numbers)
         if self.space.contains(own) and self.space.allows(own):
             self.space = replace(self.space, identity=own)
         self.original: Candidate = own  # which may be beyond the limits
@@ -240,8 +249,11 @@ class PoolSlots(PromptSlots):
 
     def tokens(self, candidate: Candidate) -> int:
         """Return the tokens of the demos that a candidate shows."""
+        tokens = 0
         permutations = self.permutations(candidate)
-        return sum(slot.pool[item].tokens for slot in self.slots for item in permutations[slot.predictor])
+        for slot in self.slots:
+            tokens += sum(slot.pool[item].tokens for item in permutations[slot.predictor])
+        return tokens
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
