@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,11 +49,9 @@ class Retrieval:
             return min(tokens, self.nearest.max_tokens)
         return tokens
 
-    def demos_for(self, inputs: Fields, *, fixed: Sequence[Any] = (), without: Fields | None) -> list[Any]:
-        """Return the fixed demos, then those found for these inputs, none of them twice."""
-        known = [dict(demo.items()) for demo in fixed]
-        demos = [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
-        return [*fixed, *(demo for demo in demos if dict(demo.items()) not in known)]
+    def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
+        """Return the demos for these inputs, as `Pool.shown` does."""
+        return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
 
 
 class RetrievingPredict(dspy.Predict):
@@ -77,7 +75,7 @@ class RetrievingPredict(dspy.Predict):
         if self.retrieval.guarded and scored is None:
             _warn_of_unknown_example()
             return list(self.demos)
-        return self.retrieval.demos_for(inputs, fixed=self.demos, without=scored)
+        return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
         """Become a predictor that finds no demos, as DSPy's optimizers choose others."""

@@ -247,15 +247,6 @@ class TestChoice:
         limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
         assert limited.returned.demo_tokens <= tokens // 2 + 2
 
-    def test_a_demo_that_the_program_has_is_not_found_again(self, tmp_path):
-        program, _ = compiled(CopyingEngine(), max_metric_calls=0)
-        program.demos = examples(2)
-        program.save(tmp_path / "p.json")
-        with using(CopyingEngine()) as engine:
-            for each in (program, load_program(predict(), tmp_path / "p.json")):
-                each(question=examples(1)[0].question)
-        assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
-
     @MODES
     def test_an_async_program_that_is_made_to_wait(self, demos):
         _, optimizer = compiled(by_colour(), student=dspy.syncify(fakes.OnlyAsync(predict())), demos=demos)
