@@ -320,7 +320,7 @@ def adapter_advice() -> str:
     if adapter == "PlainTextAdapter":
         other = "dspy.ChatAdapter()"
     return (
-        f"try another adapter than {adapter} (such as {other}; on the command line --adapter), a larger model, or a "
+        f"try another adapter than {adapter} ({other}; on the command line --adapter), a larger model, or a "
         "larger max_tokens if replies are cut"
     )
 

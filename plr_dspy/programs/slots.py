@@ -109,8 +109,18 @@ class PromptSlots(ABC):
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
         text = ""
         for name, demos in shown.items():
-            text += f"{name}\0{as_text(messages_of(self._predictors[name], demos))}\0"
+            messages = messages_of(self._predictors[name], list(map(_without_sets, demos)))
+            text += f"{name}\0{as_text(messages)}\0"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _without_sets(demo: Any) -> dict[str, Any]:
+    """Return a demo with sorted lists in place of sets, whose order differs between processes."""
+    fields = dict(demo.items())
+    for name, value in fields.items():
+        if isinstance(value, (set, frozenset)):
+            fields[name] = sorted(value, key=repr)
+    return fields
 
 
 class ProgramSlots(PromptSlots):
@@ -223,10 +233,12 @@ class PoolSlots(PromptSlots):
             slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
         self.slots = tuple(slots)
         least = self.tokens(tuple(shortest))
-        if least > most_tokens or (any(pools.values()) and not slots):
+        if not slots:
+            least = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
+        if least > most_tokens:
             raise UserError(
-                f"max_demo_tokens must allow for the shortest demos with {min_demos=}; got {max_tokens}: raise it, or "
-                "lower min_demos"
+                f"max_demo_tokens must be at least {least}, the tokens of the shortest demos with {min_demos=}; got "
+                f"{max_tokens}: raise it, or lower min_demos"
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
@@ -274,8 +286,8 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
             filled.append(name)
     if filled:
         logger.warning(
-            "student has no demos: %d labelled examples of the trainset (num_demos) were added to %s, and their order "
-            "is searched. To choose demos as well, use PLFewShot (--select on the command line)",
+            "student has no demos: %d labelled examples of the trainset were added to %s, and their order is searched. "
+            "To choose demos as well, use PLFewShot (--select on the command line)",
             *(len(demos), ", ".join(filled)),
         )
     return filled
