@@ -115,11 +115,11 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sorted lists in place of sets, whose order differs between processes."""
+    """Return a demo with sorted texts in place of sets, whose order differs between processes."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
-            fields[name] = sorted(value, key=repr)
+            fields[name] = repr(sorted(value, key=repr))
     return fields
 
 
