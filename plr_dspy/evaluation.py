@@ -21,7 +21,8 @@ from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.programs.calls import MetricWork, calls_on, own_prediction
+from plr_dspy.metrics.copies import own_value
+from plr_dspy.programs.calls import MetricWork, calls_on
 from plr_dspy.programs.checks import Checked, check_given, saved_state
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.made_with import other_settings
@@ -281,7 +282,7 @@ class _Answers(MetricWork):
         """Call the program, and have each metric score a copy of its answer."""
         prediction = self._answered(program, example)
         self.scored[example] = {
-            name: work._scored(example, own_prediction(prediction)) for name, work in self._metrics.items()
+            name: work._scored(example, own_value(prediction)) for name, work in self._metrics.items()
         }
         return CallRecord(0.0)
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from plr_dspy.dspy_compat import Parameter, set_compiled, with_values
+from plr_dspy.dspy_compat import Parameter, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
@@ -165,7 +165,12 @@ def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
     if reading is not None:
         labels = reader.label_output.labels.values()
         probabilities = dict(zip(labels, np.exp(reading.log_probabilities).tolist(), strict=True))
-    return with_values(prediction, {PROBABILITIES: probabilities, **dict(prediction.items())})
+    fields = dict(prediction.items())
+    for name in fields:
+        del prediction[name]
+    for name, value in {PROBABILITIES: probabilities, **fields}.items():
+        prediction[name] = value
+    return prediction
 
 
 class _SavedCalibration(Parameter):  # type: ignore[misc]

@@ -1,12 +1,15 @@
 """Copies of what users pass: programs and metrics may write to what they get, which no other call must see."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import dspy
 
+from plr_dspy.errors import UserTypeError
+
 IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
-FLAT = (list, set)  # containers that are copied at once if they hold nothing but such values
+FLAT = (list, set)  # containers that are copied at once where they hold nothing but such values
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:
@@ -17,7 +20,7 @@ def own_copy(example: dspy.Example) -> dspy.Example:
 
 
 def own_value(value: Any) -> Any:
-    """Return a deep copy of a value, or the value itself if it has none."""
+    """Return a copy of a value that a program returned or is called with, or the value itself if it has no copies."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -25,5 +28,29 @@ def own_value(value: Any) -> Any:
         return kind(value)
     try:
         return copy.deepcopy(value)
-    except Exception:  # The value's own code may raise anything.
+    except Exception:  # Whatever the value's own code raises.
         return value
+
+
+def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
+    """Raise a TypeError for the first example that cannot be copied; the name is that of the argument."""
+    copied: dict[int, Any] = {}  # Values by their ids: one that examples share may be large.
+    for number, example in enumerate(examples):
+        for field, value in example.items(include_dspy=True):
+            if type(value) not in IMMUTABLE and id(value) not in copied:
+                _check_copy(value, f"{name}[{number}] must hold values that can be copied; its field {field!r}", {})
+                copied[id(value)] = value
+        if type(example) is not dspy.Example:
+            _check_copy(example, f"{name}[{number}] must be an example that can be copied; it", dict(copied))
+
+
+def _check_copy(value: Any, what: str, memo: dict[int, Any]) -> None:
+    """Raise a TypeError unless a value can be copied."""
+    try:
+        copy.deepcopy(value, memo)
+    except Exception as error:
+        raise UserTypeError(
+            f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets a copy of its own: "
+            "give the class a __deepcopy__, which may return the object itself if the program does not change it, or "
+            "pass plain data"
+        ) from error

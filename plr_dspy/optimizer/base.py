@@ -47,7 +47,6 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.scorer import CellScorer
@@ -309,22 +308,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             outcome = run.run()
             return self._conclude(opened, run, outcome, started)
         except BaseException as error:  # It may be an interrupt while the report was made.
-            log = opened.scorer.log
-            fixed = self._with_fixed_demos(opened, error) if isinstance(error, CalledBlindly) else None
-            if fixed is not None:
-                log.leave_out(type(error).__name__)  # So that the call counts nowhere.
-                return self._run(fixed, started)
-            log.stop()  # Calls that are still under way come too late.
+            opened.scorer.log.stop()  # Calls that are still under way come too late.
             run = run or self._make_run(replace(opened, responses=None))
             self._conclude(opened, run, outcome or run.unfinished(error), started)
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
         """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
-        return None
-
-    def _with_fixed_demos(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile | None:
-        """Return a compile that finds no demos for each input; None if there is nothing else to choose from."""
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:

@@ -16,7 +16,6 @@ from plr_dspy.compilation.choice import Outcome
 from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.optimizer.base import OpenCompile, scorer_of
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
 from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
@@ -27,7 +26,6 @@ from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
-from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.statistics.calibration import Array
@@ -174,8 +172,6 @@ class PLFewShot(LearningOptimizer):
         examples: Mapping[int, dspy.Example],
         findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
-        *,
-        only_fixed: bool = False,
     ) -> PoolSlots:
         """Return what can be chosen after these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
@@ -190,7 +186,7 @@ class PLFewShot(LearningOptimizer):
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
         }
-        if only_fixed or self.demos == "fixed":
+        if self.demos == "fixed":
             return PoolSlots(program, fixed, **limits)
         max_tokens = self.max_demo_tokens
         if max_tokens is not None:
@@ -233,19 +229,6 @@ class PLFewShot(LearningOptimizer):
         if setup.plan.max_metric_calls is not None:
             teaching.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
         return setup
-
-    def _with_fixed_demos(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile | None:
-        """Return the compile with fixed demos alone, if these compete with found ones."""
-        if self.demos != "auto":
-            return None
-        logger.warning("demos='auto' goes on with fixed demos alone: %s", error)
-        setup = opened.setup
-        slots = self._slots(setup.program, setup.demo_examples, {}, setup.attempts, only_fixed=True)
-        setup = self._with_slots(replace(setup, findable={}), slots)
-        work = self.work(setup)
-        payer = opened.scorer.payer
-        assert isinstance(payer, ProgramEvaluator)
-        return replace(opened, setup=setup, work=work, scorer=scorer_of(setup, work, payer.with_slots(slots, work)))
 
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]

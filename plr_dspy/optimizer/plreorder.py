@@ -43,7 +43,8 @@ class PLReorder(LearningOptimizer):
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: This many failed program calls end the compile with the exception of the last. None takes DSPy's
-            setting, or a twentieth of the calls if that is more. Answers that cannot be parsed are no failures.
+            setting, or a twentieth of the calls made if that is more. All failures on one example count once. Answers
+            that cannot be parsed are wrong, not failures.
         seed: Of everything random.
         log_dir: Folder for every finished call (``calls.jsonl``), and the report (``report.json``). A compile with the
             same program, metric, models and examples makes no call again that it holds.

@@ -43,7 +43,7 @@ def test_examples_that_are_given_twice_are_told_once(name, num_repeated, caplog)
     with using(Engine(), "fake/x"):
         COMPILES[name](rows(num_repeated=num_repeated))
     lines = [record.getMessage() for record in caplog.records if "given twice" in record.getMessage()]
-    told = {0: [], 1: ["1 of 138", "is given twice and counts once"], 3: ["3 of 140", "are given twice and count once"]}
+    told = {0: [], 1: ["1 of 138", "are given twice and count once"], 3: ["3 of 140", "are given twice and count once"]}
     assert len(lines) == (num_repeated > 0)
     for words in told[num_repeated]:
         assert words in lines[0]

@@ -98,7 +98,7 @@ class TestIsTold:
         path, make = saved
         optimizer = PLReorder(exact_match, **OPTIONS)
         if "retrieval" in json.loads(path.read_text()):
-            optimizer = PLFewShot(exact_match, **OPTIONS)
+            pytest.skip("Such programs are not compiled again.")
         with dspy.context(lm=lm(), adapter=OTHER):
             program = optimizer.compile(load_program(make(), path), trainset=EXAMPLES)
         program.save(tmp_path / "again.json")

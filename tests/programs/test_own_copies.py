@@ -1,5 +1,6 @@
 """Programs and metrics may write to what they get: the user's examples stay as they are, and no call sees another's."""
 
+import sqlite3
 import threading
 from dataclasses import dataclass, field
 
@@ -194,6 +195,44 @@ class Unshared:
         return self
 
 
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+REFUSED = {
+    "a connection": lambda: sqlite3.connect(":memory:", check_same_thread=False),
+    "a generator": lambda: (i for i in range(3)),
+    "a lock in an object": Locked,
+    "a lock in a list": lambda: [threading.Lock()],
+}
+CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "order_sensitivity", "BatchCalibration"]
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("way", CHECKED)
+def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
+    world, engine = World(*MEMORIES["list"]), Engine()
+    world.trainset[7].memory = make()
+    with using(engine), pytest.raises(TypeError) as error:
+        WAYS[way](world)
+    dataset = {"evaluate_programs": "devset", "order_sensitivity": "dataset"}.get(way, "trainset")
+    kind = type(world.trainset[7].memory).__name__
+    assert str(error.value).startswith(
+        f"{dataset}[7] must hold values that can be copied; its field 'memory' is a {kind}"
+    )
+    assert "__deepcopy__" in str(error.value)
+    assert not engine.prompts
+
+
+def test_so_is_a_label_and_what_the_valset_holds():
+    world, engine = World(*MEMORIES["list"]), Engine()
+    valset = [dspy.Example(each, notes=threading.Lock()).with_inputs("text", "memory") for each in world.trainset[:3]]
+    with using(engine), pytest.raises(TypeError, match=r"valset\[0\] .* its field 'notes' is a lock"):
+        PLReorder(exact, **QUIET).compile(world.program(), trainset=world.trainset, valset=valset)
+    assert not engine.prompts
+
+
 def test_a_class_may_say_what_a_copy_of_it_is():
     world, shared = World(*MEMORIES["list"]), Unshared()
     for example in world.trainset:
@@ -207,3 +246,19 @@ def test_a_class_may_say_what_a_copy_of_it_is():
     with using(Engine()):
         evaluate_programs({"a": Program(run, predict=student())}, exact, world.trainset, **QUIET)
     assert seen == {id(shared)}
+
+
+def test_a_large_value_that_examples_share_is_checked_once():
+    class Counted:
+        copies = 0
+
+        def __deepcopy__(self, memo):
+            Counted.copies += 1
+            return self
+
+    world, shared = World(*MEMORIES["list"]), Counted()
+    for example in world.trainset:
+        example.memory = shared
+    with using(Engine()):
+        PLReorder(exact, max_metric_calls=60, **QUIET).estimate(world.program(), trainset=world.trainset)
+    assert Counted.copies == 1

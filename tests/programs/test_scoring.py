@@ -137,10 +137,6 @@ class TestErrors:
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
-        before = engine.num_calls
-        with pytest.raises(ZeroDivisionError):  # Unless nothing has run.
-            scorer(metric=failing({10: ZeroDivisionError("boom")}), max_errors=3, num_threads=1).table(orderings, [0])
-        assert engine.num_calls == before + 3
 
     @pytest.mark.parametrize(("of_so_many", "made"), [(25, 720), (14, 140)])
     def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, made):
@@ -172,16 +168,11 @@ class TestErrors:
             scored(scorer(metric=failing(dict.fromkeys(range(40), error)), max_errors=3), [IDENTITY], range(10))
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
-        class Mute(Exception):
-            def __str__(self):
-                raise RuntimeError("no")
-
-        metric = failing({12: ValueError("unknown label \ud83d"), 13: Mute()})
+        metric = failing({12: ValueError("unknown label \ud83d")})
         cells = scorer(metric=metric, log=RunLog(tmp_path / "calls.jsonl"))
         scored(cells, [IDENTITY], range(6))
         messages = {error.type: error.message for error in errors_of(cells)}
         assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
-        assert "cannot be read" in messages["Mute"]
         cells.log.close()
 
     def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):

@@ -123,7 +123,7 @@ def test_a_failed_call_of_a_program_is_told_once(caplog):
 @pytest.mark.parametrize(
     ("broken", "error", "calls"),
     [
-        (lambda example, prediction: "high", TypeError, 1),
+        (lambda example, prediction: "high", TypeError, 3),
         (lambda example, prediction: prediction.nothing, AttributeError, 3),
         (lambda example, prediction: float("nan"), ValueError, 3),
     ],
