@@ -16,8 +16,10 @@ from pydantic import Field
 from scipy.special import ndtr
 from scipy.stats import entropy
 
-from plr_dspy.compilation.choice import Decision, Outcome, Result, comparison
-from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize, random_plan
+from plr_dspy.compilation.choice import Decision, Outcome, Result
+from plr_dspy.compilation.comparison import comparison
+from plr_dspy.compilation.paper import random_plan
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, decision_adapter, set_compiled
 from plr_dspy.errors import UserError
@@ -37,8 +39,8 @@ from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, argum
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import Evaluator, NothingRan
 from plr_dspy.scoring.run_log import FAILED, CallRecord
-from plr_dspy.scoring.scorer import CellScorer, NothingRan
 from plr_dspy.search.model.ordering_model import Gain
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
@@ -153,7 +155,7 @@ class LabelOptimizer(DemoOptimizer):
 class LabelRun(CompileRun):
     """One compile; `means` holds each order's mean distribution ``[L]`` over the inputs."""
 
-    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: CellScorer) -> None:
+    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
         super().__init__(
             optimizer.search(setup), scorer, plan=setup.plan, num_train=work.num_probing, original=setup.original
         )
@@ -167,11 +169,11 @@ class LabelRun(CompileRun):
         """Probe all orders, and compare the best with the original, which wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self._begin("search", to_come=self.plan.final_calls)
+        self.begin_phase("search", to_come=self.plan.final_calls)
         orderings = self.search.ask()
         rows = self._probe(orderings)
         scores = self._scores(rows)
-        reason = self.scorer.budget.refused
+        reason = self.evaluator.budget.refused
         if len(rows) == len(orderings):
             reason = StopReason.ALL_ASKED
         self.stop = Stop(reason or StopReason.TIME)
@@ -180,22 +182,22 @@ class LabelRun(CompileRun):
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
             try:
-                table, *_ = self._compare([self.original, self._winner])
+                table = self._table()
             except NothingRan as error:
                 logger.warning("the chosen order could not be compared with the original: %s", error)
                 error_text = f": {error}"
         if len(table) < 2:
             stop = replace(self.stop, addition=f"{NOT_COMPARED}{error_text}")
-            return self._outcome(Decision(self._winner), stop)
+            return self.outcome(Decision(self._winner), stop)
         return self._compared(*table)
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the cells of the probing inputs; empty if time or money is up."""
-        scorer = self.scorer
+        scorer = self.evaluator
         # Call once first: if the LM gives no log-probabilities, no other call is made.
-        scorer.cells({ordering: range(1) for ordering in orderings[:1]})
+        scorer.evaluate({ordering: range(1) for ordering in orderings[:1]})
         if self._work.first:
-            written = scorer.cells(dict.fromkeys(orderings, range(1)))
+            written = scorer.evaluate(dict.fromkeys(orderings, range(1)))
             if len(written) < len(orderings):
                 return {}
             cells = [row[0] for row in written.values()]
@@ -203,7 +205,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        return scorer.cells(dict.fromkeys(orderings, self._work.probing))
+        return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
     def _compared(self, before: Sequence[float], after: Sequence[float]) -> Outcome:
         differences = [b - a for a, b in zip(before, after, strict=True)]
@@ -224,9 +226,16 @@ class LabelRun(CompileRun):
             candidates=candidates,
             chosen=len(candidates) - 1,
         )
-        return self._outcome(decision)
+        return self.outcome(decision)
 
-    def _best(self, count: int | None = None) -> list[Candidate]:
+    def _table(self) -> list[list[float]]:
+        """Return the scores of the original and the chosen order in the final comparison; empty without one."""
+        finalists = {self.original: "original", self._winner: "best seen"}
+        compared = self.compare(finalists, min_finalists=1)
+        _, rows = self.observations.with_records(compared.records).table(list(finalists), compared.examples)
+        return [rows[0], rows[-1]] if compared.finalists.keys() == finalists.keys() else []
+
+    def best(self) -> list[Candidate]:
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
@@ -245,7 +254,7 @@ class LabelRun(CompileRun):
                 tables[ordering] = [row[i].value for i in inputs]
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
         if not tables:
-            raise self.scorer.nothing_ran(cells)
+            raise self.evaluator.nothing_ran(cells)
         if all(value is None for value in itertools.chain(*tables.values())):
             cell = next(cell for cell in cells if cell.outcome != FAILED)
             raise RuntimeError(

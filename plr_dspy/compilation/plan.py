@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from plr_dspy.errors import UserError
 
@@ -45,30 +45,47 @@ class ProblemSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one compile; what follows `num_initial` is of racing plans only."""
+    """The shape of one compile: a search on few examples, a race of the best on more, and a final comparison.
 
-    num_iterations: int = 0  # T, B, rho and K of PLR Algorithm 1 are this, and the three like it
+    Attributes:
+        num_iterations, num_samples: Rounds, and orderings of each.
+        num_best_seen: Winners of the race, which join the final comparison.
+        num_train_examples: Examples that score an ordering, at most.
+        num_selection_examples: Examples of the final comparison.
+        max_metric_calls: Most program calls, fewer than allowed if examples are few; None for any number.
+        most_searched: Calls for every ordering on every train example, if the limit pays for them.
+        elite_fraction: Share of the orderings that refit the distribution.
+        num_final_draws: Draws of the final distribution that enter the race.
+        num_initial: Orderings of the first round.
+        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
+            again.
+        num_entrants: Orderings that enter the race.
+        race_calls: Program calls of the race.
+        original_share: Share of these for the original alone, before the first heat.
+    """
+
+    racing: ClassVar[bool] = True  # whether it has a race; else orderings are scored on all train examples at once
+
+    num_iterations: int = 0
     num_samples: int = 1
-    num_best_seen: int = 0  # best orderings of the search, or winners of its race, that join the final comparison
-    num_train_examples: int = 0  # that score a sample, the same ones for all samples; with `racing` at most
-    num_selection_examples: int = 0  # of the final comparison
-    max_metric_calls: int | None = None  # most program calls, fewer than allowed where examples are few; None for any
-    most_searched: int | None = None  # calls for every ordering on every train example, where the limit pays for them
+    num_best_seen: int = 0
+    num_train_examples: int = 0
+    num_selection_examples: int = 0
+    max_metric_calls: int | None = None
+    most_searched: int | None = None
     elite_fraction: float = 0.125
     num_final_draws: int = 0
-    racing: bool = False  # whether orderings are scored on few examples at first, and the good ones on more and more
-    with_mode: bool = True  # whether the most probable ordering joins the final comparison
-    num_initial: int = 0  # orderings of the first round
-    num_first_examples: int = 1  # that score an ordering at first
-    num_more_examples: int = 0  # each time it is asked for again
-    num_entrants: int = 0  # of the race that ends the search
+    num_initial: int = 0
+    num_first_examples: int = 1
+    num_more_examples: int = 0
+    num_entrants: int = 0
     race_calls: int = 0
-    original_share: float = 0.0  # of the race's calls for the original one alone, before the first heat
+    original_share: float = 0.0
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most; in a racing plan the mode and the draws run in the race."""
-        return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
+        """Orderings of the final comparison, at most."""
+        return 1 + self.num_best_seen
 
     @property
     def final_calls(self) -> int:
@@ -80,9 +97,7 @@ class Plan:
         """Program calls of the search before the race, at most."""
         if self.most_searched is not None:
             return self.most_searched
-        if self.max_metric_calls is not None and self.racing:
-            return self.max_metric_calls - self.final_calls - self.race_calls
-        return self.num_iterations * self.num_samples * self.num_train_examples
+        return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
 
     @property
     def program_calls(self) -> int:
@@ -115,7 +130,7 @@ def make_plan(
     """Lay out a compile.
 
     Args:
-        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
+        auto: "light", "medium" or "heavy"; None needs `max_metric_calls`.
         size: The problem.
         max_metric_calls: Budget in program calls, in place of that of `auto`.
         signal: What a call tells: "score", or "logprobs" of labels as well.
@@ -127,8 +142,6 @@ def make_plan(
         ValueError: If the budget is too small.
     """
     fixed: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
-    if auto == "paper":
-        return _paper_plan(size, max_metric_calls, fixed)
     min_first = MIN_FIRST[signal]
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - size.num_attempts
@@ -152,22 +165,6 @@ def make_plan(
     raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 
-def _paper_plan(size: ProblemSize, budget: int | None, fixed: dict[str, Any]) -> Plan:
-    """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws."""
-    plan = random_plan(
-        15 * 15, batch=15, num_best=1, num_examples=size.num_train, num_compared=size.num_selection, budget=budget
-    )
-    plan = replace(plan, num_initial=0, elite_fraction=0.2, num_final_draws=10, with_mode=True)
-    plan = replace(plan, **fixed)
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples
-    if budget is not None and budget < least:
-        raise UserError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-            f"the finalists; got {budget}: raise it, or use auto='light'"
-        )
-    return plan
-
-
 def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
     """Return the rounds, samples and entrants that a budget affords; None if it is too small."""
     num_train = size.num_train
@@ -187,7 +184,6 @@ def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, 
         num_best_seen=num_best_seen,
         num_train_examples=num_train,
         num_selection_examples=num_compared,
-        racing=True,
         max_metric_calls=budget,
         num_first_examples=num_first,
         num_more_examples=MORE_THAN_FIRST * num_first,
@@ -203,21 +199,3 @@ def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, 
     num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(num_random, affordable)))
     plan = replace(plan, num_initial=min(num_initial, size.num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
-
-
-def random_plan(
-    num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
-) -> Plan:
-    """Return the plan to score random orders, each once, and to compare the best with the original; 0 is one batch."""
-    batch = min(batch or num_orders, num_orders)
-    return Plan(
-        num_iterations=-(-num_orders // batch),
-        num_samples=batch,
-        num_best_seen=num_best,
-        num_train_examples=num_examples,
-        num_selection_examples=num_compared,
-        num_first_examples=num_examples,
-        max_metric_calls=budget,
-        with_mode=False,
-        num_initial=num_orders,
-    )

@@ -20,6 +20,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.paper import PaperRun
 from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
@@ -50,8 +51,8 @@ from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import RunLog, open_log
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -66,7 +67,7 @@ class OpenCompile:
 
     setup: CompileSetup
     work: MetricWork  # makes a program call
-    scorer: CellScorer
+    scorer: Evaluator
     bar: tqdm
     responses: LabelResponses | None = None  # what the search learns from calls beside scores
 
@@ -307,7 +308,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Make the demos that calls make before the search, by an evaluator of them; return the setup with them."""
         return setup
 
-    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
+    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: Evaluator) -> LabelResponses | None:
         """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
         return None
 
@@ -346,7 +347,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             log.number_examples(keys)
             payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
             bootstrapped = [attempt.key for attempt in setup.attempts]
-            scorer = CellScorer(payer, bootstrapped=bootstrapped, influence=work.influence)
+            scorer = Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
             yield OpenCompile(setup, work, scorer, bar)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
@@ -370,7 +371,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _make_run(self, opened: OpenCompile) -> CompileRun:
         """Make the run of a compile, once it is known what its search learns from."""
         setup = opened.setup
-        return CompileRun(
+        kind = CompileRun if setup.plan.racing else PaperRun
+        return kind(
             self.search(setup, opened.responses),
             opened.scorer,
             plan=setup.plan,
@@ -400,7 +402,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self.report = report = build_report(
             setup,
             outcome,
-            run.scorer,
+            run.evaluator,
             finished,
             yardsticks(setup, run, decision),
             names=names,

@@ -33,8 +33,8 @@ from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import CalledBlindly, RetrievingPredict
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
@@ -387,7 +387,7 @@ class PLFewShot(LearningOptimizer):
         payer = opened.scorer.payer
         assert isinstance(payer, ProgramEvaluator)
         bootstrapped = [attempt.key for attempt in setup.attempts]
-        scorer = CellScorer(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
+        scorer = Evaluator(payer.with_slots(slots, work), bootstrapped=bootstrapped, influence=work.influence)
         return replace(opened, setup=setup, work=work, scorer=scorer)
 
     def _finish(

@@ -22,8 +22,8 @@ from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
 from plr_dspy.report.schema import Signal
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
@@ -126,7 +126,7 @@ class LearningOptimizer(DemoOptimizer):
             seed=setup.seed,
         )
 
-    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
+    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: Evaluator) -> LabelResponses | None:
         """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
         if not isinstance(work, LabelWork):
             return None
@@ -136,7 +136,7 @@ class LearningOptimizer(DemoOptimizer):
         # A student without demos may never say a label; with demos it does.
         tried = [setup.slots.space.identity] * num_first + [setup.slots.showing(1.0)] * (MOST_TRIES - num_first)
         for example, ordering in enumerate(tried[: len(setup.splits.train)]):
-            if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
+            if not (cells := scorer.evaluate(scorer.affordable({ordering: [example]}))):
                 break
             cell = cells[ordering][example]
             if cell.label_logprobs is not None or cell.refused:
@@ -150,7 +150,7 @@ class LearningOptimizer(DemoOptimizer):
         if cell.outcome == FAILED:
             reason = "the first calls failed"
             if required:
-                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+                raise scorer.nothing_ran(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
         work.signal = Signal(used="score", reason=reason, labels=[])

@@ -149,6 +149,7 @@ class CompileSetup(DemoChoices):
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             "num_repeated": self.splits.num_repeated,
+            "racing": self.plan.racing,
             **asdict(self.plan),
             "most_useful_calls": most_calls(len(self.splits.names)),
         }

@@ -13,7 +13,7 @@ from plr_dspy.compilation.choice import Result, choose, compare_finalists, compa
 from plr_dspy.compilation.plan import ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.report.schema import Evidence
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
@@ -31,7 +31,7 @@ def compiled_by_the_paper(scores, **options):
     plan = make_plan("paper", ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
-    return search, CompileRun(search, CellScorer(payer), **options).run().decision
+    return search, CompileRun(search, Evaluator(payer), **options).run().decision
 
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])

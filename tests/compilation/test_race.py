@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plr_dspy.scoring.scorer import Evaluator, StagedScores
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import OrderingSpace
 from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.race import run_race
 from plr_dspy.compilation.run import CompileRun
-from plr_dspy.scoring.scorer import CellScorer, StagedScores
 from plr_dspy.search.search import ThompsonSearch
 
 
@@ -27,7 +27,7 @@ class Raced:
     """
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
-        self.scorer, num_train, self.estimate = CellScorer(payer), payer.table.shape[1], self.means
+        self.scorer, num_train, self.estimate = Evaluator(payer), payer.table.shape[1], self.means
         sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
         self.plan = Plan(racing=True, original_share=original_share, **sizes)
         model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
@@ -159,7 +159,7 @@ class TestCompilation:
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)
-        payer.most, scorer = most, CellScorer(payer)
+        payer.most, scorer = most, Evaluator(payer)
         payer.budget.max_calls = num_calls
         plan = make_plan(
             "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy.scoring.run_log import CallRecord, RunLog
-from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 from plr_dspy.search.space import WholeProgram
 
 
