@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import orjson
 from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
 
 PACKAGE = "plr_dspy"
 # The handler's name and the formats are those of DSPy.
@@ -119,18 +120,9 @@ def progress_bar(
 
 
 def _write_above(stack: ExitStack) -> None:
-    """Write log lines, warnings and all else on the standard error above the bars, until the stack ends."""
-    from tqdm.contrib import DummyTqdmFile
-
-    above = {}
-    for stream in (sys.stdout, sys.stderr):
-        # The bar of another thread, begun earlier and ended before this one, may leave its own stream behind.
-        wrapped = stream
-        while isinstance(wrapped, DummyTqdmFile):
-            wrapped = wrapped._wrapped
-        above[id(stream)] = DummyTqdmFile(wrapped)
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for logger in loggers:
+    """Write log lines, warnings and all else on the standard error above the bar, until the stack ends."""
+    above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
             # A handler without such an attribute writes to whatever `sys.stderr` is.
             stream = vars(handler).get("stream")
@@ -145,8 +137,7 @@ def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
     This also holds inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own
-    is called first; one for SIGTERM decides alone. Other threads get no signals. The event stays set if a program
-    swallows the exception.
+    is called first; one for SIGTERM decides alone. The event stays set if a program swallows the exception.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}

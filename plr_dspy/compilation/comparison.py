@@ -75,8 +75,8 @@ def measure_gain(
 ) -> MeasuredGain:
     """Compare a finalist with the original by the metric over a set itself.
 
-    The expected gain is the one that was seen, shrunk as the model of scores shrinks the gain of the scores that stand
-    for the metric. It is no surer than a bootstrap over the examples that both answered.
+    The expected gain is that of the model of scores, less if the metric itself gained less than the scores that stand
+    for it. It is no surer than a bootstrap over the examples that both answered.
 
     Args:
         metric: The metric.
@@ -106,7 +106,7 @@ def measure_gain(
     linear_gain = float(linear_gains.mean())
     expected = min(gain.expected, observed)
     if observed > 0 and linear_gain > 0:
-        expected = observed * min(1.0, gain.expected / linear_gain)
+        expected = gain.expected * min(1.0, observed / linear_gain)
     expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
     measured = replace(
         gain,

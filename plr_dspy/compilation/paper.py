@@ -105,20 +105,18 @@ class PaperRun(CompileRun):
             return self.outcome(stop=trivial)
         self.begin_phase("search", to_come=self.plan.final_calls)
         stop: Stop | None = None
-        while stop is None:  # for t = 1..T
-            orderings = self.search.ask()  # Sample B orderings.
-            stop = self.play_round(
-                orderings
-            )  # Score each on the train split, and update the distribution by the elites.
+        while stop is None:  # For t = 1..T:
+            orderings = self.search.ask()  # Sample B orderings,
+            stop = self.play_round(orderings)  # score each on the train split, and refit to the elites.
             stop = stop or self.check_stoppers()
         self.stop = stop
         if stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
             return self.outcome_without_difference()
+        # Draw K orderings, and return the one that scores best on the selection split.
         share = 1.0 if stop.reason is StopReason.ALL_ROUNDS else self.calls_for_rest().share
         compared = self.compare(self.finalists(), share)
         if len(compared.finalists) < 2:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
-        # The one that scores best on the selection split.
         selection = Observations(self.evaluator.effective).with_records(compared.records)
         return self.outcome(self.decide(compared, selection, by_score=True))
 

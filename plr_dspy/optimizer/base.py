@@ -52,7 +52,7 @@ from plr_dspy.report.text import result
 from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
-from plr_dspy.scoring.run_log import RunLog, open_log
+from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -167,8 +167,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run: CompileRun | None = None
             outcome: Outcome | None = None
             try:
-                if opened.setup.findable and log.header is not None and log.header.fixed_only:
-                    opened = self._without_retrieval(opened, CalledBlindly())
                 try:
                     opened = self._probed(opened)
                     run = self._make_run(opened)
@@ -176,7 +174,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 except CalledBlindly as error:
                     run = None  # Its demos are found for each input.
                     opened = self._without_retrieval(opened, error)
-                    _note_fixed_only(log)
+                    log.leave_out(CalledBlindly.__name__)
                     opened = self._probed(opened)
                     run = self._make_run(opened)
                     outcome = run.run()
@@ -437,16 +435,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> FinishedProgram:
         """Make what the compile returns; `program_in` makes a program as scored."""
         return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
-
-
-def _note_fixed_only(log: RunLog) -> None:
-    """Note in the log's header that the program cannot be shown demos found for each input.
-
-    The calls that told it are none of this run, as they are none of a run that knows it from the beginning.
-    """
-    log.leave_out(CalledBlindly.__name__)
-    if log.header is not None:
-        log.write_header(replace(log.header, fixed_only=True))
 
 
 def _program_as_scored(

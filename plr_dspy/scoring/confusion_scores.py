@@ -123,17 +123,17 @@ class ConfusionScores(EffectiveScores):
         self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
-    def refer_to(self, best_first: Iterable[tuple[Records, Labels]]) -> None:
+    def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Linearize the metric at the answers of the best candidates, of more until they are enough.
 
         These are as many as there are examples, and enough for each label.
         """
         reference: list[Answer] = []
-        for records, labels in best_first:
+        for number, (records, labels) in enumerate(best_first, start=1):
             reference += self.answers(records, labels).items()
             counts = Counter(self._right_labels[example] for example, _ in reference)
             is_enough = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
-            if is_enough and len(reference) >= self.num_examples:
+            if number >= least and is_enough and len(reference) >= self.num_examples:
                 break
         self.linearize_at(reference)
 

@@ -20,11 +20,12 @@ class EffectiveScores:
         """Return the score of a call on an example; None if it has none."""
         return record.score
 
-    def refer_to(self, best_first: Iterable[tuple[Records, Labels]]) -> None:
+    def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
         """Take the answers of the best candidates as the reference of all scores.
 
         Args:
             best_first: The records of each candidate, and the labels that calibration makes of some answers.
+            least: How many candidates are taken at least.
         """
 
     def counted(self, scores: Scores) -> Scores:

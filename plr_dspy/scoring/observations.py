@@ -1,6 +1,5 @@
 """What is known of candidates: their calls by example, the scores of these, and which examples come next."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -10,7 +9,6 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-MIN_TRIES = 3  # failed calls after which an example without any other is given up
 FIRST_OF_PROGRAM = 4  # fewest examples that a whole program is first scored on: nothing else tells of its score
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
@@ -52,12 +50,6 @@ class Observations:
         """Return the examples with a call that ended with an answer."""
         return {example for row in self.records.values() for example in _answered(row)}
 
-    def given_up(self) -> set[int]:
-        """Return the examples that have failed too often, and never ran."""
-        answered = self.answered()
-        failures = Counter(example for row in self.records.values() for example in row if example not in answered)
-        return {example for example, count in failures.items() if count >= MIN_TRIES}
-
     def scores(self) -> dict[Candidate, dict[int, float]]:
         """Return the scores of all candidates by example."""
         known: dict[Candidate, dict[int, float | None]] = {}
@@ -87,13 +79,11 @@ class Observations:
         common = [example for example in examples if all(example in row for row in rows)]
         return common, [[row[example] for example in common] for row in rows]
 
-    def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None) -> None:
-        """Take the answers of the best candidates as the reference of a metric over a set."""
-        self.effective.refer_to(
-            (self.records[candidate], {} if fitted is None else fitted.answers(candidate))
-            for candidate in best_first
-            if candidate in self.records
-        )
+    def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
+        """Take the answers of the best candidates, of the `least` first ones at least, as the reference of scores."""
+        known = (candidate for candidate in best_first if candidate in self.records)
+        answered = ((self.records[each], {} if fitted is None else fitted.answers(each)) for each in known)
+        self.effective.refer_to(answered, least=least)
 
     def _score(self, example: int, record: CallRecord) -> float | None:
         return None if record.outcome == FAILED else self.effective.score_of(example, record)
@@ -138,7 +128,6 @@ class ExampleSchedule:
             observations: What is known of them.
             num_examples: Number of examples in all; by default, as many as for a first or further score.
         """
-        given_up = observations.given_up()
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
         for candidate in dict.fromkeys(candidates):
@@ -154,8 +143,7 @@ class ExampleSchedule:
                 if isinstance(candidate, WholeProgram):
                     count = max(count, FIRST_OF_PROGRAM)
             turn = dict.fromkeys(self._cycle[place:] + self._cycle[:place])
-            taken = given_up.union(known)
-            new = [example for example in turn if example not in taken]
+            new = [example for example in turn if example not in observations.records.get(candidate, ())]
             wanted[candidate] = known + new[: max(count, 0)]
         return wanted
 

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 logger = logging.getLogger(__name__)
 
 FILE = "calls.jsonl"
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 CallKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and number of an example
 CallName: TypeAlias = tuple[str, str]  # the same with the content of the example, as the file names it
@@ -65,16 +65,6 @@ class CallRecord:
 
 
 @dataclass(frozen=True)
-class Header:
-    """What the run of a file scores."""
-
-    schema_version: int
-    identity: dict[str, Any]
-    unstable: tuple[str, ...] = ()  # facts that changed while a run was under way, and are not compared
-    fixed_only: bool = False  # whether the program cannot be shown demos found for each input
-
-
-@dataclass(frozen=True)
 class LoggedCall:
     """A call record with the tokens that the call took."""
 
@@ -92,7 +82,6 @@ class CallLine:
 
 
 _RECORD = TypeAdapter(CallRecord)
-_HEADER = TypeAdapter(Header)
 _LINE = TypeAdapter(CallLine)
 
 
@@ -114,7 +103,7 @@ class RunLog:
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
         """Read the file at `path`; None keeps everything in memory."""
         self.path = path
-        self.header: Header | None = None
+        self.identity: Facts = {}
         self.records: dict[CallKey, CallRecord] = {}
         self.num_recalled = 0
         self.tokens_before: list[Tokens] = []
@@ -196,10 +185,10 @@ class RunLog:
                 self._write({"call": name, "again": True})
         self.records = {key: record for key, record in self.records.items() if record.error != error}
 
-    def write_header(self, header: Header) -> None:
-        """Write what the run scores."""
-        self.header = header
-        self._write(_HEADER.dump_python(header))
+    def write_header(self, identity: Facts) -> None:
+        """Write what decides the scores."""
+        self.identity = identity
+        self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
     def stop(self) -> None:
         """Take no more calls."""
@@ -252,7 +241,7 @@ class RunLog:
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
                 self._read_line(orjson.loads(line))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, KeyError) as error:
                 raise UserError(
                     f"line {number} of {path} cannot be read ({error}): pass another log_dir, or remove the line if it "
                     "is about a call, which will be made again"
@@ -269,7 +258,7 @@ class RunLog:
             return
         if content["schema_version"] != SCHEMA_VERSION:
             raise UserError(f"schema version {content['schema_version']!r}, and not {SCHEMA_VERSION}")
-        self.header = _HEADER.validate_python(content)
+        self.identity = dict(content["identity"])
 
     def _read_call(self, content: dict[str, Any]) -> None:
         line_fields = {name: content.pop(name) for name in ("call", "again", "tokens") if name in content}
@@ -312,8 +301,7 @@ def open_log(
 
     Args:
         folder: The folder of the log, which is made if it does not exist.
-        describe: Returns what decides the scores. It is asked again at the end: what has changed by itself meanwhile,
-            such as a counter, is not compared from then on.
+        describe: Returns what decides the scores.
         accept_changes: Whether to continue although what decides the scores has changed.
         codec: Makes what writes and reads values.
 
@@ -325,92 +313,58 @@ def open_log(
     if folder is None:
         yield RunLog()
         return
-    with _locked(folder):
-        values = codec()
-        log = RunLog(folder / FILE, values)
-        try:
-            if accept_changes:
-                log.repeat_outside_failures()
-            identity = orjson.loads(orjson.dumps(describe()))
-            before = log.header or Header(SCHEMA_VERSION, {})
-            changes = _changes(before.identity, identity, ignored=before.unstable)
-            if changes and log.tokens_before:
-                if not log.holds_answers:
-                    logger.info("%s holds no answer of another run, and is begun anew, although %s", folder, changes)
-                    log.close()
-                    (folder / FILE).unlink()
-                    log = RunLog(folder / FILE, values)
-                elif accept_changes:
-                    logger.warning("%s: goes on with what was paid for there, although %s", folder, changes)
-                else:
-                    raise UserError(
-                        f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir, or, if the "
-                        "scores paid for there hold all the same, pass accept_changes=True"
-                    )
-            if log.header is None:
-                log.write_header(Header(SCHEMA_VERSION, identity))
-            elif log.header.identity != identity:
-                # Another version of the program may show demos found for each input.
-                log.write_header(replace(log.header, identity=identity, fixed_only=False))
-            if log.tokens_before:
-                logger.info("%s: %d program calls were made before", folder, len(log.tokens_before))
-            if log.failed_before:
-                logger.warning("%s: %s", folder, made_again(log.failed_before.values()))
-            try:
-                yield log
-            finally:
-                _note_unstable(log, identity, describe)
-        finally:
+    with ExitStack() as stack:
+        stack.enter_context(_locked(folder))
+        identity = orjson.loads(orjson.dumps(describe()))
+        log = RunLog(folder / FILE, codec())
+        stack.callback(lambda: log.close())
+        changes = _changes(log.identity, identity)
+        if changes and log.tokens_before and not log.holds_answers:
+            logger.info("%s holds no answer of another run, and is begun anew, although %s", folder, changes)
             log.close()
+            (folder / FILE).unlink()
+            log = RunLog(folder / FILE, codec())
+        elif changes and log.tokens_before and not accept_changes:
+            raise UserError(
+                f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir, or, if the scores "
+                "paid for there hold all the same, pass accept_changes=True"
+            )
+        elif changes and log.tokens_before:
+            logger.warning("%s: goes on with what was paid for there, although %s", folder, changes)
+        if accept_changes:
+            log.repeat_outside_failures()
+        if log.identity != identity:
+            log.write_header(identity)
+        if log.tokens_before:
+            logger.info("%s: %d program calls were made before", folder, len(log.tokens_before))
+        if log.failed_before:
+            logger.warning("%s: %s", folder, made_again(log.failed_before.values()))
+        yield log
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder, which is made if it does not exist."""
-    lock = FileLock(folder / "lock", timeout=0, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-        if (folder / FILE).is_dir():
-            raise IsADirectoryError(f"{FILE} is a folder")
+        lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
             f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: of a null byte
-        lock.release()
         raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
-def _note_unstable(log: RunLog, identity: dict[str, Any], describe: Callable[[], Facts]) -> None:
-    """Note in the header which facts have changed while the run was under way."""
-    try:
-        now = orjson.loads(orjson.dumps(describe()))
-    except Exception as error:  # of the user's objects; what was found must not be lost to it
-        logger.warning("cannot tell what changed while the compile ran: %r", error)
-        return
-    changed = _differing(identity, now)
-    if changed and log.header is not None:
-        unstable = tuple(sorted({*log.header.unstable, *changed}))
-        log.write_header(replace(log.header, unstable=unstable))
-
-
-def _differing(was: Facts, now: Facts) -> list[str]:
-    """Return the names of the facts that are no longer what they were."""
-    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
-
-
-def _changes(was: Facts, now: Facts, *, ignored: Sequence[str]) -> str:
+def _changes(was: Facts, now: Facts) -> str:
     """Say what differs between two identities, a phrase each; digests say nothing to people."""
     phrases = []
-    for name in _differing(was, now):
-        if name in ignored:
-            continue
+    for name in {**was, **now}:
         values = [was.get(name), now.get(name)]
+        if values[0] == values[1]:
+            continue
         if any(isinstance(value, str) and value.startswith("#") for value in values):
             phrases.append(f"{name} changed")
         else:
