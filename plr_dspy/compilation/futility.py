@@ -21,21 +21,13 @@ ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair al
 
 @dataclass
 class FutilityCheck:
-    """Tells whether the calls so far show that no search can find anything.
-
-    Attributes:
-        evaluator: Makes the calls.
-        num_train: Only calls on this many first examples count.
-        sample: Returns one of the program's answers, for messages.
-        compares: Whether scores or answers that are all the same show that there is nothing to find.
-        advice: What to do if replies cannot be read.
-    """
+    """Tells whether the calls so far show that no search can find anything."""
 
     evaluator: Evaluator
-    num_train: int
-    sample: Callable[[], str] = str
-    compares: bool = True
-    advice: str = "try another adapter"
+    num_train: int  # only calls on this many first examples count
+    sample: Callable[[], str] = str  # returns one of the program's answers
+    compares: bool = True  # whether equal scores and answers show that there is nothing to find
+    advice: str = "try another adapter"  # if replies cannot be read
     has_warned: bool = False
 
     def check(self) -> str:

@@ -32,14 +32,13 @@ def run_race(
         original: What the user has.
         observations: What is known of all candidates.
         schedule: Says which examples come next.
-        score: Adds scores to the observations, and returns the candidates that time and money paid for.
+        score: Adds calls to the observations, and returns the candidates that time and money paid for.
         estimate: Returns what each candidate scores by the model, given all scores so far.
         plan: Says how many win, and how many examples there are.
         num_calls: Program calls of the race; each heat has an equal share of them.
 
     Returns:
-        The winners, best first, the best whole program and the best ordering before the others. If time or money is
-        up, those that are known to be best; none without entrants.
+        The winners, best first; among them the best whole program and the best ordering.
     """
     # Entrants that the search has not scored catch up with the least scored one, by half of the calls at most.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)

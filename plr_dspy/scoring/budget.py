@@ -1,7 +1,4 @@
-"""The budget of a run: what it has spent of calls, dollars and seconds, and whether another call may begin.
-
-Dollars are by the price table that comes with litellm; nothing is downloaded.
-"""
+"""The budget of a run in calls, dollars and seconds; dollars are by the price table that comes with litellm."""
 
 import importlib.util
 import math
@@ -31,19 +28,16 @@ UNCOUNTED = "replies_without_usage"  # kind, beside those of tokens, of replies 
 class Budget:
     """What a run may spend. Threads may share it.
 
-    No call begins past a limit. Calls under way count as much as the dearest call so far. A run counts the calls and
-    dollars of its own course, whether it makes the calls or recalls them from the log. No new call begins that takes
-    the dollars of all runs of the log past `max_cost`, though.
+    No call begins past a limit. Calls under way count as much as the dearest call so far. Recalled calls count like
+    those of this run, and `max_cost` holds for all runs of the log together.
 
     Attributes:
-        max_cost: In dollars.
         started: When the time began, by `time.monotonic`; None for now.
-        expected_cost: Dollars for a call, until one was made; None if nobody knows.
+        expected_cost: Dollars for a call, until one was made; None if unknown.
         share: The share of money and time that may be used for now.
         refused: The limit that the last call met which could not begin.
-        unpriced: The first model whose price, or whose tokens in a call, nobody knows.
-        cost: The dollars for the calls of this run.
-        dearest: What a call may cost; 0 if nobody knows.
+        unpriced: The first model whose price, or whose tokens in a call, are unknown.
+        dearest: What a call may cost; 0 if unknown.
         needs_one: Whether a call must run alone, to tell what the others may cost.
     """
 
@@ -187,11 +181,7 @@ class Budget:
 def price_of(model: str) -> dict[str, float] | None:
     """Return the dollars for a token by kind, or None if they are not known.
 
-    Kinds are those of a "prompt", of a "completion" (with hidden reasoning), and of prompts that the provider's cache
-    held ("cached") or takes in ("written").
-
-    Args:
-        model: The name of the model in DSPy.
+    Kinds are "prompt", "completion" (with hidden reasoning), and prompts that a cache held or takes in.
     """
     # The user's own prices are in litellm's table, too, if it is imported.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()

@@ -9,17 +9,11 @@ from plr_dspy.report.text import count
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer.
+    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer."""
 
-    Attributes:
-        errors: Names of the exception classes of DSPy and litellm that tell of it.
-        cure: What a user can do, as the end of a sentence.
-        is_fatal: Whether every further call would fail in the same way.
-    """
-
-    errors: tuple[str, ...]
-    cure: str
-    is_fatal: bool = False
+    errors: tuple[str, ...]  # names of exception classes of DSPy and litellm
+    cure: str  # what a user can do, as the end of a sentence
+    is_fatal: bool = False  # whether every further call would fail in the same way
 
 
 CAUSES = (

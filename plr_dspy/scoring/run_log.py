@@ -1,7 +1,6 @@
 """The run log: every program call of a run with its result, in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines. A header says what the run scores, and the last one counts. A call record says
-what one call on one example came to. A run that is started again asks for the same calls, and takes them from the file.
+The file has two kinds of JSON lines: a header says what the run scores, and a call record what one call came to.
 """
 
 import logging
@@ -39,29 +38,17 @@ Facts: TypeAlias = Mapping[str, Any]  # what decides the scores, by name: values
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """The result of one program call on one example.
+    """The result of one program call on one example."""
 
-    Attributes:
-        score: What the metric gave; None after an exception, or if the call was not made for a score.
-        outcome: `WRONG` or `FAILED` after an exception.
-        error: The name of its class.
-        message: The first line of its message.
-        value: The answered label for a metric over a set, or what the call was made for in place of a score.
-        label_logprobs: The log-probabilities of all labels, if the call gave them.
-        unseen_labels: The numbers of the labels whose log-probability is only known to be small.
-        refused: Why no call can give log-probabilities, if they were asked for.
-        lacking: Why this call gave none.
-    """
-
-    score: float | None
-    outcome: str = ""
-    error: str = ""
+    score: float | None  # None after an exception, or if the call was not made for a score
+    outcome: str = ""  # `WRONG` or `FAILED` after an exception
+    error: str = ""  # the name of its class
     message: str = ""
-    value: Any = None
+    value: Any = None  # the answered label for a metric over a set, or what the call was made for in place of a score
     label_logprobs: tuple[float, ...] | None = None
-    unseen_labels: tuple[int, ...] = ()
-    refused: str = ""
-    lacking: str = ""
+    unseen_labels: tuple[int, ...] = ()  # numbers of labels whose log-probability is only known to be small
+    refused: str = ""  # why no call can give log-probabilities
+    lacking: str = ""  # why this call gave none
 
 
 @dataclass(frozen=True)
@@ -88,16 +75,13 @@ _LINE = TypeAdapter(CallLine)
 class RunLog:
     """The calls of one run, and in a file those of all runs before it. Threads may share it.
 
-    A call of an earlier run joins the `records` of this one when this one asks for it (`recall`). So a run has the same
-    records whether it makes its calls or finds them. A kill loses the calls under way, and no other.
-
-    The failures that end a file are not recalled: an earlier run ended with them, and did not decide on them. Nor are
-    calls whose values the file cannot hold.
+    A run that is started again asks for the same calls, which join its `records` when it recalls them. A kill loses the
+    calls under way, and no other. Failures at the end of a file are made again: the run ended with them.
 
     Attributes:
         records: The calls of this run on the examples that are numbered now.
         tokens_before: The tokens of each call in the file.
-        failed_before: The errors of calls to be made again that failed for a reason outside the program.
+        failed_before: Errors of calls to be made again, which failed for a reason outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -296,14 +280,8 @@ def open_log(
 ) -> Iterator[RunLog]:
     """Open the run log of a folder, which no other run uses meanwhile; without a folder, keep it in memory.
 
-    A log of other scores is begun anew if none of its calls ended with an answer, and else continued only if the
-    changes are accepted.
-
-    Args:
-        folder: The folder of the log, which is made if it does not exist.
-        describe: Returns what decides the scores.
-        accept_changes: Whether to continue although what decides the scores has changed.
-        codec: Makes what writes and reads values.
+    A log without an answer is begun anew if what decides the scores, which `describe` returns, has changed. Another one
+    is continued only if the changes are accepted.
 
     Raises:
         ValueError: If the folder cannot be used, or holds a log of other scores or of another version.
