@@ -78,12 +78,15 @@ class FutilityCheck:
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
         """Return that no score differs, if that is so; records come by example."""
-        # By a metric over a set, answered labels tell answers apart, too.
-        answers = [[(record.score or 0.0, repr(record.value)) for record in records] for records in examples]
-        scores = [score for of_example in answers for score, _ in of_example]
+        scores: list[float] = []
+        num_differing = 0
+        for records in examples:
+            scores += [record.score or 0.0 for record in records]
+            # By a metric over a set, answered labels tell answers apart, too.
+            num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"
         num_pairs = len(scores) - len(examples)
-        if num_pairs >= ENOUGH_PAIRS and all(len(set(of_example)) == 1 for of_example in answers):
+        if num_pairs >= ENOUGH_PAIRS and not num_differing:
             return f"no score differed between two prompts in {num_pairs} comparisons"
         return ""

@@ -13,7 +13,6 @@ from plr_dspy.compilation.race import first_of_each_kind, run_race
 from plr_dspy.compilation.rounds import SearchRounds
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.observations import CallRecords, Observations
-from plr_dspy.scoring.run_log import FAILED
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -119,14 +118,16 @@ class CompileRun(SearchRounds):
             self.note_limit()
         if len(compared) < 2:  # The time is up: what the first two have been scored on.
             compared = list(finalists)[:2]
-        known = self.evaluator.known(dict.fromkeys(compared, examples))
-        if not any(record.outcome != FAILED for row in known.values() for record in row.values()):
-            raise self.evaluator.nothing_ran([record for row in known.values() for record in row.values()])
-        common, _ = self.observations.with_records(known).table(compared, examples)
+        selection = Observations(self.evaluator.effective)
+        selection.add(self.evaluator.known(dict.fromkeys(compared, examples)))
+        records = selection.every_record()
+        if records and not selection.answered():
+            raise self.evaluator.nothing_ran(records)
+        common, _ = self.observations.with_records(selection.records).table(compared, examples)
         if len(common) < max(1, least):
             return Compared({}, [], {})
-        records = {candidate: {example: row[example] for example in common} for candidate, row in known.items()}
-        return Compared({candidate: finalists[candidate] for candidate in compared}, common, records)
+        origins = {candidate: finalists[candidate] for candidate in compared}
+        return Compared(origins, common, self.evaluator.known(dict.fromkeys(compared, common)))
 
     def decide(self, compared: Compared, observations: Observations, *, by_score: bool = False) -> Decision:
         """Choose among the finalists by these observations."""
@@ -187,8 +188,8 @@ class CompileRun(SearchRounds):
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
-        best = [*self.best(), self.original] if self._history else [self.original]
-        return self.outcome(Decision(best[0]), stop)
+        best = self.best() if self._history else []
+        return self.outcome(Decision([*best, self.original][0]), stop)
 
     def outcome_without_difference(self) -> Outcome:
         """Return the original, as nothing tells candidates apart."""

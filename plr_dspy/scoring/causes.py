@@ -71,7 +71,9 @@ CAUSES = (
 )
 """All known causes. Errors of the program, of the metric and of adapters belong to none."""
 
-_BY_ERROR = {error: cause for cause in CAUSES for error in cause.errors}
+_BY_ERROR: dict[str, Cause] = {}
+for _cause in CAUSES:
+    _BY_ERROR |= dict.fromkeys(_cause.errors, _cause)
 
 
 def cause_of(error: str) -> Cause | None:

@@ -235,7 +235,7 @@ class ConfusionScores(EffectiveScores):
             # Pairs of a right answer (the label) and an unread one (the last column) join those that were given.
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
-            weights = np.array([*pairs.values(), *[PSEUDO_PAIRS / len(extra)] * len(extra)])
+            weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
             drawn = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
             for program in range(2):
                 counts[program, :, label] = drawn @ np.eye(size + 1)[columns[:, program]]

@@ -1,6 +1,5 @@
 """Calls candidates on examples, and pays for each call once."""
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -107,9 +106,12 @@ class Evaluator:
             for key in asked:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)
-        known = self.known(wanted)
-        complete = itertools.takewhile(lambda candidate: len(known[candidate]) == len(set(wanted[candidate])), known)
-        return {candidate: known[candidate] for candidate in complete}
+        complete: CallRecords = {}
+        for candidate, row in self.known(wanted).items():
+            if len(row) < len(set(wanted[candidate])):
+                break
+            complete[candidate] = row
+        return complete
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
         """Return the calls among those wanted that were made; costs nothing."""
@@ -135,9 +137,8 @@ class Evaluator:
         """
         observations = Observations(self.effective)
         observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
-        records = [record for row in observations.records.values() for record in row.values()]
-        if records and not observations.answered():
-            raise self.nothing_ran(records)
+        if observations.records and not observations.answered():
+            raise self.nothing_ran(observations.every_record())
         return observations.table(candidates, examples)
 
     def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:

@@ -1,5 +1,7 @@
 """What is known of candidates: their calls by example, the scores of these, and which examples come next."""
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -46,47 +48,57 @@ class Observations:
         """Count the examples that a candidate was called on."""
         return len(self.records.get(candidate, ()))
 
+    def every_record(self) -> list[CallRecord]:
+        """Return all calls."""
+        return list(itertools.chain.from_iterable(row.values() for row in self.records.values()))
+
     def answered(self) -> set[int]:
         """Return the examples with a call that ended with an answer."""
-        return {example for row in self.records.values() for example in _answered(row)}
+        return set[int]().union(*map(_answered, self.records.values()))
 
     def scores(self) -> dict[Candidate, dict[int, float]]:
         """Return the scores of all candidates by example."""
-        known: dict[Candidate, dict[int, float | None]] = {}
-        for candidate, row in self.records.items():
-            known[candidate] = {example: self._score(example, record) for example, record in row.items()}
-        worst = min([0.0, *(score for row in known.values() for score in row.values() if score is not None)])
         answered = self.answered()
-        scores = {}
+        scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
             # Examples that ran for no candidate do not count, unless a candidate has no others.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
-            rated = {example: score for example, score in known[candidate].items() if example in counted}
+            rated = {example: self._score(example, record) for example, record in row.items() if example in counted}
             if rated:
-                scores[candidate] = {example: worst if score is None else score for example, score in rated.items()}
+                scores[candidate] = rated
+        known = itertools.chain.from_iterable(rated.values() for rated in scores.values())
+        worst = min(0.0, min(itertools.filterfalse(math.isnan, known), default=0.0))
+        for rated in scores.values():
+            for example, score in rated.items():
+                if math.isnan(score):
+                    rated[example] = worst
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores as they count, such that labels have equal shares in all candidates."""
+        """Return the scores so that labels have equal shares in all candidates."""
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
         """Return the examples on which all these candidates have scores, and a row of these for each."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
-        common = [example for example in examples if all(example in row for row in rows)]
-        return common, [[row[example] for example in common] for row in rows]
+        everywhere = set(examples).intersection(*rows)
+        common = [example for example in examples if example in everywhere]
+        return common, [list(map(row.__getitem__, common)) for row in rows]
 
     def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
         """Take the answers of the best candidates, of the `least` first ones at least, as the reference of scores."""
-        known = (candidate for candidate in best_first if candidate in self.records)
-        answered = ((self.records[each], {} if fitted is None else fitted.answers(each)) for each in known)
-        self.effective.refer_to(answered, least=least)
+        known = [candidate for candidate in best_first if candidate in self.records]
+        labels = (fitted.answers(candidate) if fitted is not None else {} for candidate in known)
+        records = (self.records[candidate] for candidate in known)
+        self.effective.refer_to(zip(records, labels, strict=True), least=least)
 
-    def _score(self, example: int, record: CallRecord) -> float | None:
-        return None if record.outcome == FAILED else self.effective.score_of(example, record)
+    def _score(self, example: int, record: CallRecord) -> float:
+        """Return the score of a call; NaN without one."""
+        score = None if record.outcome == FAILED else self.effective.score_of(example, record)
+        return math.nan if score is None else score
 
 
 def _answered(row: dict[int, CallRecord]) -> set[int]:
@@ -115,8 +127,9 @@ class ExampleSchedule:
     _cycle: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        num_steps = max(map(len, self.strata))
-        self._cycle = [group[step % len(group)] for step in range(num_steps) for group in self.strata]
+        longest = max(map(len, self.strata))
+        turns = zip(*(itertools.islice(itertools.cycle(group), longest) for group in self.strata), strict=True)
+        self._cycle = list(itertools.chain.from_iterable(turns))
 
     def examples_for(
         self, candidates: Sequence[Candidate], observations: Observations, num_examples: int | None = None
