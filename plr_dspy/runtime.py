@@ -69,8 +69,7 @@ def show_log_lines() -> None:
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
     logger = logging.getLogger(PACKAGE)
-    others = [other for other in logger.handlers if other.name != HANDLER]
-    logger.handlers[:] = [*others, handler]
+    logger.handlers[:] = [*(other for other in logger.handlers if other.name != HANDLER), handler]
     logger.setLevel(logger.level or logging.INFO)
 
 
@@ -145,11 +144,10 @@ def interrupts() -> Iterator[threading.Event]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.set()
         handler = handlers[number]
-        function = getattr(handler, "func", handler)
-        module = getattr(function, "__module__", "") or ""
+        module = getattr(getattr(handler, "func", handler), "__module__", "") or ""
         if callable(handler) and not module.startswith(("_signal", "asyncio")):
             handler(number, frame)
-        raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
@@ -198,15 +196,18 @@ class Redactor:
     """
 
     def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:
-        arguments = list(chain.from_iterable(map(_arguments_of, models)))
-        values = {value for name, value in arguments if SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET}
-        variables = [*variables, *(value for name, value in arguments if name == "api_key_env")]
+        names = set(variables)
+        secrets = set()
+        for name, value in chain.from_iterable(map(_arguments_of, models)):
+            if name == "api_key_env":
+                names.add(value)
+            elif SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET:
+                secrets.add(value)
         for name, value in os.environ.items():
-            is_secret = SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET
-            if is_secret or name in variables:
-                values.add(value)
+            if name in names or (SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET):
+                secrets.add(value)
         # A secret may contain another one, so the longest goes first.
-        self._secrets = sorted(values - {""}, key=len, reverse=True)
+        self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """Return the text without secrets."""

@@ -257,24 +257,24 @@ def _with_set_metric(
     """Return the decision with the comparison, and the effect of calibration, by a metric over a set itself."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
-    compared = measured[decision.chosen].comparison
-    results = list(decision.candidates)
-    results[0] = replace(results[0], score=compared.original)
+    by_metric = measured[decision.chosen]
+    original, *others = decision.candidates
+    original = replace(original, score=by_metric.comparison.original)
     effect = decision.calibration
-    if effect is not None and compared.expected_original is not None and compared.expected_chosen is not None:
+    if effect is not None:
         answers = {}
-        for name, ordering in (("original", results[0].ordering), ("chosen", decision.ordering)):
+        for name, ordering in (("original", original.ordering), ("chosen", decision.ordering)):
             records = observations.records[ordering]
             answers[name] = metric.answers(records, {})
             answers[f"{name}_calibrated"] = metric.answers(records, fitted.answers(ordering, calibrated=True))
-        as_it_is = compared.expected_original[0]
-        expected = {result.origin: as_it_is + result.gain.expected for result in results}
-        known = {"chosen_calibrated" if effect.applied else "chosen": compared.expected_chosen[0]}
-        if "calibrated" in expected:
-            known["original_calibrated"] = expected["calibrated"]
-        effect = effect_on_set_metric(effect, metric, answers, known)
-    answered = measured[decision.chosen].answered
-    return replace(decision, comparison=compared, candidates=results, calibration=effect, answered=answered)
+        effect = effect_on_set_metric(effect, metric, answers, by_metric.comparison)
+    return replace(
+        decision,
+        comparison=by_metric.comparison,
+        candidates=[original, *others],
+        calibration=effect,
+        answered=by_metric.answered,
+    )
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:

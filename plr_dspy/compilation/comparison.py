@@ -152,7 +152,7 @@ def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> fl
 
 
 def effect_on_set_metric(
-    effect: CalibrationEffect, metric: ConfusionScores, answers: Mapping[str, Answers], expected: Mapping[str, float]
+    effect: CalibrationEffect, metric: ConfusionScores, answers: Mapping[str, Answers], compared: Comparison
 ) -> CalibrationEffect:
     """Return what calibration does by a metric over a set.
 
@@ -160,11 +160,13 @@ def effect_on_set_metric(
         effect: The same by the scores that stand for the metric.
         metric: The metric.
         answers: What "original", "original_calibrated", "chosen" and "chosen_calibrated" answer.
-        expected: The expected metric of some of these.
+        compared: What is expected of the returned one.
     """
     values = {name: metric.value(own.items()) for name, own in answers.items()}
-    rounded = {name: round(value, 6) for name, value in {**values, **expected}.items()}
+    _, (expected, _, _) = compared.score_ranges
+    values["chosen_calibrated" if effect.applied else "chosen"] = expected
     always = []
     for label in metric.labels[: len(effect.always)]:
         always.append(metric.value((example, label) for example in range(metric.num_examples)))
+    rounded = {name: round(value, 6) for name, value in values.items()}
     return effect.model_copy(update={**rounded, "always": always})

@@ -14,19 +14,16 @@ SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a cal
 
 NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets look more closely
 ROUNDS = 30  # that a search's calls pay for
-# Random candidates of the first round, at most, over the samples of a later one. There are many more choices of demos
-# than orders, so a model needs more of them before its proposals are worth their calls.
-FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # random candidates of the first round over those of a later one, at most
 MORE_THAN_FIRST = 2  # examples each time that the search comes back to an order, over those of its first look
 FINAL_SHARE = 0.15  # of the budget for the final comparison, at most
 RACE_SHARE = 0.15  # of the rest for the race
 
-# If orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest, and a
-# share of its calls is for the original alone. So a good original that nothing else tells of is replaced by mistake a
-# third as often (`benchmarks/offline.py`, "lone original"). If demos are chosen, the original is seldom a rival.
-RACED = 3
-LARGEST_RACE = 0.25
-ORIGINAL_SHARE = 0.5
+# If orders are searched, an original that is unlike all others must not be replaced by mistake: see "lone original" in
+# `benchmarks/offline.py`. So the race is longer, and scores the original alone first.
+RACED = 3  # orders that the race has calls for on all train examples
+LARGEST_RACE = 0.25  # of the calls that the comparison leaves
+ORIGINAL_SHARE = 0.5  # of the race's calls
 
 CALLS_PER_SQUARE = 2.5  # calls over the square of the number of examples, at most
 LEAST_CALLS = 20  # smallest such limit
@@ -110,10 +107,9 @@ NOTHING_TO_DO = Plan(max_metric_calls=0)  # the plan where all choices give the 
 
 
 def most_calls(num_usable: int) -> int:
-    """Return the program calls that this many examples, of both splits together, can make use of.
+    """Return the program calls that this many examples can make use of.
 
-    On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
-    the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
+    On n examples chance moves the score of an order by up to 1 / sqrt(4 n). So the best of many orders is the luckiest.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -135,8 +131,7 @@ def make_plan(
         max_metric_calls: Budget in program calls, in place of that of `auto`.
         signal: What a call tells: "score", or "logprobs" of labels as well.
         searched: "orders" of given demos, or "demos" and their order.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan; None leaves them to
-            it.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan, if given.
 
     Raises:
         ValueError: If the budget is too small.
