@@ -130,8 +130,9 @@ def compare_finalists(
         measured = _measure(results, observations, metric, fitted)
         results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
-    # Equal scores may not count the same.
-    compared = fitted.counted(scores) if fitted.calibrating else observations.scores()
+    compared: Scores = observations.scores()  # Equal ones may not count the same.
+    if fitted.calibrating:
+        compared = fitted.counted(scores)
     evidence = count_evidence(compared, original, promising)
     chosen = 0
     if fitted.calibrating or evidence.num_differing:
@@ -284,7 +285,9 @@ def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
         for example, score in row.items():
             by_example[example].append(score)
     repeated = [values for values in by_example.values() if len(values) > 1]
-    common = set.intersection(*(set(scores[ordering]) for ordering in compared)) if compared else ()
+    common: set[int] = set()
+    if compared:
+        common = set.intersection(*(set(scores[ordering]) for ordering in compared))
     return Evidence(
         num_met=len(repeated),
         num_differing=sum(min(values) < max(values) for values in repeated),

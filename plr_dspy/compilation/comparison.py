@@ -108,10 +108,13 @@ def measure_gain(
     if observed > 0 and linear_gain > 0:
         expected = gain.expected * min(1.0, observed / linear_gain)
     expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
+    probability = 0.0
+    if expected > 0:
+        probability = min(gain.probability, _sure(gains, linear_gains, num_orderings))
     measured = replace(
         gain,
         expected=expected,
-        probability=min(gain.probability, _sure(gains, linear_gains, num_orderings)) if expected > 0 else 0.0,
+        probability=probability,
         worse=max(gain.worse, float((gains < 0).mean())),
         deviation=min(max(gain.deviation, float(gains.std())), largest),
     )
@@ -119,7 +122,9 @@ def measure_gain(
     least, most = np.quantile(gains, [tail / max(1, num_candidates - 1), 1.0 - tail / max(1, num_candidates - 1)])
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
-    highest = max(expected_chosen, value_after) if expected else expected_chosen  # It is shrunk.
+    highest = expected_chosen
+    if expected:  # It is shrunk.
+        highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,
         chosen=value_after,

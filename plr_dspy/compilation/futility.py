@@ -43,7 +43,9 @@ class FutilityCheck:
                 by_prompt[prompt].append(record)
                 by_example[example].append(record)
         self._check_parsed(list(by_prompt.values()))
-        reason = self._find_no_difference(list(by_example.values())) if self.compares else ""
+        if not self.compares:
+            return ""
+        reason = self._find_no_difference(list(by_example.values()))
         if reason:
             logger.warning(
                 "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "

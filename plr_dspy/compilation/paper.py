@@ -113,7 +113,9 @@ class PaperRun(CompileRun):
         if stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
             return self.outcome_without_difference()
         # Draw K orderings, and return the one that scores best on the selection split.
-        share = 1.0 if stop.reason is StopReason.ALL_ROUNDS else self.calls_for_rest().share
+        share = 1.0
+        if stop.reason is not StopReason.ALL_ROUNDS:
+            share = self.calls_for_rest().share
         compared = self.compare(self.finalists(), share)
         if len(compared.finalists) < 2:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))

@@ -42,42 +42,25 @@ class ProblemSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one compile: a search on few examples, a race of the best on more, and a final comparison.
-
-    Attributes:
-        num_iterations, num_samples: Rounds, and orderings of each.
-        num_best_seen: Winners of the race, which join the final comparison.
-        num_train_examples: Examples that score an ordering, at most.
-        num_selection_examples: Examples of the final comparison.
-        max_metric_calls: Most program calls, fewer than allowed if examples are few; None for any number.
-        most_searched: Calls for every ordering on every train example, if the limit pays for them.
-        elite_fraction: Share of the orderings that refit the distribution.
-        num_final_draws: Draws of the final distribution that enter the race.
-        num_initial: Orderings of the first round.
-        num_first_examples, num_more_examples: Examples that score an ordering at first, and each time it is asked for
-            again.
-        num_entrants: Orderings that enter the race.
-        race_calls: Program calls of the race.
-        original_share: Share of these for the original alone, before the first heat.
-    """
+    """The shape of one compile: a search on few examples, a race of the best on more, and a final comparison."""
 
     racing: ClassVar[bool] = True  # whether it has a race; else orderings are scored on all train examples at once
 
-    num_iterations: int = 0
-    num_samples: int = 1
-    num_best_seen: int = 0
-    num_train_examples: int = 0
-    num_selection_examples: int = 0
-    max_metric_calls: int | None = None
-    most_searched: int | None = None
-    elite_fraction: float = 0.125
-    num_final_draws: int = 0
-    num_initial: int = 0
-    num_first_examples: int = 1
-    num_more_examples: int = 0
-    num_entrants: int = 0
+    num_iterations: int = 0  # rounds
+    num_samples: int = 1  # orderings of a round
+    num_best_seen: int = 0  # winners of the race, which join the final comparison
+    num_train_examples: int = 0  # that score an ordering, at most
+    num_selection_examples: int = 0  # of the final comparison
+    max_metric_calls: int | None = None  # fewer than allowed if examples are few; None for any number
+    most_searched: int | None = None  # calls for every ordering on every train example, if the limit pays for them
+    elite_fraction: float = 0.125  # of the orderings, which refits the distribution
+    num_final_draws: int = 0  # of the final distribution, which enter the race
+    num_initial: int = 0  # orderings of the first round
+    num_first_examples: int = 1  # that score an ordering at first
+    num_more_examples: int = 0  # each time it is asked for again
+    num_entrants: int = 0  # of the race
     race_calls: int = 0
-    original_share: float = 0.0
+    original_share: float = 0.0  # of these for the original alone, before the first heat
 
     @property
     def num_finalists(self) -> int:

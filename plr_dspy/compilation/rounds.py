@@ -27,15 +27,11 @@ class SearchRounds:
     Attributes:
         search: Names candidates, and learns from their scores.
         evaluator: Calls them on the train split, whose examples come first, and on the selection split.
-        plan: How many candidates and examples each step has.
-        num_train: The number of examples of the train split.
         original: What the user has: an ordering, `WITHOUT_DEMOS`, or a whole program.
-        min_probability: How surely another candidate must be better to replace it; None asks for odds.
+        min_probability, stop_at_score, patience: As in `PLReorder`.
         sample: Returns one of the program's answers, for messages.
         advice: What to do if replies cannot be read.
-        stop_at_score, patience: Score of the best ordering, and rounds without a better one, that end the search.
         shifted: As in `ExampleSchedule`.
-        on_round: Called after each round.
     """
 
     search: Search = field(kw_only=False)
@@ -157,8 +153,10 @@ class SearchRounds:
         """Tell the search of a round, and note how it went."""
         search = self.search
         effective = self.evaluator.effective
-        self.observations.refer_to(self.best() if self._history else candidates, search.fitted)
-        if not self._history:
+        if self._history:
+            self.observations.refer_to(self.best(), search.fitted)
+        else:
+            self.observations.refer_to(candidates, search.fitted)
             self._first_round = candidates
         num_known = len(self._told)
         self._told.update(candidates)

@@ -124,7 +124,8 @@ class RunLog:
         num_alike: Counter[str] = Counter()
         self._example_keys = []
         for key in keys:
-            self._example_keys.append(f"{key}+{num_alike[key]}" if num_alike[key] else key)
+            name = f"{key}+{num_alike[key]}" if num_alike[key] else key
+            self._example_keys.append(name)
             num_alike[key] += 1
         numbers = {key: number for number, key in enumerate(self._example_keys)}
         self.records = {}
@@ -189,7 +190,9 @@ class RunLog:
 
     def _name(self, key: CallKey) -> CallName:
         prompt, example = key
-        return prompt, str(example) if self._example_keys is None else self._example_keys[example]
+        if self._example_keys is None:
+            return prompt, str(example)
+        return prompt, self._example_keys[example]
 
     def _write_call(self, name: CallName, record: CallRecord, tokens: Tokens) -> None:
         line: dict[str, Any] = {"call": name}
@@ -220,7 +223,8 @@ class RunLog:
 
     def _read(self, path: Path) -> None:
         """Read all whole lines, and cut off a last one that a kill has torn."""
-        content = path.read_bytes() if path.exists() else b""
+        path.touch(0o600)
+        content = path.read_bytes()
         num_whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:num_whole].splitlines(), start=1):
             try:
@@ -231,7 +235,7 @@ class RunLog:
                     "is about a call, which will be made again"
                 ) from error
         self._drop_last_failures()
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, num_whole)
 
     def _read_line(self, content: Any) -> None:
