@@ -9,7 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,17 +59,7 @@ class LoggedCall:
     tokens: Tokens
 
 
-@dataclass(frozen=True)
-class CallLine:
-    """What a line of the file holds beside the record. A later line about the same call replaces it."""
-
-    call: CallName
-    again: bool = False  # whether the next run makes the call again
-    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
-
-
 _RECORD = TypeAdapter(CallRecord)
-_LINE = TypeAdapter(CallLine)
 
 
 class RunLog:
@@ -249,19 +239,21 @@ class RunLog:
         self.identity = dict(content["identity"])
 
     def _read_call(self, content: dict[str, Any]) -> None:
-        line_fields = {name: content.pop(name) for name in ("call", "again", "tokens") if name in content}
-        line = _LINE.validate_python(line_fields)
-        self._held.pop(line.call, None)
-        if line.tokens or not line.again:
-            self.tokens_before.append(line.tokens)
-        if line.again:
+        prompt, example = content.pop("call")
+        name = (str(prompt), str(example))
+        tokens = content.pop("tokens", {})
+        self._held.pop(name, None)  # A later line about the same call replaces it.
+        if content.pop("again", False):
+            if tokens:
+                self.tokens_before.append(tokens)
             return
+        self.tokens_before.append(tokens)
         try:
             content["value"] = self._codec.decode(content.get("value"))
         except Unreadable as error:
             self._warn_of_loss(f"{self.path}: {error}")
             return
-        self._held[line.call] = LoggedCall(_RECORD.validate_python(content), line.tokens)
+        self._held[name] = LoggedCall(_RECORD.validate_python(content), tokens)
 
     def _drop_last_failures(self) -> None:
         """Forget the failures that no answered call follows, so that they are made again."""
