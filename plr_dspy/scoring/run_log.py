@@ -321,6 +321,8 @@ def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / FILE).is_dir():
+            raise IsADirectoryError(f"{FILE} is a folder")
         lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
