@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from plr_dspy.baselines.label_methods import COMPARED_SHARE, PDO, DEmO, GlobalE, LocalE, PerInputOrder
-from plr_dspy.compilation.paper import random_plan
-from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, ProblemSize
+from plr_dspy.compilation.paper import NOTHING_TO_DO, random_plan
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments

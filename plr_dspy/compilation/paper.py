@@ -37,6 +37,9 @@ class PaperPlan(Plan):
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
+NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # the plan if all choices give the same prompt
+
+
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
     """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws.
 

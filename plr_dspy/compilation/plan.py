@@ -86,9 +86,6 @@ class Plan:
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
-NOTHING_TO_DO = Plan(max_metric_calls=0)  # the plan where all choices give the same prompt
-
-
 def most_calls(num_usable: int) -> int:
     """Return the program calls that this many examples can make use of.
 

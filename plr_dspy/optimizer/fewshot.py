@@ -13,7 +13,8 @@ import dspy
 from pydantic import AfterValidator, Field, SkipValidation
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
+from plr_dspy.compilation.paper import NOTHING_TO_DO
+from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, most_calls
+from plr_dspy.compilation.paper import NOTHING_TO_DO
+from plr_dspy.compilation.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import check_answers

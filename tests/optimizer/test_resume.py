@@ -244,10 +244,10 @@ class TestFolders:
         begins[0], before = b'{"call"', before + 50
         with pytest.raises(OSError, match="No space left"):
             compiled(tmp_path / "second")
-        monkeypatch.undo()
+        begins[0] = b"nothing"
         report = compiled(tmp_path / "second")
         assert found(report) == found(expected)
-        assert report.program_calls["resumed"] >= 49
+        assert report.program_calls["resumed"] > 40
 
 
 class TestOtherArguments:
