@@ -95,7 +95,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
     assert any("10 calls failed, the last of them on trainset[" in line for line in lines)
-    (first,) = [line for line in lines if " INFO plr_dspy.compilation.run: round 1:" in line]
+    (first,) = [line for line in lines if " INFO plr_dspy.compilation.rounds: round 1:" in line]
     assert first.startswith("20")
 
 
