@@ -113,11 +113,12 @@ class CompileRun(SearchRounds):
         self.begin_phase("final")
         wanted = dict.fromkeys(finalists, examples)
         compared = list(self.evaluator.evaluate(wanted))
-        if len(compared) < len(finalists):
-            logger.warning("%d of %d finalists could be compared before the end", len(compared), len(finalists))
-            self.note_limit()
+        is_complete = len(compared) == len(finalists)
         if len(compared) < 2:  # The time is up: what the first two have been scored on.
             compared = list(finalists)[:2]
+        if not is_complete:
+            logger.warning("%d of %d finalists could be compared before the end", len(compared), len(finalists))
+            self.note_limit()
         selection = Observations(self.evaluator.effective)
         selection.add(self.evaluator.known(dict.fromkeys(compared, examples)))
         records = selection.every_record()
