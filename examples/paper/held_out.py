@@ -11,8 +11,8 @@ import dspy
 
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord, RunLog
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering
 
 
@@ -60,12 +60,11 @@ class HeldOut:
         log.number_examples(names)
         evaluator = ProgramEvaluator(self.slots, self._work, names=names, log=log, num_threads=self._num_threads)
         try:
-            rows = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
+            rows = Evaluator(evaluator).evaluate(dict.fromkeys(orderings, self._examples))
             failed = []
             for row in rows.values():
                 failed += [cell for cell in row.values() if cell.outcome == FAILED]
             if failed:
-                log.repeat_failed()
                 raise RuntimeError(
                     f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
                     "run the same again to repeat them"

@@ -14,7 +14,8 @@ from pydantic import Field
 from scipy.stats import entropy
 
 from plr_dspy.compilation.choice import Decision, Outcome
-from plr_dspy.compilation.plan import Plan, ProblemSize, random_plan
+from plr_dspy.compilation.paper import random_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
@@ -32,8 +33,8 @@ from plr_dspy.programs.checks import Count, Number, Positive, WholeNumber, argum
 from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.splits import value_key
 from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
 
@@ -128,7 +129,7 @@ class LabelOptimizer(DemoOptimizer):
 class LabelRun(CompileRun):
     """One compile; `means` holds each order's mean distribution ``[L]`` over the inputs."""
 
-    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: CellScorer) -> None:
+    def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
         super().__init__(
             optimizer.search(setup), scorer, plan=setup.plan, num_train=work.num_probing, original=setup.original
         )
@@ -142,22 +143,22 @@ class LabelRun(CompileRun):
         """Probe all orders, and choose the best; the original wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
-        self._begin("search")
+        self.begin_phase("search")
         orderings = self.search.ask()
         rows = self._probe(orderings)
         scores = self._scores(rows)
         if scores:
             self._winner = max(scores, key=scores.__getitem__)
-        reason = self.scorer.budget.refused
+        reason = self.evaluator.budget.refused
         if len(rows) == len(orderings):
             reason = StopReason.ALL_ASKED
-        return self._outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
+        return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
         """Return the cells of the probing inputs; empty if time or money is up."""
-        scorer = self.scorer
+        scorer = self.evaluator
         if self._work.first:
-            written = scorer.cells(dict.fromkeys(orderings, range(1)))
+            written = scorer.evaluate(dict.fromkeys(orderings, range(1)))
             if len(written) < len(orderings):
                 return {}
             cells = [row[0] for row in written.values()]
@@ -166,10 +167,10 @@ class LabelRun(CompileRun):
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
         # Call once first: if the LM gives no log-probabilities, no other call is made.
-        scorer.cells({orderings[0]: self._work.probing[:1]})
-        return scorer.cells(dict.fromkeys(orderings, self._work.probing))
+        scorer.evaluate({orderings[0]: self._work.probing[:1]})
+        return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
-    def _best(self, count: int | None = None) -> list[Candidate]:
+    def best(self) -> list[Candidate]:
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
@@ -196,7 +197,7 @@ class LabelRun(CompileRun):
             self.means[ordering] = table.mean(axis=0)
             scores[ordering] = self._optimizer.criterion(table)
         if not scores:
-            raise self.scorer.nothing_ran(cells)
+            raise self.evaluator.nothing_ran(cells)
         return scores
 
 

@@ -18,8 +18,8 @@ from plr_dspy.lm.plain_text_adapter import Value, name_of_label
 from plr_dspy.metrics.by_example import Metric, as_score, metric_caller
 from plr_dspy.metrics.copies import own_copy
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import Array
@@ -154,7 +154,7 @@ class LabelWork(MetricWork):
             return "the metric scores the same answer differently when it is asked again"
         return ""
 
-    def responses(self, scorer: CellScorer, shares: Array | None) -> LabelResponses:
+    def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
         """Return the scores of labels, and access to log-probabilities in the log."""
         scores = self.scores
         if self.influence is not None:  # It updates the table in place.

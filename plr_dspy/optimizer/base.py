@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 
 from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.paper import PaperRun
 from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
@@ -48,8 +49,8 @@ from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
 from plr_dspy.runtime import interrupts, progress_bar
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import open_log
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -64,7 +65,7 @@ class OpenCompile:
 
     setup: CompileSetup
     work: MetricWork  # makes a program call
-    scorer: CellScorer
+    scorer: Evaluator
     responses: LabelResponses | None = None  # what the search learns from calls beside scores
 
 
@@ -320,7 +321,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _make_run(self, opened: OpenCompile) -> CompileRun:
         """Make the run of a compile, once it is known what its search learns from."""
         setup = opened.setup
-        return CompileRun(
+        kind = CompileRun if setup.plan.racing else PaperRun
+        return kind(
             self.search(setup, opened.responses),
             opened.scorer,
             plan=setup.plan,
@@ -347,7 +349,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self.report = report = build_report(
             setup,
             outcome,
-            run.scorer,
+            run.evaluator,
             finished,
             yardsticks(setup, run, decision),
             names=names,
@@ -370,10 +372,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
 
 
-def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> CellScorer:
+def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
     """Return the scorer of a compile by what makes its calls."""
     bootstrapped = [attempt.key for attempt in setup.attempts]
-    return CellScorer(payer, bootstrapped=bootstrapped, influence=work.influence)
+    return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
 
 def _program_as_scored(

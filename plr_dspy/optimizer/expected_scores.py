@@ -54,7 +54,7 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     reference = original if original in counts else candidates[0]
     before = fitted.as_it_is(reference)
     means = fitted.expected_scores(reference)
-    metric = run.scorer.influence
+    metric = run.evaluator.influence
     if metric is not None:
         scaled = decision.scale_of_metric(reference)
         means = {candidate: scaled(mean) for candidate, mean in means.items()}

@@ -13,7 +13,8 @@ import dspy
 from pydantic import Field
 
 from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, make_plan
+from plr_dspy.compilation.paper import NOTHING_TO_DO
+from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none

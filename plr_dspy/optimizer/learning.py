@@ -125,7 +125,7 @@ class LearningOptimizer(DemoOptimizer):
         for example in range(min(MOST_TRIES, len(setup.splits.train))):
             if example == FIRST_CALLS:  # A student without demos may never say a label; with demos it does.
                 ordering = setup.slots.showing(1.0)
-            records = scorer.cells(scorer.affordable({ordering: [example]}))
+            records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:
                 break
             record = records[ordering][example]
@@ -141,7 +141,7 @@ class LearningOptimizer(DemoOptimizer):
         if record.outcome == FAILED:
             reason = "the first calls failed"
             if required:
-                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+                raise scorer.nothing_ran(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
         work.signal = Signal(used="score", reason=reason, labels=[])

@@ -26,8 +26,8 @@ from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of, price_of
 from plr_dspy.scoring.causes import cause_of
 from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering, WholeProgram
 
 LONGEST = 500  # characters of a field's text in a report
@@ -45,7 +45,7 @@ class FinishedProgram:
 def build_report(
     setup: CompileSetup,
     outcome: Outcome,
-    scorer: CellScorer,
+    scorer: Evaluator,
     finished: FinishedProgram,
     yardsticks: Yardsticks,
     *,
@@ -95,7 +95,7 @@ def build_report(
     )
 
 
-def _tokens_by_model(scorer: CellScorer) -> dict[str, Any]:
+def _tokens_by_model(scorer: Evaluator) -> dict[str, Any]:
     """Return the sums of billed tokens."""
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -135,10 +135,10 @@ def _confusion(setup: CompileSetup, metric: SetMetric, decision: Decision) -> Co
     return Confusion(labels=labels, original=counts(before), returned=counts(after))
 
 
-def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: CellScorer) -> ProgramState:
+def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
     slots = setup.slots
-    records = scorer.cells_of(ordering).values()
+    records = scorer.records_of(ordering).values()
     return ProgramState(
         num_demos=slots.num_demos(ordering),
         demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,

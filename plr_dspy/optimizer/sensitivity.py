@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
-from plr_dspy.compilation.plan import Plan, ProblemSize, random_plan
+from plr_dspy.compilation.paper import random_plan
+from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.errors import UserError
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.by_example import Metric
@@ -24,8 +25,8 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork, adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
 from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.ordering_model import LEAST_SHARE
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
@@ -222,7 +223,7 @@ class RandomSample(DemoOptimizer):
         FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
         asked.sort()
         examples, rows = scorer.table(orders, asked)
-        records = scorer.known_cells(dict.fromkeys(orders, examples))
+        records = scorer.known(dict.fromkeys(orders, examples))
         outcomes = [[records[order][example].outcome for example in examples] for order in orders]
         return ScoredOrders(orders, np.array(examples), np.array(rows), np.array(outcomes))
 
@@ -244,7 +245,7 @@ class RandomSample(DemoOptimizer):
             num_usable=len(opened.setup.scored_examples),
             num_unusable=0,
             num_searched=num_searched,
-            program_calls=opened.scorer.num_cells(),
+            program_calls=opened.scorer.num_calls(),
             **found._asdict(),
         )
 
@@ -314,7 +315,7 @@ def order_sensitivity(
 
 
 def _near_own_answers(
-    scorer: CellScorer,
+    scorer: Evaluator,
     influence: ConfusionScores,
     orders: Sequence[Candidate],
     examples: NDArray[np.int64],
@@ -324,7 +325,9 @@ def _near_own_answers(
     are where it is -1; NaN of failed calls."""
     table, numbers = np.full(labels.shape, np.nan), examples.tolist()
     for row, order, own in zip(table, orders, labels.tolist(), strict=True):
-        answered = scorer.answers(order, {e: label for e, label in zip(numbers, own, strict=True) if label >= 0})
+        answered = influence.answers(
+            scorer.records_of(order), {e: label for e, label in zip(numbers, own, strict=True) if label >= 0}
+        )
         influence.linearize_at((e, answered[e]) for e in numbers if e in answered)
         scores = [influence.score(e, answered[e]) if e in answered else np.nan for e in numbers]
         row[:] = influence.reweighted(np.array([scores]), examples)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from plr_dspy.compilation.plan import NOTHING_TO_DO, Plan, ProblemSize, most_calls
+from plr_dspy.compilation.paper import NOTHING_TO_DO
+from plr_dspy.compilation.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import check_answers
@@ -139,6 +140,7 @@ class CompileSetup(DemoChoices):
             "num_train": len(self.splits.train),
             "num_selection": len(self.splits.selection),
             "num_repeated": self.splits.num_repeated,
+            "racing": self.plan.racing,
             **asdict(self.plan),
             "most_useful_calls": most_calls(len(self.splits.names)),
         }

@@ -24,8 +24,8 @@ from plr_dspy.runtime import Redactor, interrupts
 from plr_dspy.scoring.budget import UNCOUNTED, Budget
 from plr_dspy.scoring.causes import Cause, cause_of
 from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallKey, CallRecord, RunLog
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,6 @@ class ProgramEvaluator:
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self._ended_by is not None:
-            self.log.repeat_failed()
             raise self._ended_by
         if self.budget.unpriced:
             raise UserError(f"max_cost needs {self.budget.unpriced}: pass max_metric_calls instead")
@@ -334,16 +333,16 @@ def calls_on(
     first: Sequence[int] = (),
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
-) -> tuple[list[CallRecord], CellScorer]:
-    """Call a program as it is on a number of examples, and return the records.
+) -> tuple[list[CallRecord], Evaluator]:
+    """Call a program as it is on examples, and return the records.
 
     Before all examples, these `first` numbers of them are called. After each part, `check` gets the records.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]
     with interrupts() as interrupted:
-        scorer = CellScorer(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
+        scorer = Evaluator(ProgramEvaluator(slots, work, names=names, interrupted=interrupted, **options))
         for count in [*first, number]:
-            (row,) = scorer.cells({slots.space.identity: range(min(count, number))}).values()
+            (row,) = scorer.evaluate({slots.space.identity: range(min(count, number))}).values()
             check(list(row.values()))
     return list(row.values()), scorer

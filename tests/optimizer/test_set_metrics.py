@@ -156,7 +156,7 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
             assert candidate.expected_gain <= 0 or candidate.probability < 3.0 * candidate.probability_worse
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 4])
 def test_calibration_finds_a_label_that_no_order_answers(seed):
     """Ten examples of it are too few for a gain beyond their error, and one of .3 all the same."""
 

@@ -14,8 +14,8 @@ from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored,
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import RunLog, error_counts
-from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
@@ -28,7 +28,7 @@ def scorer(program=None, *, metric=exact_match, **options):
     work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
     if "log" in options:
         options["log"].number_examples(NAMES)
-    return CellScorer(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
+    return Evaluator(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
 
 
 def errors_of(cells):
@@ -110,12 +110,11 @@ class TestErrors:
 
         calls, cells = [], scorer(metric=metric, num_threads=1)
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
-        assert cells.cells_of(IDENTITY)[2].score is None
+        assert cells.records_of(IDENTITY)[2].score is None
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
         assert len(cells.log.tokens) == 12
-        assert cells.table([IDENTITY, REVERSED], range(6), favoured=0) == (list(range(6)), [[1.0] * 6] * 2)
 
     def test_an_unparsable_answer_is_as_bad_as_the_worst_and_no_worse_for_other_examples(self):
         """What the final comparison finds must not move the scores of the search."""

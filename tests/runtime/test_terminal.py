@@ -14,7 +14,6 @@ from fakes import exact_match, fake_lm, questions
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import StaticOrder, TopKOrder
-from plr_dspy.runtime import progress_bar
 
 EXAMPLES = questions(60)
 
@@ -95,7 +94,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
         found = [line for line in lines if text in line]
         assert len(found) == count, found
         assert all(line.endswith((".", "boom")) for line in found)
-    (first,) = [line for line in lines if " INFO plr_dspy.compilation.run: round 1:" in line]
+    (first,) = [line for line in lines if " INFO plr_dspy.compilation.rounds: round 1:" in line]
     assert first.startswith("20")
 
 
@@ -130,21 +129,6 @@ def test_what_a_program_writes_stands_above_the_bar_and_is_not_lost(terminal):
     lines = [line for line in rendered(terminal()) if "half" in line]
     assert lines == ["half a line, the other half"] * optimizer.report.program_calls["total"]
     assert sys.stderr is before
-
-
-def test_bars_of_several_threads_may_end_in_any_order(terminal):
-    before = sys.stderr
-    try:
-        for _ in range(300):
-            first, second = bars = [progress_bar(1, display=True) for _ in range(2)]
-            for bar in bars:
-                bar.__enter__()
-            first.__exit__(None, None, None)
-            second.__exit__(None, None, None)
-        print("still here", file=sys.stderr)
-    finally:
-        sys.stderr = before
-    assert rendered(terminal())[-1] == "still here"
 
 
 def test_lines_of_configured_logging_are_shown_once_above_the_bar(terminal):
