@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +24,10 @@ from plr_dspy.compilation.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
-from plr_dspy.optimizer.report_builder import FinishedProgram, build_report, log_to_mlflow
+from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
     CompileSetup,
@@ -204,10 +202,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
         make_budget(setup)
-        logprobs_plan: Plan | None = None
-        if self.signal != "score" and setup.plan.program_calls and not isinstance(label_output(setup.program), str):
-            logprobs_plan = self._with_plan(setup, signal="logprobs").plan
-        return estimate_cost(setup, logprobs_plan)
+        return estimate_cost(setup)
 
     def _prepare(
         self,
@@ -426,8 +421,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        if "mlflow" in sys.modules:
-            log_to_mlflow(report)
         return program
 
     def _finish(

@@ -6,35 +6,13 @@ import io
 from typing import Any
 
 from plr_dspy.errors import MissingPackageError
-from plr_dspy.report.schema import ReportData, ScoreRange
+from plr_dspy.report.schema import Alternative, ReportData, ScoreRange
 
 try:
-    import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
     raise MissingPackageError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
-
-# The size of a panel in inches.
-WIDTH = 7.0
-HEIGHT = 3.0
-# These colours differ even for readers who cannot tell red from green.
-BLUE = "#2b7fc4"
-PALE_BLUE = "#6aa9dd"
-ORANGE = "#e07b00"
-GREY = "#80868f"
-
-STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "axes.labelsize": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-}
 
 
 class Picture(Figure):
@@ -47,50 +25,45 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Draw the panels that the report has data for."""
-    panels = []
-    if report.comparison is not None or report.history:
-        panels.append(_draw_scores)
+    """Draw the scores by program calls, and by number of demos if demos were chosen."""
+    num_rows = 1
     if report.best_by_number:
-        panels.append(_draw_numbers)
-    num_rows = max(1, len(panels))
-    with matplotlib.rc_context(STYLE):
-        picture = Picture(figsize=(WIDTH, HEIGHT * num_rows), layout="constrained")
-        if not panels:
-            picture.text(0.5, 0.5, f"Nothing to show: {report.stopped}", ha="center", va="center", parse_math=False)
-        rows = picture.subfigures(num_rows, 1, squeeze=False)[:, 0]
-        for row, draw in zip(rows, panels, strict=False):
-            draw(row.subplots(), report)
+        num_rows = 2
+    picture = Picture(figsize=(7.0, 3.5 * num_rows), layout="constrained")
+    axes = picture.subplots(num_rows, 1, squeeze=False)[:, 0]
+    _draw_scores(axes[0], report)
+    if report.best_by_number:
+        _draw_numbers(axes[1], report.best_by_number, report.chosen_of_number)
     return picture
 
 
 def _draw_scores(axis: Axes, report: ReportData) -> None:
     """Draw the scores of the rounds by program calls, then the expected scores of both programs."""
-    if report.history:
-        _draw_rounds(axis, report)
-    else:
-        axis.set_title("Final comparison")
-        axis.set_xticks([])
-    comparison = report.comparison
-    if comparison is not None:
-        total = report.program_calls["total"]
-        original, chosen = comparison.score_ranges
-        where = comparison.scored_on
-        _draw_interval(axis, 0.98 * total, original, color=GREY, label=f"your program, {where}")
-        _draw_interval(axis, 1.02 * total, chosen, color=ORANGE, label=f"returned program, {where}")
-    axis.set_ylabel("score")
-    axis.figure.legend(loc="outside lower center", ncols=2)
-
-
-def _draw_rounds(axis: Axes, report: ReportData) -> None:
-    """Draw the mean and the best score of the rounds."""
     calls = [iteration.program_calls for iteration in report.history]
     means = [iteration.mean_score for iteration in report.history]
     best_scores = [iteration.best_score_so_far for iteration in report.history]
-    axis.plot(calls, means, "o--", color=PALE_BLUE, markersize=4, linewidth=1.2, label="mean of the round")
-    axis.plot(calls, best_scores, "s-", color=BLUE, markersize=4, label="best so far, estimated")
+    axis.plot(calls, means, "o--", label="mean of the round")
+    axis.plot(calls, best_scores, "s-", label="best so far, estimated")
+    comparison = report.comparison
+    if comparison is not None:
+        total = report.program_calls["total"]
+        original = comparison.expected_original or (comparison.original,) * 3
+        chosen = comparison.expected_chosen or (comparison.chosen,) * 3
+        _draw_interval(axis, 0.98 * total, original, color="grey", label="your program")
+        _draw_interval(axis, 1.02 * total, chosen, color="red", label="returned program")
     axis.set_xlabel("program calls")
-    axis.set_title("Score by program calls")
+    axis.set_ylabel("score")
+    axis.legend()
+
+
+def _draw_numbers(axis: Axes, best_by_number: list[Alternative], chosen: Alternative | None) -> None:
+    """Draw the best score of each number of demos, with its interval."""
+    for best in best_by_number:
+        color = "red" if best is chosen else "grey"
+        low, high = best.interval or (best.score, best.score)
+        _draw_interval(axis, best.num_demos, (best.score, low, high), color=color)
+    axis.set_xlabel("demos (red: chosen)")
+    axis.set_ylabel("score, 95 % interval")
 
 
 def _draw_interval(axis: Axes, place: float, score_range: ScoreRange, **options: Any) -> None:
@@ -98,16 +71,3 @@ def _draw_interval(axis: Axes, place: float, score_range: ScoreRange, **options:
     score, low, high = score_range
     errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
     axis.errorbar([place], [score], yerr=errors, fmt="D", capsize=4, **options)
-
-
-def _draw_numbers(axis: Axes, report: ReportData) -> None:
-    """Draw the best score of each number of demos, with its interval."""
-    chosen = report.chosen_of_number
-    for best in report.best_by_number:
-        color = ORANGE if best is chosen else GREY
-        low, high = best.interval or (best.score, best.score)
-        _draw_interval(axis, best.num_demos, (best.score, low, high), color=color)
-    axis.locator_params("x", integer=True, min_n_ticks=1)
-    axis.set_xlabel("demos (orange: chosen)")
-    axis.set_ylabel("score, 95 % interval")
-    axis.set_title("Best score of each number of demos")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from plr_dspy.errors import UserError
-from plr_dspy.report import details, text
+from plr_dspy.report import text
 from plr_dspy.report.schema import SCHEMA_VERSION, ReportData
 from plr_dspy.runtime import write_atomically
 
@@ -54,7 +54,7 @@ class Report(ReportData):
 
     def details(self) -> str:
         """Return all lines of the report, those of `print(report)` first."""
-        return "\n  ".join(details.details(self))
+        return "\n".join(text.details(self))
 
     def plot(self) -> Picture:
         """Draw the scores by program calls, and by number of demos.
@@ -82,4 +82,4 @@ class Report(ReportData):
         return f"<Report of {text.method(self)}: {text.result(self)}>"
 
     def __str__(self) -> str:
-        return "\n  ".join([*text.summary(self), "all else: print(report.details())"])
+        return "\n".join([*text.summary(self), "all else: print(report.details())"])

@@ -107,17 +107,11 @@ class TestReport:
         assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
 
     def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
-        """Also where only that of a judge is."""
-
-        judge = dspy.Predict("question, answer -> score: float")
-        judge.lm = lm_of(engine, "fake/judge")
-        asking_nobody = fakes.Program(lambda self, *pair: float(exact_match(*pair)), judge=judge)
-        for metric, model in [(asking_nobody, MODEL), (exact_match, "fake/other")]:
-            with dspy.context(lm=lm_of(engine, model)):
-                report = compiled(metric=metric, max_metric_calls=100)
-                found = PLReorder(metric).estimate(student(), trainset=EXAMPLES)
-            assert report.cost is found.cost is None
-            assert "$" not in report.details() + str(found)
+        with dspy.context(lm=lm_of(engine, "fake/other")):
+            report = compiled(max_metric_calls=100)
+            found = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        assert report.cost is found.cost is None
+        assert "$" not in report.details() + str(found)
 
 
 class TestEstimate:
@@ -173,13 +167,9 @@ class TestEstimate:
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
         assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
-        says = f"; max_cost=${limit:g} ends it earlier, after about {found.affordable_calls:,} calls at this price"
+        says = f"; max_cost ends it earlier, after about {found.affordable_calls:,} calls"
         assert str(found).splitlines()[0].endswith(says)
-        assert str(found).splitlines()[1] == "  without max_cost:"
-        assert says in repr(found)
-        assert str(ample).splitlines()[0].endswith(" pays for all of them")
-        assert "without max_cost" not in str(ample)
-        assert "max_" not in str(without)
+        assert "max_cost" not in str(ample) + str(without)
 
 
 def uneven(*, spread, failing, seed):
