@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from plr_dspy.compilation.plan import MIN_ORDERS, Plan
-from plr_dspy.compilation.run import MIN_COMPARED
+from plr_dspy.compilation.plan import Plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models
@@ -17,7 +16,7 @@ from plr_dspy.programs.slots import messages_of
 from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.report.text import dollars
 from plr_dspy.retrieval.predict import RetrievingPredict
-from plr_dspy.scoring.budget import MARGIN, Budget, cost_of, price_of
+from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
 
 SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
@@ -29,14 +28,12 @@ class Estimate:
     """What a compile would cost; `print` says it in two lines.
 
     Attributes:
-        program_calls: Program calls of all phases, at most; a compile never makes more.
+        program_calls: Program calls of all phases; a compile never makes more.
         bootstrap_calls: Those of them that make demos before the search.
-        plan: The phases after that, with their examples and program calls (`search_calls`, `race_calls`,
-            `final_calls`); what one leaves goes to the next.
+        plan: The phases after that, with their examples and program calls.
         prompt_tokens: Tokens of all prompts, about, by the tokenizer of GPT-4o; None if prompts cannot be made.
-        cost: US dollars for these prompts, and for answers as long as the demos', about, by litellm's list prices,
-            without hidden reasoning and without `max_cost`. None if no price is known for a model, or a language model
-            scores the answers.
+        cost: US dollars by litellm's list prices, about, for answers as long as the demos', without hidden reasoning
+            and without `max_cost`. None if no price is known, or a language model scores the answers.
         affordable_calls: As many of the `program_calls` as `max_cost` pays for, about; None if `cost` is.
     """
 
@@ -106,7 +103,7 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
     """Return the mean size of a call of the program, or of its teacher, with answers as long as those of demos."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     count = token_counter()
-    means: dict[str, Any] = defaultdict(Counter)
+    tokens: dict[str, Any] = defaultdict(Counter)
     try:
         program = setup.slots.build(setup.slots.showing(0.5))
         models = [predictor.lm or dspy.settings.lm for predictor in (teacher or program).predictors()]
@@ -114,17 +111,18 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
             for predictor, lm in zip(program.predictors(), models, strict=False):
                 messages = _prompt_of(predictor, example)
                 answers = [message for message in messages if message["role"] == "assistant"]
-                answer_tokens = count(answers) / len(answers) if answers else math.nan
-                means[str(lm.model)]["prompt_tokens"] += count(messages) / len(examples)
-                means[str(lm.model)]["completion_tokens"] += answer_tokens / len(examples)
+                sizes = {"prompt_tokens": float(count(messages)), "completion_tokens": math.nan}
+                if answers:
+                    sizes["completion_tokens"] = count(answers) / len(answers)
+                tokens[str(lm.model)].update(sizes)
     except Exception:  # An adapter fails, or litellm does not know a message: no reason to refuse an estimate.
         return CallSize(None, None)
-    cost = None
-    if not language_models(setup.options.metric):
-        cost = cost_of(means)
-    if cost is not None and math.isnan(cost):
+    cost = cost_of(tokens)
+    if cost is None or math.isnan(cost) or language_models(setup.options.metric):
         cost = None
-    return CallSize(sum(mean["prompt_tokens"] for mean in means.values()), cost)
+    else:
+        cost /= len(examples)
+    return CallSize(sum(sizes["prompt_tokens"] for sizes in tokens.values()) / len(examples), cost)
 
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
@@ -143,14 +141,12 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
     """Return the budget of a compile that started then; the log has what earlier runs paid for.
 
     Raises:
-        ValueError: If a model has no price, or the money pays for no comparison of a few orders.
+        ValueError: If a model has no price.
     """
     options = setup.options
-    plan = setup.plan
-    log = log or RunLog()
     max_calls = sys.maxsize
-    if plan.max_metric_calls is not None:
-        max_calls = plan.max_metric_calls + len(setup.attempts)
+    if setup.plan.max_metric_calls is not None:
+        max_calls = setup.plan.max_metric_calls + len(setup.attempts)
     expected_cost = None
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
@@ -160,29 +156,11 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
         if unknown:
             raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")
         expected_cost = size_of_call(setup).cost
-        if expected_cost is not None and plan.program_calls and not log.tokens_before:
-            _check_cost(setup, options.max_cost, expected_cost)
     return Budget(
-        log,
+        log or RunLog(),
         max_calls=max_calls,
         max_seconds=options.max_seconds,
         started=started,
         max_cost=options.max_cost,
         expected_cost=expected_cost,
     )
-
-
-def _check_cost(setup: CompileSetup, max_cost: float, call_cost: float) -> None:
-    """Raise if the money does not pay for a comparison of a few orders."""
-    plan = setup.plan
-    num_orders = min(MIN_ORDERS, setup.slots.space.num_distinct)
-    num_compared = min(MIN_COMPARED, plan.num_selection_examples)
-    calls = num_orders * plan.num_first_examples + plan.num_finalists * num_compared
-    least = (MARGIN * calls + 1) * call_cost
-    if setup.attempts:
-        least /= 1.0 - BOOTSTRAP_SHARE
-    if max_cost < least:
-        raise UserError(
-            f"max_cost={max_cost:g} is too small for {num_orders} candidates and a final comparison, some {calls} "
-            f"calls: pass max_cost={1.1 * least:.2g} or more"
-        )

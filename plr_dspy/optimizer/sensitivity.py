@@ -40,9 +40,8 @@ class OrderSensitivity:
         num_unusable: Answers that could not be read, and prompts too long for the model; they count as wrong.
         p_value: How often chance puts mean scores this far apart if all orders score the same on new examples.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
-        num_searched: Orders of which `expected_gain` takes the best: all, or 100 random ones.
-        expected_gain, gain_interval: True score of the best of these less that of the program's own, at least 0, and
-            its 95 % interval.
+        expected_gain, gain_interval: True score of the best of `num_searched` orders over the program's own, and its
+            95 % interval.
     """
 
     scores: list[float]
@@ -199,22 +198,19 @@ def order_sensitivity(
 ) -> OrderSensitivity:
     """Say whether the order of a program's demos matters, and what a search might gain.
 
-    Scores the program's own order and random ones, all on the same examples, as many as ``max_metric_calls`` pays for
-    of those that the demos do not show. An order that an optimizer chose looks better on its own examples than it is:
-    pass others.
+    An order that an optimizer chose looks better on its own examples than it is: pass others.
 
     Args:
         program: With demos in one predictor at least; it is not changed.
-        metric: As in `PLReorder`.
-        dataset: Examples with inputs and labels.
+        dataset: Examples with inputs and labels. All orders are scored on the same ones.
         num_orders: The program's own included; all there are if these are fewer.
         max_metric_calls: Budget in program calls; never exceeded. None pays for all examples.
-        num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
+        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 
     Raises:
-        TypeError, ValueError: for bad arguments, before any program call.
-        RuntimeError: when hardly any of the first answers could be parsed.
-        Exception: of the program or the metric, as from `PLReorder.compile`.
+        TypeError, ValueError: If an argument is bad, before any program call.
+        RuntimeError: If hardly any of the first answers could be read.
+        Exception: Of the program or the metric, as from `PLReorder.compile`.
     """
     given = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
     return RandomSample(**given).measure(program, dataset)

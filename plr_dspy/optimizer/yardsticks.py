@@ -110,7 +110,9 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
         score = _score(setup, examples, [answer] * len(examples))
-        if score is not None and (best is None or score > best.score):
+        if score is None:
+            return None
+        if best is None or score > best.score:
             values = ", ".join(repr(decided(value)) for value in answer.values())
             best = Alternative(name=f"always answering {values}", score=score, num_examples=len(examples))
     return best

@@ -51,10 +51,9 @@ class Candidate(Part):
 
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
-        ordering: Demo indices by position, for each slot.
         score: Mean score on the selection split.
-        expected_gain: Gain over the original on new examples.
-        probability, probability_worse: Probability that it scores above, or below, the original there.
+        expected_gain, probability, probability_worse: Gain over the original on new examples, and the probabilities
+            that it scores above, or below, the original there.
     """
 
     origin: str
@@ -69,14 +68,11 @@ class SlotReport(Part):
     """A predictor's demos and the order chosen for them.
 
     Attributes:
-        num_demos: Demos of the predictor, shown or not.
-        ordering: Indices of the shown demos by position in the prompt; ``ordering[0]`` comes first.
+        ordering, original: Indices of the shown demos by position in the prompt, and of those that the student showed.
         blocks: Demo indices that can trade places. One block, unless the adapter regroups demos.
         distributions: States of the final distribution of each block, for `PlackettLuce.from_state`. For a pool the
             first demo of a draw is shown last.
-        demos: The demos as text; long values are cut.
-        origins: Sources of the demos of a pool, such as "trainset[3]" or "bootstrapped from trainset[3]".
-        original: Indices of the demos that the student itself showed.
+        demos, origins: All demos as text, and their sources if they are from a pool, such as "trainset[3]".
     """
 
     predictor: str
@@ -93,7 +89,6 @@ class Alternative(Part):
     """The score of another way to answer, such as random demos.
 
     Attributes:
-        name: Such as "3 demos", "the best fixed demos" or "always answering 'no'".
         score, interval: Expected score on new examples and its 95 % interval, if known.
         tokens: Tokens of all its demos, as GPT-4o counts them.
         num_demos, ordering: In `best_by_number`, number and indices of its demos for each slot.
@@ -114,7 +109,6 @@ class RetrievalReport(Part):
     Attributes:
         variation, text: The chosen variation of the nearest demos, and its description. None if demos are fixed.
         num_pooled: Demos in the program's file that it selects from.
-        alternatives: Ways to show demos, the returned one included.
     """
 
     variation: str | None
@@ -129,13 +123,11 @@ class Comparison(Part):
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
         interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
-        num_candidates: Orders, the original included.
-        expected_gain: Gain on new examples, shrunk because examples are few and the order is the best of many.
-        gain_interval: Its 95 % interval by the model of scores. Its upper end is raised to `gain` if that is larger.
+        expected_gain, gain_interval: Gain on new examples, shrunk because the order is the best of many, and its 95 %
+            interval by the model of scores.
         probability, probability_worse: Probability that the chosen order is better, or worse, on new examples; 0 if
             the original stayed.
-        expected_original, expected_chosen: Scores on new examples, with 95 % intervals. The original is the user's
-            program as it is.
+        expected_original, expected_chosen: Scores on new examples, with 95 % intervals.
     """
 
     original: float
@@ -199,7 +191,6 @@ class CalibrationEffect(Part):
     """What calibration does without a search, estimated from the calls of the search.
 
     Attributes:
-        num_examples: Examples that the scores are expected on.
         original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders. Replies without a
             label count as scored; in `original_calibrated` only if answers are calibrated.
         offsets: Offsets of the labels that calibrate the chosen order.
@@ -224,7 +215,6 @@ class ProgramState(Part):
 
     Attributes:
         num_demos, demo_tokens: Demos that all predictors together show, and their tokens if demos were chosen.
-        num_calls: Calls that scored the program.
         num_failed, num_unread: Calls without a score, and those of them whose reply could not be read.
     """
 
@@ -242,17 +232,14 @@ class ReportData(Part):
         original, returned: The student, and the returned program.
         comparison: None if there was nothing to order, or no time for it.
         evidence, signal: None if the metric did not score orders.
-        calibration: None if the calls brought no log-probabilities. With ``calibrate`` in the settings, all scores
-            except those of the history are calibrated.
+        calibration: None if the calls brought no log-probabilities.
         program_calls: Calls by phase: "bootstrap" (of demos), "search", "race" of the best orders, "final"
             comparison, "total", and those that `log_dir` held ("resumed").
-        tokens: Billed tokens by model, as the provider reports them.
-        cost: US dollars for them by litellm's list prices, if known.
+        tokens, cost: Billed tokens by model, and US dollars for them by litellm's list prices, if known.
         seconds: Wall-clock time of the compile, or of its last run.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that decides the run, the seed included.
         best_by_number: The best arrangement of each number of demos, if demos were chosen.
-        retrieval: The choice made if demos may be found for each input.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of the most frequent answer to all examples; by a metric over a set, of the best frequent one.
         vote: Score of the most frequent label of the nearest examples, as many as demos may be shown.
@@ -297,9 +284,7 @@ class ReportData(Part):
     @property
     def original_stays(self) -> bool:
         """Whether the returned program is the student as it was."""
-        if self.is_calibrated or self.retrieves:
-            return False
-        if self.returned.num_demos != self.original.num_demos:
+        if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
 

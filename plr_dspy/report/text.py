@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, ScoreRange, SlotReport
+from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # An order is called better if it is at least this likely to be better on new examples.
+MIN_WIN_PROBABILITY = 0.9  # An order is called better if it is at least this likely to be better.
 ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would tell little.
 MANY_UNREAD = 0.1  # A report begins with the replies that cannot be read if they have at least this share.
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
@@ -46,10 +46,12 @@ def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
 
 
-def range_text(values: ScoreRange, sign: str = "") -> str:
-    """Write a score with its interval; the sign "+" is for differences."""
-    value, low, high = values
-    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+def score_text(score: float, *interval: float, sign: str = "") -> str:
+    """Write a score with its interval, if any; the sign "+" is for differences."""
+    text = f"{score:{sign}.3f}"
+    if interval:
+        text += f" [{', '.join(f'{end:{sign}.3f}' for end in interval)}]"
+    return text
 
 
 def method(report: ReportData) -> str:
@@ -124,16 +126,17 @@ def _scores(report: ReportData) -> Iterator[str]:
         title = f"scores on {comparison.num_examples} examples:"
         if comparison.expected_chosen is not None:
             title = "scores expected on new examples, with 95 % intervals:"
-        rows[f"your program, {_demos_of(report.original)}"] = _score(comparison.original, comparison.expected_original)
+        original = comparison.expected_original or (comparison.original,)
+        rows[f"your program, {_demos_of(report.original)}"] = score_text(*original)
         if not report.original_stays:
             name = f"returned program, {_demos_of(report.returned)}"
             if report.is_calibrated:
                 name += ", calibrated"
-            rows[name] = _score(comparison.chosen, comparison.expected_chosen)
+            rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
             if comparison.expected_chosen is not None:
                 rows["gain"] = _gain(comparison)
     for way in _simpler_ways(report):
-        rows[way.name] = _score_of(way)
+        rows[way.name] = score_text(way.score, *(way.interval or ()))
     if rows:
         yield title
         yield from _table(rows)
@@ -145,18 +148,6 @@ def _table(rows: dict[str, str]) -> Iterator[str]:
         yield f"  {name:<{width}}  {text}"
 
 
-def _score(seen: float, expected: ScoreRange | None) -> str:
-    if expected is None:
-        return f"{seen:.3f}"
-    return range_text(expected)
-
-
-def _score_of(alternative: Alternative) -> str:
-    if alternative.interval is None:
-        return f"{alternative.score:.3f}"
-    return range_text((alternative.score, *alternative.interval))
-
-
 def _demos_of(state: ProgramState) -> str:
     text = count(state.num_demos, "demo")
     if state.demo_tokens:
@@ -165,7 +156,7 @@ def _demos_of(state: ProgramState) -> str:
 
 
 def _gain(comparison: Comparison) -> str:
-    gain = range_text((comparison.expected_gain, *comparison.gain_interval), "+")
+    gain = score_text(comparison.expected_gain, *comparison.gain_interval, sign="+")
     text = f"{gain}, better with probability {comparison.probability:.2f}"
     if comparison.probability < MIN_WIN_PROBABILITY:
         text += f", worse with {comparison.probability_worse:.2f}: may be chance"
@@ -309,7 +300,7 @@ def details(report: ReportData) -> Iterator[str]:
     yield f"calls: {', '.join(f'{phase} {number:,}' for phase, number in report.program_calls.items() if number)}"
     comparison = report.comparison
     if comparison is not None:
-        gain = range_text((comparison.gain, *comparison.interval), "+")
+        gain = score_text(comparison.gain, *comparison.interval, sign="+")
         yield (
             f"final comparison alone: {comparison.original:.3f} -> {comparison.chosen:.3f} on "
             f"{comparison.num_examples} examples, gain {gain} for the best of {comparison.num_candidates}"
@@ -352,4 +343,5 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 
 
 def _way(way: Alternative) -> str:
-    return f"{_score_of(way)} by {way.num_examples} examples, {way.tokens:,} tokens"
+    score = score_text(way.score, *(way.interval or ()))
+    return f"{score} by {way.num_examples} examples, {way.tokens:,} tokens"

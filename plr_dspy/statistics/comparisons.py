@@ -1,8 +1,7 @@
 """Intervals of means and paired differences, and how far orders differ beyond chance.
 
-Examples are the random sample: all statements are about mean scores on new examples.
-
-Shapes: R orders, E examples, D draws.
+Examples are the random sample: all statements are about mean scores on new examples. Shapes: R orders, E examples, D
+draws.
 """
 
 import math
@@ -30,14 +29,12 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval of a mean paired difference.
 
-    It is Student's t on the differences and two pseudo-examples: one at 0, and half of one each at plus and minus
-    the largest difference. For right-or-wrong scores this is the adjusted Wald interval of Agresti and Min
-    (Statistics in Medicine 24, 2005). If all differences are 0, it is (0, 0).
+    It is Student's t with two pseudo-examples: one at 0, and half of one each at plus and minus the largest
+    difference (Agresti and Min, Statistics in Medicine 24, 2005). If all differences are 0, it is (0, 0).
 
     Args:
         differences: Differences of scores, one for each example.
-        confidence: Level at which all comparisons hold together (Bonferroni).
-        num_comparisons: Number of comparisons.
+        confidence: Level at which all `num_comparisons` hold together (Bonferroni).
         largest: Largest possible difference, if it is more than was seen.
     """
     mean, error, freedom = _with_pseudo_examples(differences, largest)
@@ -103,6 +100,7 @@ def spread(
         seed: Seed of the draws.
     """
     rng = np.random.default_rng(seed)
+    scores = np.round(scores, 9)
     scores = scores[:, np.lexsort(scores)]  # The order of the examples must not change what is drawn.
     lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest

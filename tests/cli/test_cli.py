@@ -87,7 +87,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert 0 < first.program_calls["total"] <= 60
     assert cli.main(arguments) == 0, "it goes on from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
-    assert "predictor with demos" in capsys.readouterr().out
+    assert "3 of 3 demos in the order" in capsys.readouterr().out
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0

@@ -124,8 +124,6 @@ class TestEstimate:
         one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
         assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
         assert found.cost > 0
-        with pytest.raises(ValueError, match="too small for 4 candidates"):
-            PLReorder(exact_match, max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
@@ -278,27 +276,10 @@ class TestMaxCost:
             getattr(PLReorder(exact_match, max_cost=1.0), method)(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    @pytest.mark.parametrize(
-        ("kind", "options"), [(PLReorder, {}), (PLReorder, {"auto": "paper"}), (PLFewShot, {"max_errors": 1000})]
-    )
-    def test_too_little_names_what_is_enough(self, engine, kind, options):
-        """Of which a quarter is for the demos that are made."""
-
-        program = student(6 * (kind is PLReorder))
-
-        def enough(method="estimate", **more):
-            with pytest.raises(ValueError, match="too small for 4 candidates") as told:
-                getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(program, trainset=EXAMPLES)
-            return float(str(told.value).split("max_cost=")[2].split()[0])
-
-        least = enough()
-        assert least == enough("compile")
-        assert kind is PLReorder or 0.75 * least == pytest.approx(enough(candidates="labeled"), rel=0.1)
-        assert engine.num_calls == 0
-        limited = kind(exact_match, max_cost=least, num_threads=4, display_progress=False, **options)
-        limited.compile(program, trainset=EXAMPLES)
-        assert limited.report.comparison is not None
-        assert 0 < engine.cost <= least
+    def test_too_little_ends_it_without_a_comparison(self, engine):
+        report = compiled(max_cost=10 * A_CALL, num_threads=4)
+        assert engine.cost <= 10 * A_CALL
+        assert report.stopped.startswith("cost limit")
 
     @pytest.mark.parametrize("usage", [{}, {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}])
     def test_a_server_that_reports_no_tokens_ends_it_unless_they_are_free(self, engine, usage, monkeypatch):
