@@ -24,7 +24,8 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
 
 SEARCHED = 100  # random orders whose best a search is expected to find, at least
-NUM_ORDERS, MIN_ORDERS = 10, 3
+NUM_ORDERS = 10
+MIN_ORDERS = 3
 MIN_EXAMPLES = 10  # fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance
 WORTHWHILE = 0.01  # from this gain on, a search is said to be worth its calls
 
@@ -36,7 +37,6 @@ class OrderSensitivity:
     Attributes:
         scores: Mean score of each order, the program's own first; the others are random, or all there are.
         num_distinct, num_examples: Orders of the demos, and examples that scored each of `scores`.
-        num_usable: Examples of the dataset that can score orders.
         num_unusable: Answers that could not be read, and prompts too long for the model; they count as wrong.
         p_value: How often chance puts mean scores this far apart if all orders score the same on new examples.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
@@ -47,7 +47,6 @@ class OrderSensitivity:
     scores: list[float]
     num_distinct: int
     num_examples: int
-    num_usable: int
     num_unusable: int
     program_calls: int
     num_searched: int
@@ -91,11 +90,7 @@ class OrderSensitivity:
             return "no search, which has nothing to find here."
         if self.matters and self.gain_interval[0] > 0:
             return "a search (PLReorder), which is worth its calls."
-        num_examples = min(4 * self.num_examples, self.num_usable)
-        needed = f"max_metric_calls={num_examples * len(self.scores)}"
-        if num_examples == self.num_examples:
-            needed = "more examples"
-        return f"no search yet. To be surer, run this again with {needed}."
+        return "no search yet. To be surer, run this again with more calls (max_metric_calls), or more examples."
 
 
 @arguments
@@ -103,7 +98,8 @@ class RandomSample(DemoOptimizer):
     """Scores random orders, all on the same examples; `order_sensitivity` makes it, and no user."""
 
     name = "order_sensitivity"
-    student_name, trainset_name = "program", "dataset"
+    student_name = "program"
+    trainset_name = "dataset"
     signal: ClassVar[str] = "score"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     num_orders: Annotated[WholeNumber, Field(ge=MIN_ORDERS)] = NUM_ORDERS
@@ -130,18 +126,17 @@ class RandomSample(DemoOptimizer):
         with self._open(prepared) as opened:
             orders = self.search(opened.setup).ask()
             scores, num_unusable = _score(opened, orders)
-            metric = opened.scorer.influence
             means = scores.mean(axis=1)
-            if metric is not None:
-                means = np.clip(means, *metric.bounds)
+            bounds = None
+            if opened.scorer.influence is not None:
+                bounds = opened.scorer.influence.bounds
+                means = np.clip(means, *bounds)
             num_searched = min(num_distinct, max(SEARCHED, len(orders)))
-            bounds = None if metric is None else metric.bounds
             found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, bounds=bounds, seed=self.seed)
             return OrderSensitivity(
                 scores=means.tolist(),
                 num_distinct=num_distinct,
                 num_examples=scores.shape[1],
-                num_usable=len(opened.setup.scored_examples),
                 num_unusable=num_unusable,
                 program_calls=opened.scorer.num_cells(),
                 num_searched=num_searched,
@@ -158,7 +153,9 @@ def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int
     scorer = opened.scorer
     metric = scorer.influence
     num_usable = len(opened.setup.scored_examples)
-    asked = list(range(num_usable)) if metric is None else metric.alternate_labels(num_usable)
+    asked = list(range(num_usable))
+    if metric is not None:
+        asked = metric.alternate_labels(num_usable)
     asked = asked[: opened.setup.plan.num_train_examples]
     # Failures of earlier runs may have cost calls.
     while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):

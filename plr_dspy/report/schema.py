@@ -24,7 +24,7 @@ class Iteration(Part):
 
     Attributes:
         num_samples, num_new: Orderings scored, and those scored for the first time.
-        best_score_so_far, best_ordering: The best of all rounds as the search estimates it: its score, and a
+        best_score_so_far, best_ordering: The best of all rounds as the search estimates it. The ordering is a
             permutation for each block, or the name of a whole program.
         program_calls: Calls since the start.
     """
@@ -104,7 +104,7 @@ class Alternative(Part):
 
 
 class RetrievalReport(Part):
-    """The choice between fixed demos and demos that are found for each input.
+    """The choice between fixed demos and demos that are found for each input, and its `alternatives`.
 
     Attributes:
         variation, text: The chosen variation of the nearest demos, and its description. None if demos are fixed.
@@ -146,16 +146,11 @@ class Comparison(Part):
 
 
 class Evidence(Part):
-    """The examples that can tell orders apart.
+    """The examples that can tell orders apart."""
 
-    Attributes:
-        num_met, num_differing: Examples on which two orders or more were scored, and where their scores differed.
-        num_compared: Examples on which the original and the most promising other order were both scored.
-    """
-
-    num_met: int
-    num_differing: int
-    num_compared: int
+    num_met: int  # on which two orders or more were scored
+    num_differing: int  # where their scores differed
+    num_compared: int  # on which the original and the most promising other order were both scored
 
 
 class ErrorCount(Part):
@@ -175,15 +170,10 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """What the search learnt from a call.
+    """What the search learnt from a call."""
 
-    Attributes:
-        used: "score", or "logprobs" if it also used the log-probabilities of these labels.
-        reason: Why it used scores alone. Empty if that was asked for.
-    """
-
-    used: str
-    reason: str
+    used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
+    reason: str  # why it used scores alone; empty if that was asked for
     labels: list[str]
 
 

@@ -209,8 +209,8 @@ def _advice(report: ReportData) -> Iterator[str]:
         return
     if not evidence.num_differing:
         yield (
-            f"no score differed between two orders on {evidence.num_met} examples: check that the replies can be read "
-            "and that the demos reach the model (dspy.inspect_history()); if they do, the demos may not matter here"
+            f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be read "
+            "and that the demos reach the model (dspy.inspect_history()); if they do, they may not matter here"
         )
         return
     num_usable = settings.get("num_train", 0) + settings.get("num_selection", 0)

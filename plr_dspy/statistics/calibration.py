@@ -1,7 +1,8 @@
 """Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label is "unseen" if it was not among the
-likeliest tokens of a reply. Shapes: N inputs, L labels, E examples, S alternative shares.
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label
+is "unseen" if it was not among the likeliest tokens of a reply.
+Shapes: N inputs, L labels, E examples, S alternative shares.
 """
 
 import numpy as np
@@ -71,8 +72,9 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the shares that a calibration may aim at, ``[S, L]``, likeliest first.
 
-    They are even, unless the examples, ``[L]`` by label, clearly have other shares: these come first. With `between`
-    come the square roots of these shares, for metrics that rare labels decide.
+    They are even, unless the examples, ``[L]`` by label, clearly have other shares:
+    these come first. With `between` come the square roots of these shares, for
+    metrics that rare labels decide.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))

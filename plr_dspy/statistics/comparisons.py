@@ -1,7 +1,7 @@
 """Intervals of means and paired differences, and how far orders differ beyond chance.
 
-Examples are the random sample: all statements are about mean scores on new examples. Shapes: R orders, E examples, D
-draws.
+Examples are the random sample: all statements are about mean scores on new
+examples. Shapes: R orders, E examples, D draws.
 """
 
 import math
@@ -20,7 +20,8 @@ NUM_DEVIATIONS = 400
 TAIL = 0.025  # at each end of the intervals
 SIGNIFICANT = 0.05  # The order of demos matters if the p value is at most this.
 MANY_ORDERS = 10**9  # stands for all larger numbers of orders
-# Added to the noise, as examples with the largest difference: a few examples that agree must not look certain.
+# Added to the noise, as examples with the largest difference: a few examples that
+# agree must not look certain.
 PSEUDO_EXAMPLES = 2
 
 
@@ -29,8 +30,9 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval of a mean paired difference.
 
-    It is Student's t with two pseudo-examples: one at 0, and half of one each at plus and minus the largest
-    difference (Agresti and Min, Statistics in Medicine 24, 2005). If all differences are 0, it is (0, 0).
+    It is Student's t with two pseudo-examples: one at 0, and half of one each at
+    plus and minus the largest difference (Agresti and Min, Statistics in Medicine
+    24, 2005). If all differences are 0, it is (0, 0).
 
     Args:
         differences: Differences of scores, one for each example.
@@ -88,12 +90,14 @@ def spread(
 ) -> Spread:
     """Separate the spread of orders from chance.
 
-    The true scores of orders are normal, and their standard deviation s has a flat prior. Mean scores add noise. The
-    program's own order may have been chosen, so it is no part of the sample unless all orders are scored. Intervals
-    begin at 0 if chance alone explains the scores.
+    The true scores of orders are normal; their standard deviation s has a flat
+    prior. Mean scores add noise. The program's own order may have been chosen, so
+    it is no part of the sample unless all orders are scored. Intervals begin at 0
+    if chance alone explains the scores.
 
     Args:
-        scores: Scores ``[R, E]``, the own order first, then a random sample. At least 3 orders (or all 2).
+        scores: Scores ``[R, E]`` of at least 3 orders (or all 2): the own order,
+            then a random sample.
         num_distinct: Number of distinct orders.
         num_searched: Number of orders whose best one is the gain.
         bounds: Bounds of mean scores, if scores of examples may exceed them.
@@ -101,42 +105,47 @@ def spread(
     """
     rng = np.random.default_rng(seed)
     scores = np.round(scores, 9)
-    scores = scores[:, np.lexsort(scores)]  # The order of the examples must not change what is drawn.
-    lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+    # The order of the examples must not change what is drawn.
+    scores = scores[:, np.lexsort(scores)]
+    lowest = min(0.0, float(scores.min()))
+    highest = max(1.0, float(scores.max()))
+    if bounds is not None:
+        lowest, highest = bounds
+    largest = (highest - lowest) / 2
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
     p_value = _p_value(scores, rng)
 
     all_scored = len(scores) == num_distinct
     sample = scores if all_scored else scores[1:]
     population = min(num_distinct, MANY_ORDERS) - (len(scores) - len(sample))
-    effects, drawn, variance = _effects(sample, (highest - lowest) / 2, disagreement, rng)
-    unseen_squares = np.zeros(NUM_DRAWS)
+    effects, drawn, variance = _effects(sample, largest, disagreement, rng)
+    squares = (effects**2).sum(axis=1)
     if population > len(sample):
-        unseen_squares = drawn**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
-    deviations = np.sqrt(((effects**2).sum(axis=1) + unseen_squares) / population)
-    deviations = np.minimum(deviations, (highest - lowest) / 2)
+        squares += drawn**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
+    deviations = np.minimum(np.sqrt(squares / population), largest)
+    low, high = _interval(deviations, p_value)
+    deviation = math.sqrt(max(0.0, variance) * (population - 1) / population)
 
     best = effects.max(axis=1)
+    num_unscored = num_searched - len(scores)
+    if num_unscored > 0:
+        unscored = special.ndtri(rng.random(NUM_DRAWS) ** (1 / num_unscored))
+        shift = math.sqrt(1 / len(sample) - 1 / population) * rng.normal(size=NUM_DRAWS)
+        best = np.maximum(best, drawn * (unscored + shift))
     if all_scored:
         gains = best - effects[:, 0]
     else:
-        num_unscored = num_searched - len(scores)
-        if num_unscored > 0:
-            best_unscored = special.ndtri(rng.random(NUM_DRAWS) ** (1 / num_unscored))
-            shift = math.sqrt(1 / len(sample) - 1 / population) * rng.normal(size=NUM_DRAWS)
-            best = np.maximum(best, drawn * (best_unscored + shift))
         gains = best + _mean_draws(sample.mean(axis=0) - scores[0], disagreement, rng)
-    # Two pseudo-examples at each end (Agresti and Coull): an own order that was always right is not perfect.
+    # Two pseudo-examples at each end (Agresti and Coull): an own order that was
+    # always right is not perfect.
     own_scores = np.append(scores[0], [lowest, lowest, highest, highest])
-    own_errors = rng.normal(size=NUM_DRAWS) * float(own_scores.std()) / math.sqrt(len(own_scores))
-    gains = np.clip(gains, 0.0, np.maximum(0.0, highest - own_scores.mean() - own_errors))
-
-    deviation_interval = _interval(deviations, p_value)
-    deviation = math.sqrt(max(0.0, variance) * (population - 1) / population)
+    own_error = float(own_scores.std()) / math.sqrt(len(own_scores))
+    most = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
+    gains = np.clip(gains, 0.0, np.maximum(0.0, most))
     return Spread(
         p_value=p_value,
-        deviation=min(max(deviation, deviation_interval[0]), deviation_interval[1]),
-        deviation_interval=deviation_interval,
+        deviation=min(max(deviation, low), high),
+        deviation_interval=(low, high),
         expected_gain=float(gains.mean()),
         gain_interval=_interval(gains, p_value),
     )
@@ -145,8 +154,9 @@ def spread(
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
     """Test the variance of mean scores by flipping the signs of whole examples.
 
-    If all orders score the same on new examples, an example's deviations from its own mean are 0 on average. For two
-    orders and right-or-wrong scores this is McNemar's test.
+    If all orders score the same on new examples, an example's deviations from its
+    own mean are 0 on average. For two orders and right-or-wrong scores this is
+    McNemar's test.
     """
     deviations = scores - scores[0]  # exactly 0 if no order differs
     deviations = deviations - deviations.mean(axis=0)
@@ -160,32 +170,39 @@ def _p_value(scores: Array, rng: np.random.Generator) -> float:
 def _effects(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator
 ) -> tuple[Array, Array, float]:
-    """Draw true deviations of orders from their mean ``[D, n]`` and s ``[D]``, and return the unbiased s squared."""
+    """Draw effects of orders ``[D, n]`` and s ``[D]``; return these and the unbiased s squared.
+
+    An effect is the true score of an order less the mean of all. Scores are ``[n, E]``.
+    """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
     residuals = scores - scores[0]
     residuals = residuals - residuals.mean(axis=0)
     means = residuals.mean(axis=1)
-    noise = float(((residuals - means[:, None]) ** 2).sum()) / size / (num_examples - 1) / num_examples
+    within = float(((residuals - means[:, None]) ** 2).sum())
+    noise = within / size / (num_examples - 1) / num_examples
     # A pseudo-example puts half the orders at one end and half at the other.
-    pseudo_noise = PSEUDO_EXAMPLES * disagreement**2 * num_orders / 4 / size / num_examples**2
+    pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
+    total_noise = noise + PSEUDO_EXAMPLES * pseudo_noise
     squares = float((means**2).sum())
 
     grid = np.linspace(0.0, largest, NUM_DEVIATIONS)
-    totals = grid**2 + noise + pseudo_noise
-    drawn = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(-0.5 * (size * np.log(totals) + squares / totals)))
-    shrinkage = drawn**2 / (drawn**2 + noise + pseudo_noise)
-    errors = rng.normal(size=(NUM_DRAWS, num_orders)) * np.sqrt(shrinkage * (noise + pseudo_noise))[:, None]
-    effects = shrinkage[:, None] * means + errors - errors.mean(axis=1, keepdims=True)
-    return effects, drawn, squares / size - noise
+    totals = grid**2 + total_noise
+    log_likelihood = -0.5 * (size * np.log(totals) + squares / totals)
+    drawn = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood))
+    shrinkage = drawn**2 / (drawn**2 + total_noise)
+    errors = rng.normal(size=(NUM_DRAWS, num_orders))
+    errors *= np.sqrt(shrinkage * total_noise)[:, None]
+    errors -= errors.mean(axis=1, keepdims=True)
+    return shrinkage[:, None] * means + errors, drawn, squares / size - noise
 
 
 def _mean_draws(differences: Array, disagreement: float, rng: np.random.Generator) -> Array:
     """Draw the true mean of differences ``[E]``."""
-    num_examples = len(differences)
-    variance = differences.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / num_examples
-    errors = math.sqrt(variance / num_examples) * rng.standard_t(num_examples - 1, size=NUM_DRAWS)
-    return np.asarray(differences.mean() + errors)
+    count = len(differences)
+    variance = differences.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / count
+    errors = rng.standard_t(count - 1, size=NUM_DRAWS)
+    return np.asarray(differences.mean() + math.sqrt(variance / count) * errors)
 
 
 def _interval(draws: Array, p_value: float) -> tuple[float, float]:

@@ -99,14 +99,13 @@ class TestSimulated:
 
 def result(**changes):
     values = {"scores": [0.5, *np.linspace(0.4, 0.8, 9)], "num_distinct": 40_320, "num_searched": 100}
-    values |= {"num_examples": 30, "num_usable": 200, "num_unusable": 0, "program_calls": 300, "p_value": 0.001}
+    values |= {"num_examples": 30, "num_unusable": 0, "program_calls": 300, "p_value": 0.001}
     values |= {"deviation": 0.1, "deviation_interval": (0.06, 0.2)}
     values |= {"expected_gain": 0.3, "gain_interval": (0.1, 0.5)}
     return OrderSensitivity(**{**values, **changes})
 
 
-UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
-AGAIN = "no search yet. To be surer, run this again with"
+AGAIN = "no search yet. To be surer, run this again with more calls (max_metric_calls), or more examples."
 
 
 @pytest.mark.parametrize(
@@ -115,10 +114,8 @@ AGAIN = "no search yet. To be surer, run this again with"
         ({}, "a search (PLReorder), which is worth its calls."),
         ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
         ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
-        ({"gain_interval": (0.0, 0.5)}, f"{AGAIN} max_metric_calls=1200."),
-        (UNKNOWN, f"{AGAIN} max_metric_calls=1200."),
-        ({**UNKNOWN, "num_usable": 60}, f"{AGAIN} max_metric_calls=600."),
-        ({**UNKNOWN, "num_usable": 30}, f"{AGAIN} more examples."),
+        ({"gain_interval": (0.0, 0.5)}, AGAIN),
+        ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, AGAIN),
     ],
 )
 def test_each_cause_has_one_recommendation_at_the_end(changes, says):

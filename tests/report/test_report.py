@@ -299,7 +299,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (100, (19, 0, 19), {}, "no score differed between two orders on 19 examples: check that the replies"),
+            (100, (19, 0, 19), {}, "no score differed on 19 examples, whatever the demos: check that the replies"),
             (40, (40, 1, 31), {}, "\na larger budget (max_metric_calls) would tell more"),
             (40, (40, 1, 32), {}, "\nonly more examples"),
             (40, (40, 9, 4), {"settings": {"racing": False}}, "\nonly more examples"),
