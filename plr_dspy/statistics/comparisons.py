@@ -179,8 +179,8 @@ def _effects(
     residuals = scores - scores[0]
     residuals = residuals - residuals.mean(axis=0)
     means = residuals.mean(axis=1)
-    within = float(((residuals - means[:, None]) ** 2).sum())
-    noise = within / size / (num_examples - 1) / num_examples
+    covariance = np.cov(residuals)
+    noise = float(np.trace(covariance)) / size / num_examples
     # A pseudo-example puts half the orders at one end and half at the other.
     pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
     total_noise = noise + PSEUDO_EXAMPLES * pseudo_noise
@@ -188,13 +188,31 @@ def _effects(
 
     grid = np.linspace(0.0, largest, NUM_DEVIATIONS)
     totals = grid**2 + total_noise
-    log_likelihood = -0.5 * (size * np.log(totals) + squares / totals)
+    freedom = _freedom(covariance, num_examples)
+    log_likelihood = -0.5 * freedom * (np.log(totals) + squares / size / totals)
     drawn = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood))
     shrinkage = drawn**2 / (drawn**2 + total_noise)
     errors = rng.normal(size=(NUM_DRAWS, num_orders))
     errors *= np.sqrt(shrinkage * total_noise)[:, None]
     errors -= errors.mean(axis=1, keepdims=True)
     return shrinkage[:, None] * means + errors, drawn, squares / size - noise
+
+
+def _freedom(covariance: Array, num_examples: int) -> float:
+    """Return the degrees of freedom of n orders whose noise has this covariance ``[n, n]``.
+
+    They are the geometric mean of n - 1 and those of the noise, which are fewer if
+    examples prefer similar orders. The sum of squares is the unbiased one of Z. Bai
+    and H. Saranadasa (Statistica Sinica 6, 1996).
+    """
+    size = len(covariance) - 1
+    total = float(np.trace(covariance))
+    count = num_examples - 1
+    squares = float((covariance**2).sum()) - total**2 / count
+    squares *= count**2 / max(1, count - 1) / (count + 2)
+    if squares <= 0:
+        return size
+    return math.sqrt(size * min(size, max(1.0, total**2 / squares)))
 
 
 def _mean_draws(differences: Array, disagreement: float, rng: np.random.Generator) -> Array:
