@@ -11,7 +11,7 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import Alternative, RetrievalReport
 from plr_dspy.report.stop import StopReason
-from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
+from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.space import Candidate, WholeProgram
 
 
@@ -108,8 +108,6 @@ def compare_ways(
     best: dict[str, ExpectedScore] = {}
     for score in expected:
         best.setdefault(_way_of(setup, slots, score), score)
-        if isinstance(score.candidate, WholeProgram) and score.candidate.name == NEAREST_LAST:
-            best["the nearest demos, nearest last"] = score
     variation = None
     text = ""
     if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
