@@ -77,13 +77,13 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         scaled = decision.scale_of_metric(setup.original)
         score = fitted.expected_at_random(drawn, orderings)
     error = _error_of_mean(rows)
-    lowest, highest = fitted.clip([score - error, score + error])
+    values = [scaled(value) for value in (score, *fitted.clip([score - error, score + error]))]
+    metric = run.scorer.influence
+    if metric is not None:
+        values = [metric.clip(value) for value in values]
+    score, lowest, highest = (round(value, 6) for value in values)
     return Alternative(
-        name=name,
-        score=round(scaled(score), 6),
-        interval=(round(scaled(lowest), 6), round(scaled(highest), 6)),
-        num_examples=setup.plan.num_train_examples,
-        tokens=tokens,
+        name=name, score=score, interval=(lowest, highest), num_examples=setup.plan.num_train_examples, tokens=tokens
     )
 
 
