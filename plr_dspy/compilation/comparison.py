@@ -168,8 +168,8 @@ def effect_on_set_metric(
         compared: What is expected of the returned one.
     """
     values = {name: metric.value(own.items()) for name, own in answers.items()}
-    _, (expected, _, _) = compared.score_ranges
-    values["chosen_calibrated" if effect.applied else "chosen"] = expected
+    if compared.expected_chosen is not None:
+        values["chosen_calibrated" if effect.applied else "chosen"] = compared.expected_chosen[0]
     always = []
     for label in metric.labels[: len(effect.always)]:
         always.append(metric.value((example, label) for example in range(metric.num_examples)))

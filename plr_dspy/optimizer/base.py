@@ -24,7 +24,6 @@ from plr_dspy.compilation.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
@@ -177,10 +176,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
         make_budget(setup)
-        logprobs_plan: Plan | None = None
-        if self.signal != "score" and setup.plan.program_calls and not isinstance(label_output(setup.program), str):
-            logprobs_plan = self._with_plan(setup, signal="logprobs").plan
-        return estimate_cost(setup, logprobs_plan)
+        return estimate_cost(setup)
 
     def _prepare(
         self,

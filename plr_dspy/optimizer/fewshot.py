@@ -18,7 +18,7 @@ from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
-from plr_dspy.optimizer.expected_scores import alternative_of_number, best_by_number, compare_ways, expected_scores
+from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
@@ -247,6 +247,8 @@ class PLFewShot(LearningOptimizer):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
         return FinishedProgram(
             program_in(outcome.decision.ordering, outcome.decision.offsets),
-            best_by_number=[alternative_of_number(slots, number, each) for number, each in best.items()],
+            best_by_number=[
+                score.alternative(f"{number} demos", slots.shown(score.candidate)) for number, score in best.items()
+            ],
             retrieval=retrieval,
         )

@@ -86,7 +86,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert 0 < first.program_calls["total"] <= 60
     assert cli.main(arguments) == 0, "it goes on from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
-    assert "predictor with demos" in capsys.readouterr().out
+    assert "3 of 3 demos in the order" in capsys.readouterr().out
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
@@ -148,7 +148,6 @@ def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == said
-    assert report.confusion.labels == ["negative", "positive"]
     assert said in capsys.readouterr().out
 
 
@@ -160,7 +159,6 @@ def test_select_chooses_the_demos(folder, capsys):
     assert "at most 36 program calls" in said
     assert cli.main(nowhere) == 2
     assert "--out: name the file for the program, or pass --estimate" in capsys.readouterr().err
-    assert "arrangements on" in said
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
     found = Report.load("found.json")

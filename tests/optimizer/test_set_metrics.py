@@ -116,20 +116,10 @@ def test_labels_count_in_their_shares_where_answers_are_calibrated():
     assert report.calibration.offsets == pytest.approx(offsets, abs=0.05)
 
 
-def test_report_has_the_metric_itself_and_the_confusion():
+def test_report_has_the_metric_itself():
     """On all examples that both programs have answered."""
     _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1)
-    found, c = report.confusion, report.comparison
-    assert found.labels == LABELS
-    for table, value in ((found.original, c.original), (found.returned, c.chosen)):
-        counts = np.array(table)
-        assert counts.sum() == c.num_examples
-        tp, fp, fn = counts[1, 1], counts[0, 1], counts[1, [0, 2]].sum()
-        # Examples count in the shares that labels have among all, as far as both programs have met them.
-        shares = np.array([0.9, 0.1]) / counts.sum(axis=1)
-        tp, fp, fn = tp * shares[1], fp * shares[0], fn * shares[1]
-        assert value == pytest.approx(2 * tp / (2 * tp + fp + fn))
-    assert "'positive'," in report.details()
+    c = report.comparison
     assert "F1(label='positive'" in report.details()
     chosen = max(report.candidates, key=lambda each: each.expected_gain)
     assert (report.candidates[0].score, chosen.score) == (c.original, c.chosen)
@@ -210,8 +200,6 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
     options |= {"engine": engine, "program": student(demos=()), "trainset": known[:100], "calibrate": True}
     chosen, report = compiled(PLFewShot, F1("positive"), **options)
     value = scored(engine, chosen, known[100:])
-    assert np.array(report.confusion.original)[:, 1].sum() == 0
-    assert np.array(report.confusion.returned)[1, 1] > 0
     assert value >= report.comparison.expected_chosen[1]
     assert report.comparison.chosen > 0.8
 
@@ -256,7 +244,7 @@ def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
         found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=120)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
     assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
-    assert found.calibrated.num_examples == found.num_examples == 20
+    assert found.num_examples == 20
     assert "only" not in caplog.text  # 10 examples are positive: what is scored as a whole is counted as a whole.
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
