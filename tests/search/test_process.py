@@ -13,7 +13,8 @@ from plr_dspy.search.model.score_table import ScoreTable
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = Features(SPACE, classes=[[0, 1] * 4])
-SIZE, NUM = 12, 40
+SIZE = 12
+NUM = 40
 
 few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=SIZE, max_size=SIZE)
 """Of each of 12 rows: any two share a column, so that the table is connected."""
@@ -108,9 +109,12 @@ class BiasedWorld:
         region = features[FEATURES.names.index("region")]
         leaning = region @ rng.normal(size=region.shape[1])
         leaning /= leaning.std()
-        self.known, self.new = [f[:80] for f in features], [f[80:] for f in features]
-        self.classes, truth = np.resize(np.array(classes), 24), -gain * np.abs(leaning)
-        self.explained, self.new_truth = leaning[:80, None] * np.array(loadings)[self.classes], truth[80:]
+        self.known = [f[:80] for f in features]
+        self.new = [f[80:] for f in features]
+        self.classes = np.resize(np.array(classes), 24)
+        truth = -gain * np.abs(leaning)
+        self.explained = leaning[:80, None] * np.array(loadings)[self.classes]
+        self.new_truth = truth[80:]
         scores = truth[:80, None] + self.explained + rng.normal(size=24) + 0.5 * rng.normal(size=(80, 24))
         holes = rng.random(scores.shape) >= 0.5
         holes[:, 0] = False
@@ -142,8 +146,10 @@ class World:
         values = features[FEATURES.names.index(family)]
         truth = values @ rng.normal(size=values.shape[1])
         truth *= 0.5 / truth.std()
-        self.known, self.new = [f[:known] for f in features], [f[known:] for f in features]
-        self.truth, self.new_truth = truth[:known], truth[known:]
+        self.known = [f[:known] for f in features]
+        self.new = [f[known:] for f in features]
+        self.truth = truth[:known]
+        self.new_truth = truth[known:]
         self.scores = self.truth[:, None] + rng.normal(size=examples)
         self.scores += rng.normal(size=self.scores.shape)
         holes = rng.random(self.scores.shape) < missing
@@ -191,9 +197,11 @@ def preferred(world):
 
 
 def test_rows_whose_scores_are_worth_less_say_less():
-    errors, noisy = [], np.arange(40) % 2 == 0
+    errors = []
+    noisy = np.arange(40) % 2 == 0
     for seed in range(6):
-        world, rng = World(known=40, seed=seed), np.random.default_rng(seed)
+        world = World(known=40, seed=seed)
+        rng = np.random.default_rng(seed)
         scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
         for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
             process = AdditiveProcess(world.known, table)
@@ -218,7 +226,8 @@ class TestPosterior:
         world = World(known=15, new=10, examples=40, missing=missing)
         process = world.fit()
         draws = process.sample(world.new, 40_000, np.random.default_rng(0))
-        mean, deviation = np.concatenate([process.mean, process.predict(world.new)]), draws.std(axis=0)
+        mean = np.concatenate([process.mean, process.predict(world.new)])
+        deviation = draws.std(axis=0)
         assert draws.shape == (40_000, 25)
         assert (np.abs(draws.mean(axis=0) - mean) < 6 * deviation / 200).all()
         _, covariance = conditioned(world, variances_of(process))
@@ -242,7 +251,8 @@ class TestLearning:
     @settings(deadline=None, max_examples=6)
     @given(st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
     def test_scores_may_have_any_scale(self, world, shift, scale):
-        first, second = world.fit(), world.fit(scores=world.scores * scale + shift)
+        first = world.fit()
+        second = world.fit(scores=world.scores * scale + shift)
         np.testing.assert_allclose(second.mean, first.mean * scale + shift, rtol=1e-5, atol=1e-5 * scale)
         np.testing.assert_allclose(variances_of(second), variances_of(first), rtol=1e-4, atol=1e-8)
         draws = [process.sample(world.new, 3, np.random.default_rng(0)) for process in (first, second)]

@@ -33,9 +33,11 @@ def games():
 
 class TestSearch:
     def test_finds_better_orders_than_random_search_at_as_many_calls(self, games):
-        gains, heights = [], []
+        gains = []
+        heights = []
         for seed, (world, search, _) in enumerate(games):
-            best, rest = search.ranked(world.known)[0].ordering, World(8, seed=seed)
+            best = search.ranked(world.known)[0].ordering
+            rest = World(8, seed=seed)
             scores = rest(random_orderings(world.space, world.calls // 8, seed))
             at_random = max(scores, key=lambda ordering: np.mean(list(scores[ordering].values())))
             gains.append(world.truth(best) - world.truth(at_random))
@@ -82,7 +84,8 @@ class TestSearch:
         assert len(batches) < 20
 
     def test_by_log_probabilities_programs_have_a_draw_of_their_own_while_one_is_left_to_score(self):
-        program, first = WholeProgram(0, "nearest last"), []
+        program = WholeProgram(0, "nearest last")
+        first = []
         space = OrderingSpace((tuple(range(3)),), programs=(program,))
         silent = LabelResponses(np.eye(2), lambda *cell: None)
         for num_scored, score, responses in ((4, 1.0, silent), (3, 0.0, silent), (3, 0.0, None)):
