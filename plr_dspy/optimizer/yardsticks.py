@@ -109,7 +109,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     num_answers = MOST_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
-        score = _score(setup, examples, [answer] * len(examples))
+        score = _score(setup, examples, [answer for _ in examples])
         if score is None:
             return None
         if best is None or score > best.score:
