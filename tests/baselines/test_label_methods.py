@@ -141,8 +141,7 @@ class TestEveryMethod:
         with table.serving():
             estimate = optimizer.estimate(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
-        assert "12 orders on" in str(estimate)
-        assert "probing inputs" in str(estimate)
+        assert f"search {estimate.program_calls}" in str(estimate)
         table.chosen(optimizer)
         report = optimizer.report
         assert report.program_calls["total"] == table.engine.requests <= estimate.program_calls <= 100

@@ -107,7 +107,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("saved", "into", "match"),
         [
-            (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
+            (student(), CalibratedProgram(student()), "cannot be loaded into the student .*'calibration'"),
             (student(), larger(student()), "cannot be loaded into the student .*'part'"),
             (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
             (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "of the labels"),
