@@ -59,6 +59,9 @@ class Table:
             for text, label in zip(self.texts, self.gold, strict=True)
         ]
 
+    def in_order(self, order):
+        return [self.demos[i] for i in order]
+
     def serving(self):
         return using(self.engine, "fake/labels")
 
@@ -89,9 +92,10 @@ class TestWinners:
         p = table.p[:, :14].mean(axis=1)
         prior = np.full(3, 1 / 3)
         if setting == "few-shot":
-            p = np.array([table.probabilities([table.demos[i] for i in order], "") for order in table.orders])
+            p = np.array([table.probabilities(table.in_order(order), "") for order in table.orders])
         if setting == "prior":
-            prior = np.array([sum(e.label == label for e in train) / 14 for label in table.labels])
+            labels = [example.label for example in train]
+            prior = np.array([labels.count(label) / 14 for label in table.labels])
         assert chosen == table.orders[int(np.argmin((p * np.log(p / prior)).sum(1)))]
 
     @pytest.mark.parametrize("kind", [LocalE, GlobalE])

@@ -3,6 +3,7 @@
 import json
 
 import dspy
+import numpy as np
 import pytest
 from fakes import Program
 from label_engines import LABELS, Classifier, leaning
@@ -16,8 +17,9 @@ LEANING = leaning(LABELS, 2.0)
 def labelled(count, *, num_negative, first=0):
     """Examples of which the first ones are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
-    labels = ["negative"] * num_negative + ["positive"] * (count - num_negative)
-    return [dspy.Example(text=t, label=each).with_inputs("text") for t, each in zip(texts, labels, strict=True)]
+    labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
+    pairs = zip(texts, labels, strict=True)
+    return [dspy.Example(text=text, label=label).with_inputs("text") for text, label in pairs]
 
 
 def unlabelled(count):

@@ -1,5 +1,6 @@
 """What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
 
+import itertools
 from typing import Literal
 
 import dspy
@@ -73,7 +74,8 @@ class TestMetricsThatCallAModel:
     )
     def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
         """One that loads something first is not taken for them, one that asks them of wrong answers is."""
-        now = iter([time for duration in durations for time in (0, duration)])
+        starts_and_ends = itertools.chain.from_iterable((0, duration) for duration in durations)
+        now = iter([*starts_and_ends])
         calls = []
         monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
 

@@ -30,8 +30,13 @@ STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predicto
 
 
 def calibrated(program=None, **options):
-    options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
-    return BatchCalibration(display_progress=False, **options).compile(program or student(), trainset=EXAMPLES[:30])
+    prior = None if "method" in options else dict.fromkeys(LABELS, 0.5)
+    options = {"prior": prior, "display_progress": False, **options}
+    return BatchCalibration(**options).compile(program or student(), trainset=EXAMPLES[:30])
+
+
+def answers_of(program):
+    return [program(text=f"text {i}").toDict() for i in range(5)]
 
 
 @pytest.fixture
@@ -57,9 +62,9 @@ def test_the_same_answers(kind, what, lm, tmp_path, caplog):
     program.save(tmp_path / "program.json")
     caplog.clear()
     loaded = load_program(STUDENTS[kind](), tmp_path / "program.json")
-    told = [[each(text=f"text {i}").toDict() for i in range(5)] for each in (program, loaded)]
-    assert told[0] == told[1]
-    assert str(told[0][0]).count("probabilities") == ("whole" in what) + 2 * ("parts" in what)
+    answers = answers_of(program)
+    assert answers_of(loaded) == answers
+    assert str(answers[0]).count("probabilities") == ("whole" in what) + 2 * ("parts" in what)
     assert not caplog.records
 
 

@@ -353,16 +353,22 @@ class TestFromAlternatives:
     def test_is_exact_where_every_token_is_known(self, data):
         """A model of letters: the probability of a label is the product of those of its letters and its end."""
         labels = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True))
+        beginnings = set()
+        for label in labels:
+            beginnings |= {label[:i] for i in range(len(label) + 1)}
         after = {}
-        for text in {label[:i] for label in labels for i in range(len(label) + 1)}:
+        for text in beginnings:
             drawn = data.draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))
             after[text] = tokens({t: n / sum(drawn) for t, n in zip("abc\n", drawn, strict=True)})
-        ended = [[(label[:i], letter) for i, letter in enumerate(label + "\n")] for label in labels]
-        exact = [math.prod(math.exp(after[text][letter]) for text, letter in each) for each in ended]
-        found = from_alternatives(after, labels)
+        exact = []
+        for label in labels:
+            letters = enumerate(label + "\n")
+            logs = [after[label[:i]][letter] for i, letter in letters]
+            exact.append(math.prod(map(math.exp, logs)))
+        probabilities = from_alternatives(after, labels)
         # Once a label is the only one left, its remaining letters are taken for granted.
-        assert np.all(found >= np.array(exact) - 1e-9)
-        assert found.sum() <= 1 + 1e-9
+        assert np.all(probabilities >= np.array(exact) - 1e-9)
+        assert probabilities.sum() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ def write(folder, task, train, test):
 
 
 def read(folder, task=MR):
-    parts = load(task, data_dir=folder)
-    return [[(e[task.input_field], e[task.output_field]) for e in part] for part in parts]
+    def pair(example):
+        return example[task.input_field], example[task.output_field]
+
+    return [list(map(pair, part)) for part in load(task, data_dir=folder)]
 
 
 def some(task, start, count=6):

@@ -108,7 +108,12 @@ SOURCES = {
 }
 """Code of users, in which a number makes the difference."""
 
-DIFFERENT = {name: [metric_in(s.replace("N", number)) for number in "12"] for name, s in SOURCES.items()} | {
+
+def two_metrics(source):
+    return [metric_in(source.replace("N", number)) for number in "12"]
+
+
+DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "pattern": (re.compile("a"), re.compile("b")),
     "answer key": (Weighted(1, answer_key="a"), Weighted(1, answer_key="b")),
     "model in an attribute": (Weighted(1, lm=dspy.LM("openai/a")), Weighted(1, lm=dspy.LM("openai/b"))),

@@ -1,5 +1,6 @@
 """Benchmarks know the package, count the calls of what they compare, and make the figures of the docs again."""
 
+import itertools
 import json
 import logging
 import sys
@@ -48,11 +49,13 @@ def run(tmp_path, monkeypatch, capsys):
 
     def of(*sides, **changed):
         for part in ("train", "test"):
-            rows = [{"text": f"{part} {i}", "label": ("negative", "positive")[i % 2]} for i in range(40)]
+            labels = ("negative", "positive")
+            rows = [{"text": f"{part} {i}", "label": labels[i % 2]} for i in range(40)]
             (tmp_path / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         options = FIRST | {f"--{name}": str(value) for name, value in changed.items()}
         places = ["--tasks", "mr", "--data-dir", str(tmp_path), "--sides", *sides]
-        monkeypatch.setattr(sys, "argv", ["x", *places, *(text for pair in options.items() for text in pair)])
+        arguments = itertools.chain.from_iterable(options.items())
+        monkeypatch.setattr(sys, "argv", ["x", *places, *arguments])
         before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

@@ -124,7 +124,7 @@ def private_dspy_names():
     signature = dspy.Predict("question -> answer").signature
     decision = DecisionAdapter(adapter, signature, {})
     objects = [adapter, decision, example, dspy.Prediction(), dspy.Predict(signature), dspy.LM("openai/x"), dspy.cache]
-    names = {name for holder in objects for name in dir(holder)}
+    names = set().union(*map(dir, objects))
     private = {name for name in names if name.startswith("_") and not name.startswith("__")}
     assert {"_compiled", "_store", "_input_keys", "_call_preprocess", "_prepare", "_lock"} <= private
     return private

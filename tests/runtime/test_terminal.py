@@ -30,7 +30,8 @@ def rendered(raw):
         else:
             lines[-1][column : column + 1] = [character]
             column += 1
-    return [line for line in ("".join(line).rstrip() for line in lines) if line]
+    texts = ["".join(line).rstrip() for line in lines]
+    return [text for text in texts if text]
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ class TestIntervals:
         better = 12
         worse = 4
         same = 24
-        differences = [1.0] * better + [-1.0] * worse + [0.0] * same
+        differences = np.repeat([1.0, -1.0, 0.0], [better, worse, same]).tolist()
         n = better + worse + same + 2
         b = better + 0.5
         c = worse + 0.5
