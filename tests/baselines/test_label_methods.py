@@ -236,16 +236,18 @@ class TestInputs:
     def test_no_answer_to_another_one_is_taken_from_a_folder(self, earlier, kind, options, tmp_path):
         """What another seed or method has paid for counts where prompt and input are the same."""
         before = Table(num_demos=3)
-        found = Table(num_demos=3)
+        resuming = Table(num_demos=3)
         fresh = Table(num_demos=3)
+
         earlier.log_dir = tmp_path
         before.chosen(earlier)
         resumed = kind(exact, log_dir=tmp_path, **options)
         expected = kind(exact, **options)
-        assert found.chosen(resumed) == fresh.chosen(expected)
+        assert resuming.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.slots == expected.report.slots
-        assert set(fresh.engine.prompts) - set(before.engine.prompts) <= set(found.engine.prompts)
-        assert found.engine.requests <= fresh.engine.requests
+        new_prompts = {*fresh.engine.prompts} - {*before.engine.prompts}
+        assert new_prompts <= {*resuming.engine.prompts}
+        assert resuming.engine.requests <= fresh.engine.requests
 
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})

@@ -23,7 +23,7 @@ def labelled(count, *, num_negative, first=0):
 
 
 def unlabelled(count):
-    return [each.without("label").with_inputs("text") for each in labelled(count, num_negative=0)]
+    return [example.without("label").with_inputs("text") for example in labelled(count, num_negative=0)]
 
 
 def reported(trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options):
@@ -85,7 +85,7 @@ def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
 
 
 def test_answers_that_stay_as_they_are():
-    right = {each.text: each.label for each in MIXED}
+    right = {example.text: example.label for example in MIXED}
     sure = lambda text: {label: 0.99 if right[text] == label else 0.01 for label in LABELS}  # noqa: E731
     optimizer, program = reported(MIXED, probabilities=sure)
     assert program.calibration is None
@@ -96,7 +96,7 @@ def test_answers_that_stay_as_they_are():
 def test_counts_the_examples(caplog):
     """Of examples that are given twice one is used, and none that has no label or that a demo shows."""
     distinct = labelled(60, num_negative=20)
-    without = [each.without("label").with_inputs("text") for each in distinct[-5:]]
+    without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()
     program.demos = distinct[18:22]
     trainset = [*distinct[:-5], *without, *distinct[:3]]

@@ -83,11 +83,11 @@ class TestMetricsThatCallAModel:
             calls.append(prediction.label)
             return example.label == prediction.label
 
-        found = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
+        scores = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
         if asked < len(durations):
-            assert found == "the metric takes too long to be asked for every label"
+            assert scores == "the metric takes too long to be asked for every label"
         else:
-            np.testing.assert_array_equal(found, TABLE)
+            np.testing.assert_array_equal(scores, TABLE)
         assert len(calls) == asked
 
 

@@ -19,8 +19,9 @@ FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
 
 def outer():
     def answers(self, text):
-        told = [step(text=text) for step in [*self.steps, *self.parts.values()]]
-        return dspy.Prediction(label=told[0].label, told=[each.toDict() for each in told])
+        predictions = [step(text=text) for step in [*self.steps, *self.parts.values()]]
+        label = predictions[0].label
+        return dspy.Prediction(label=label, steps=[each.toDict() for each in predictions])
 
     steps = [classifier(), classifier(module=dspy.ChainOfThought)]
     return Program(answers, steps=steps, parts={"a b": classifier()})

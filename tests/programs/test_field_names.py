@@ -90,8 +90,8 @@ class TestEveryNameWorks:
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         with using(engine(place)):
-            found = PLReorder(right(place), **OPTIONS).compile(program, trainset=examples(place))
-        check_demos(found, place, tmp_path)
+            compiled = PLReorder(right(place), **OPTIONS).compile(program, trainset=examples(place))
+        check_demos(compiled, place, tmp_path)
 
     @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
     @pytest.mark.parametrize("demos", ["fixed", "retrieved"])
@@ -114,8 +114,8 @@ class TestEveryNameWorks:
             assert F1(field=name)(example, prediction) == 1.0
         metric = F1(field=PLACES[place][1][-1])
         with using(engine(place)):
-            found = PLReorder(metric, **OPTIONS).compile(program, trainset=examples(place))
-        check_demos(found, place, tmp_path)
+            compiled = PLReorder(metric, **OPTIONS).compile(program, trainset=examples(place))
+        check_demos(compiled, place, tmp_path)
 
     def test_in_examples_that_hold_lists(self, place):
         """What a metric writes to them is not kept."""

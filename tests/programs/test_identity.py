@@ -169,15 +169,15 @@ def used(thing):
 
 
 def retriever():
-    found = dspy.retrievers.Embeddings(["a", "b"], embed)
-    found.search_fn.input_queue.unfinished_tasks = int(1000 * NOISE.random())
-    return found
+    embeddings = dspy.retrievers.Embeddings(["a", "b"], embed)
+    embeddings.search_fn.input_queue.unfinished_tasks = int(1000 * NOISE.random())
+    return embeddings
 
 
 def client():
-    found = openai.OpenAI(api_key="sk")
-    assert next(TURNS) % 2 == 0 or found.chat  # which it keeps
-    return found
+    openai_client = openai.OpenAI(api_key="sk")
+    assert next(TURNS) % 2 == 0 or openai_client.chat  # which it keeps
+    return openai_client
 
 
 def cyclic():

@@ -103,10 +103,10 @@ class TestIdentity:
         program.save(tmp_path / "program.json")
         loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
         with using(engine()):
-            for each in (program, loaded):
-                each.demos = [{**demo, "question": demo["question"].split(": ")[1]} for demo in each.demos]
+            for student in (program, loaded):
+                student.demos = [{**demo, "question": demo["question"].split(": ")[1]} for demo in student.demos]
                 optimizer = PLReorder(right, max_metric_calls=40, **OPTIONS)
-                optimizer.compile(each, trainset=trainset)
+                optimizer.compile(student, trainset=trainset)
                 settings = optimizer.report.settings
                 assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 

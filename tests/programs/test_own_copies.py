@@ -231,9 +231,11 @@ def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
 def test_so_is_a_label_and_what_the_valset_holds():
     world = World(*MEMORIES["list"])
     engine = Engine()
-    valset = [dspy.Example(each, notes=threading.Lock()).with_inputs("text", "memory") for each in world.trainset[:3]]
-    with using(engine), pytest.raises(TypeError, match=r"valset\[0\] .* its field 'notes' is a lock"):
-        PLReorder(exact, **QUIET).compile(world.program(), trainset=world.trainset, valset=valset)
+    locked = [dspy.Example(row, notes=threading.Lock()) for row in world.trainset[:3]]
+    data = {"trainset": world.trainset, "valset": [example.with_inputs("text", "memory") for example in locked]}
+    message = r"valset\[0\] .* its field 'notes' is a lock"
+    with using(engine), pytest.raises(TypeError, match=message):
+        PLReorder(exact, **QUIET).compile(world.program(), **data)
     assert not engine.prompts
 
 

@@ -18,8 +18,8 @@ def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
 
 def with_input(values, **fixed):
     def example(number, value):
-        fields = dspy.Example(question=value, answer=str(number), **fixed)
-        return fields.with_inputs("question", *fixed)
+        row = dspy.Example(question=value, answer=str(number), **fixed)
+        return row.with_inputs("question", *fixed)
 
     return [example(number, value) for number, value in values]
 
@@ -51,8 +51,8 @@ class TestDemosAreLeftOut:
 
         def example(i):
             language = "en" if i < number else f"language {i}"
-            made = dspy.Example(question=str(i), language=language)
-            return made.with_inputs("question", "language")
+            row = dspy.Example(question=str(i), language=language)
+            return row.with_inputs("question", "language")
 
         examples = [example(i) for i in range(20)]
         assert shown_by([{"language": "en", "topic": "t"}], examples) == shown
@@ -81,8 +81,8 @@ class TestDemosAreLeftOut:
 
 class TestSplits:
     def test_a_rare_class_is_spread_evenly(self):
-        found = mixed(range(100), [n % 10 == 0 for n in range(100)], random.Random(0), balanced=True)
-        places = [place for place, n in enumerate(found) if n % 10 == 0]
+        order = mixed(range(100), [n % 10 == 0 for n in range(100)], random.Random(0), balanced=True)
+        places = [place for place, n in enumerate(order) if n % 10 == 0]
         assert [place // 10 for place in places] == list(range(10))
         assert {place % 10 for place in places} <= {4, 5}
 

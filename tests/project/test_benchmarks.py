@@ -71,16 +71,16 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
     """
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
-    found = {}
+    num_calls = {}
     for some in (sides, counted):
         table, calls = run(*some, pool=30)
-        found |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
-    assert found["half of it"] < found["half of it, PLReorder"] <= found["random search"]
-    assert 0 < found["PLReorder"] <= found["random search"]
-    assert 0 < found["PLFewShot@30"] <= 30
-    assert (found["calibrated"], found["TopK calibrated@100"]) == (28, 100)
-    assert 0 < found["calibrate@40"] <= 40
-    assert calls == sum(found[side] for side in counted) + len(counted) * 10
+        num_calls |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
+    assert num_calls["half of it"] < num_calls["half of it, PLReorder"] <= num_calls["random search"]
+    assert 0 < num_calls["PLReorder"] <= num_calls["random search"]
+    assert 0 < num_calls["PLFewShot@30"] <= 30
+    assert (num_calls["calibrated"], num_calls["TopK calibrated@100"]) == (28, 100)
+    assert 0 < num_calls["calibrate@40"] <= 40
+    assert calls == sum(num_calls[side] for side in counted) + len(counted) * 10
 
 
 def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_answers(run):
@@ -103,9 +103,9 @@ def test_figures_of_the_docs_are_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["evidence.py", "--only", "calibrated", "--jobs", "1"])
     monkeypatch.setattr(evidence, "DOCS", tmp_path)
     assert evidence.main() == 1
-    said = capsys.readouterr().out
-    assert said.count("DIFFERS") == 1
-    assert "23 of 24 figures agree" in said
+    output = capsys.readouterr().out
+    assert output.count("DIFFERS") == 1
+    assert "23 of 24 figures agree" in output
 
 
 def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
@@ -114,11 +114,11 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
     path = tmp_path / "new" / "mine.npz"
     monkeypatch.setattr(sys, "argv", ["x", "--demos", "3", "--test", "8", "--out", str(path)])
     record.main()
-    found = np.load(path)
-    assert found["logprobs"].shape == (6, 8, 2)
-    assert len({tuple(order) for order in found["orders"].tolist()}) == 6
-    assert json.loads(str(found["about"]))["digest"].startswith("sha256 ")
-    assert not {"texts", "demo_texts"} & set(found)
+    arrays = np.load(path)
+    assert arrays["logprobs"].shape == (6, 8, 2)
+    assert len({tuple(order) for order in arrays["orders"].tolist()}) == 6
+    assert json.loads(str(arrays["about"]))["digest"].startswith("sha256 ")
+    assert not {"texts", "demo_texts"} & set(arrays)
     assert RecordedLandscape(path, 0).log_probabilities((2, 0, 1)).shape == (8, 2)
 
 

@@ -77,9 +77,9 @@ def run(code):
 
 def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy():
     """Every name is there before it is loaded."""
-    heavy, said = run(ALONE)
+    heavy, messages = run(ALONE)
     assert heavy == "\n"
-    assert [line.split()[2:] for line in said.splitlines()] == [
+    assert [line.split()[2:] for line in messages.splitlines()] == [
         ["WARNING", "plr_dspy.x:", "shown"],
         ["INFO", "plr_dspy.x:", "seen"],
     ]
@@ -97,11 +97,11 @@ FLAWED = "compile app.py:program --metric app.py:metric --train train.jsonl --in
 
 def test_help_and_bad_arguments_load_nothing_heavy():
     """There are no such files."""
-    every = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
+    commands = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
     code = f"""
 import contextlib
 from plr_dspy.cli import main
-for arguments in {every}:
+for arguments in {commands}:
     with contextlib.suppress(SystemExit):
         main(arguments.split())
 print(*sorted(HEAVY & sys.modules.keys()))
@@ -168,4 +168,4 @@ def test_one_file_alone_uses_private_names_of_dspy():
     for path in Path(plr_dspy.__file__).parent.rglob("*.py"):
         if path.name != "dspy_compat.py":
             uses[path.name] = list(uses_of_private_dspy_names(path.read_text(encoding="utf-8"), private))
-    assert {name: found for name, found in uses.items() if found} == {}
+    assert {name: names for name, names in uses.items() if names} == {}

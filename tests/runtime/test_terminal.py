@@ -93,9 +93,9 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
     assert re.search(r" INFO .* gain .* expected on new examples, .*; \d+ calls; budget used up$", lines[-1]), lines[-1]
     counts = {"DSPy says": 5, "A library says": 4, "UserWarning: Python says": 4, "boom": 1}
     for text, count in counts.items():
-        found = [line for line in lines if text in line]
-        assert len(found) == count, found
-        assert all(line.endswith((".", "boom")) for line in found)
+        matching = [line for line in lines if text in line]
+        assert len(matching) == count, matching
+        assert all(line.endswith((".", "boom")) for line in matching)
     (first,) = [line for line in lines if " INFO plr_dspy.compilation.rounds: round 1:" in line]
     assert first.startswith("20")
 

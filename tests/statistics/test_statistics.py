@@ -34,8 +34,8 @@ class TestBatchOffsets:
         expected = np.log(prior) - np.log([0.8, 0.2])
         assert batch_offsets(table, prior=prior) == pytest.approx(expected - expected.mean())
         table = np.log([[0.6, 0.4], [0.9, 0.1]])
-        found = batch_offsets(table, unseen=[[False, False], [False, True]])
-        assert found[1] - found[0] == pytest.approx(np.log(0.75 / 0.2))
+        offsets = batch_offsets(table, unseen=[[False, False], [False, True]])
+        assert offsets[1] - offsets[0] == pytest.approx(np.log(0.75 / 0.2))
 
     @given(TABLES)
     def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
@@ -48,14 +48,14 @@ class TestBatchOffsets:
         means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
         even = np.full(3, 1 / 3)
         held = np.array([False, False, True])
-        found = label_offsets(means, even, held=held)
-        for row, p in zip(found, means, strict=True):
+        offsets = label_offsets(means, even, held=held)
+        for row, p in zip(offsets, means, strict=True):
             assert row == pytest.approx(batch_offsets(p[None], unseen=[held]))
             assert row[2] == row[:2].min()
         assert label_offsets(means, even, held=~held)[0].tolist() == [0, 0, 0]
         assert label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=~held | held).tolist() == [0, 0, 0]
-        found = label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=np.zeros(3, dtype=bool))
-        assert found[2] == found[:2].min()
+        offsets = label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=np.zeros(3, dtype=bool))
+        assert offsets[2] == offsets[:2].min()
 
 
 class TestUnevenLabels:
@@ -84,14 +84,14 @@ class TestCalibrated:
         unseen = data.draw(arrays(bool, table.shape))
         table = log_softmax(np.where(unseen, table.min(), table), axis=1)
         offsets = data.draw(arrays(np.float64, table.shape[1], elements=st.floats(-20, 20)))
-        told = calibrated(table, offsets, unseen=unseen)
-        np.testing.assert_allclose(np.exp(told).sum(axis=1), 1)
-        for answer, hidden in zip(told.argmax(axis=1), unseen, strict=True):
+        moved = calibrated(table, offsets, unseen=unseen)
+        np.testing.assert_allclose(np.exp(moved).sum(axis=1), 1)
+        for answer, hidden in zip(moved.argmax(axis=1), unseen, strict=True):
             assert hidden.all() or not hidden[answer]
 
     def test_scales(self):
-        told = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
-        assert np.exp(told) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
+        moved = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
+        assert np.exp(moved) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
 
 
 def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
