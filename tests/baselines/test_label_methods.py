@@ -166,7 +166,7 @@ class TestEveryMethod:
         table = Table()
         open_ended = dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
-        rated = [each.copy(stars=3).with_inputs("text", "stars") for each in table.examples]
+        rated = [e.copy(stars=3).with_inputs("text", "stars") for e in table.examples]
         of_stars = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
         of_stars.demos = rated[:4]
         for program, match in [

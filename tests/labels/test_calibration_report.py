@@ -122,10 +122,10 @@ def test_counts_calls_that_failed_and_replies_that_could_not_be_read():
     report = optimizer.report
     assert (report.program_calls, report.num_inputs) == (60, 58)
     assert (report.num_failed, report.num_unread, report.num_silent) == (1, 3, 1)
-    said = (
+    calls = (
         "60 program calls (1 failed, 3 with a reply that could not be read, 1 with a reply that says nothing of labels)"
     )
-    assert said in str(report)
+    assert calls in str(report)
 
 
 def test_no_report_is_of_an_earlier_compile():

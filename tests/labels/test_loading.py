@@ -21,7 +21,7 @@ def outer():
     def answers(self, text):
         predictions = [step(text=text) for step in [*self.steps, *self.parts.values()]]
         label = predictions[0].label
-        return dspy.Prediction(label=label, steps=[each.toDict() for each in predictions])
+        return dspy.Prediction(label=label, steps=[step.toDict() for step in predictions])
 
     steps = [classifier(), classifier(module=dspy.ChainOfThought)]
     return Program(answers, steps=steps, parts={"a b": classifier()})

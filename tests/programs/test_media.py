@@ -137,10 +137,11 @@ class TestIdentity:
             program = chooser.compile(dspy.Predict(signature(kind)), trainset=trainset)
             program.save(tmp_path / "program.json")
             loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
-        for each in (program, loaded):
+        for finder in (program, loaded):
             with using(OrderSensitiveEngine({})):
-                each(medium=KINDS[kind](99), question="a blue thing")
-                _, *demos, _ = [message["content"] for message in dspy.settings.lm.history[-1]["messages"]]
+                finder(medium=KINDS[kind](99), question="a blue thing")
+                messages = dspy.settings.lm.history[-1]["messages"]
+                _, *demos, _ = [message["content"] for message in messages]
             asked = list(map(text_of, demos[::2]))
             assert len(asked) == 3
             assert all("blue thing" in text for text in asked)

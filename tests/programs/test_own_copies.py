@@ -79,7 +79,7 @@ class World:
         self.seen = set()
         self.original = repr(make())
         fields = [{**dict(example), "memory": make()} for example in EXAMPLES]
-        self.trainset = [kind(each).with_inputs("text", "memory") for each in fields]
+        self.trainset = [kind(row).with_inputs("text", "memory") for row in fields]
 
     def program(self, demos=DEMOS):
         return Program(self.run, predict=student(demos=demos))

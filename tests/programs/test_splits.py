@@ -43,7 +43,8 @@ class TestDemosAreLeftOut:
         assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
-        assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()  # It is but one of two inputs.
+        # The question is only one of two inputs.
+        assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
     def test_a_common_input_alone_shows_nothing(self, number, shown):
@@ -67,7 +68,8 @@ class TestDemosAreLeftOut:
         day = datetime.date(2026, 1, 1)
         values = [Ticket(number=i, opened=day) for i in range(5)]
         examples = with_input(list(enumerate(values)))
-        assert shown_by([{"question": {"opened": "2026-01-01", "number": 3}, "answer": "x"}], examples) == {3}
+        ticket = {"opened": "2026-01-01", "number": 3}
+        assert shown_by([{"question": ticket, "answer": "x"}], examples) == {3}
 
     def test_by_what_is_in_prompts(self):
         """Not by a number that the demo has not, or another one."""
@@ -81,8 +83,9 @@ class TestDemosAreLeftOut:
 
 class TestSplits:
     def test_a_rare_class_is_spread_evenly(self):
-        order = mixed(range(100), [n % 10 == 0 for n in range(100)], random.Random(0), balanced=True)
-        places = [place for place, n in enumerate(order) if n % 10 == 0]
+        is_rare = [n % 10 == 0 for n in range(100)]
+        order = mixed(range(100), is_rare, random.Random(0), balanced=True)
+        places = [place for place, n in enumerate(order) if is_rare[n]]
         assert [place // 10 for place in places] == list(range(10))
         assert {place % 10 for place in places} <= {4, 5}
 
@@ -92,7 +95,8 @@ class TestSplits:
         examples = questions(count)
         parts = splits(examples, seed=seed, balanced=balanced)
         everything = [*parts.train, *parts.selection]
-        assert sorted(e.question for e in everything) == sorted(e.question for e in examples)
+        asked = sorted(example.question for example in everything)
+        assert asked == sorted(example.question for example in examples)
         assert parts.train
         assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
         assert [examples[int(name[9:-1])] for name in parts.names] == everything
@@ -100,8 +104,11 @@ class TestSplits:
     def test_a_valset_is_the_selection_split_and_its_examples_leave_the_train_split(self, caplog):
         examples = questions(50)
         parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
-        assert (len(parts.train), len(parts.selection)) == (39, 9), "without copies, and what demos show"
-        assert [examples[40:][int(name[7:-1])] for name in parts.names[39:]] == parts.selection
+        # Copies and what demos show are left out.
+        assert len(parts.train) == 39
+        assert len(parts.selection) == 9
+        places = [40 + int(name[7:-1]) for name in parts.names[39:]]
+        assert [examples[place] for place in places] == parts.selection
         assert "9 examples are in both" in caplog.text
 
     @settings(deadline=None, max_examples=15)
