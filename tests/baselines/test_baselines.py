@@ -13,7 +13,7 @@ EXAMPLES = questions(120)
 
 
 def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found(engine, tmp_path):
-    """Calls that both make are made once."""
+    """Calls that both methods make are paid once."""
 
     def compiled(kind, **options):
         before = engine.num_calls
@@ -61,7 +61,7 @@ class TestTopKOrder:
     @settings(deadline=None)
     @given(st.integers(0, 5_000), st.integers(1, 100), st.integers(2, 50), st.integers(1, 20))
     def test_a_budget_pays_for_the_orders_and_the_whole_comparison(self, more, num_train, num_selection, num_finalists):
-        """Where the original is not among the best, it is compared beside them."""
+        """The original order is compared even if it is not among the best."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
         options = {"num_finalists": num_finalists, "max_metric_calls": budget}
         optimizer = TopKOrder(exact_match, **options)

@@ -18,7 +18,7 @@ from plr_dspy.labels.reader import NoProbabilities
 
 
 class Table:
-    """A task whose label probabilities are known: of every order of its demos, for every text."""
+    """A task with known label probabilities for every order of its demos and every text."""
 
     def __init__(self, *, num_labels=2, num_demos=4, num_texts=20):
         rng = np.random.default_rng(num_labels)
@@ -37,7 +37,7 @@ class Table:
         return self.orders.index(tuple(self.demos.index(demo) for demo in demos))
 
     def probabilities(self, demos, text):
-        """Of texts unknown, those that the LM wrote or without content, some row that their digest decides."""
+        """Return the probabilities of a text; the digest decides those of an unknown text."""
         known = text in self.texts
         column = self.texts.index(text) if known else int(digest(text) * len(self.texts))
         return self.p[self.row(demos), column]
@@ -81,11 +81,11 @@ def entropy(p):
 
 
 class TestWinners:
-    """All orders are candidates, the original one first: where two are equally good, it wins."""
+    """All orders are candidates; the original one comes first and wins ties."""
 
     @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
     def test_pdo(self, table, setting):
-        """The prior is by default that of the trainset."""
+        """The default prior is that of the trainset."""
         optimizer = PDO(exact, setting=setting, num_candidates=len(table.orders))
         train = table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
@@ -234,7 +234,7 @@ class TestInputs:
         ],
     )
     def test_no_answer_to_another_one_is_taken_from_a_folder(self, earlier, kind, options, tmp_path):
-        """What another seed or method has paid for counts where prompt and input are the same."""
+        """Calls of another seed or method count if prompt and input are the same."""
         before = Table(num_demos=3)
         resuming = Table(num_demos=3)
         fresh = Table(num_demos=3)
@@ -270,7 +270,6 @@ class TestInputs:
         assert len(orders) == 1
 
     def test_a_label_that_no_example_has_needs_a_prior(self):
-        """All examples of a label may be among the demos."""
         table = Table()
         optimizer = PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]

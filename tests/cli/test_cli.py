@@ -51,7 +51,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current one, with a program and examples; a fake is the local model."""
+    """Return the current folder, with a program, examples and a fake local model."""
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(PlainLabels(lean=0.5))))
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
@@ -97,7 +97,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
 def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, monkeypatch, capsys, adapter, route):
-    """In a format that it does not follow, a few replies end the compile, and the error says what to do."""
+    """A format that the model does not follow ends the compile after a few replies."""
     engine = PlainLabels(lean=0.5)
     routes = []
 
@@ -145,7 +145,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     ],
 )
 def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
-    """Rows have columns besides the inputs and the label."""
+    """The rows have more columns than the inputs and the label."""
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == name
@@ -220,7 +220,7 @@ def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
 
 
 def test_evaluate_by_several_metrics(folder, capsys):
-    """Each is a table, by one set of calls."""
+    """One set of calls gives a table for each metric."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
     assert cli.main(evaluate("--data", "train.jsonl", "--metric", *names)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -320,7 +320,7 @@ def stopped(example, prediction, trace=None):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """The current folder, with a program that calls no model."""
+    """Return the current folder, with a program that calls no model."""
     (tmp_path / "offline_app.py").write_text(OFFLINE)
     rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))

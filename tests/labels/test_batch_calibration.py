@@ -284,7 +284,7 @@ class TestLabelsDecide:
         assert scores["as it is"] == scores["always 'positive'"] == 24 / 32
 
     def test_ties_leave_the_program_as_it_is(self):
-        """A model that is always right, and sure of it."""
+        """The model is always right and sure of it."""
         trainset, _, right = world(2, 0.2, 0.0)
         engine = Classifier(lambda text: dict.fromkeys(LABELS, 0.01) | {right(text): 0.99})
         program = calibrate(engine, trainset=trainset)

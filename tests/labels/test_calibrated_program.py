@@ -25,7 +25,7 @@ def positive(text="good"):
 
 class TestAnswers:
     def test_the_likeliest_label_by_calibrated_probabilities(self):
-        """Without a calibration it tells the probabilities, and decides nothing."""
+        """A program without a calibration gives probabilities but decides nothing."""
         prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         odds = 0.2 / 0.8 * 2.718281828**10
@@ -52,7 +52,7 @@ class TestAnswers:
         assert engine.asked == [20]
 
     def test_with_other_outputs_the_error_stays(self):
-        """And so does the second call that ChatAdapter makes for it."""
+        """ChatAdapter still makes its second call."""
         engine = positive()
         bare = positive()
         engine.unreadable = bare.unreadable = lambda text: True
@@ -98,7 +98,6 @@ class TestAnswers:
         assert len(engine.asked) == 2
 
     def test_inputs_by_position_and_a_vote(self):
-        """As of the program itself, whose last field is the label."""
         positional = Program(lambda self, text: self.inner(text=text), inner=student())
         program = CalibratedProgram(positional, TOWARDS_NEGATIVE)
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])
@@ -212,7 +211,7 @@ class TestWithDspy:
 
     @pytest.mark.parametrize("asynchronous", [True, False])
     def test_streamify(self, asynchronous):
-        """What the LM says is not streamed: the label may be another in the end."""
+        """The reply is not streamed, because calibration may change the label."""
         engine = positive()
         listener = dspy.streaming.StreamListener("label")
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)

@@ -15,7 +15,7 @@ LEANING = leaning(LABELS, 2.0)
 
 
 def labelled(count, *, num_negative, first=0):
-    """Examples of which the first ones are negative."""
+    """Return examples of which the first ones are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
     labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
     pairs = zip(texts, labels, strict=True)
@@ -27,7 +27,7 @@ def unlabelled(count):
 
 
 def reported(trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options):
-    """The optimizer after a compile, and the program."""
+    """Return the optimizer after a compile, and the program."""
     optimizer = BatchCalibration(num_threads=1, display_progress=False, **options)
     engine = Classifier(probabilities, unreadable=unreadable)
     with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
@@ -94,7 +94,7 @@ def test_answers_that_stay_as_they_are():
 
 
 def test_counts_the_examples(caplog):
-    """Of examples that are given twice one is used, and none that has no label or that a demo shows."""
+    """Copies, examples without a label and those that a demo shows are not used."""
     distinct = labelled(60, num_negative=20)
     without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()

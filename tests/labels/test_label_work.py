@@ -73,7 +73,7 @@ class TestMetricsThatCallAModel:
         ids=["all", "first", "every second", "together"],
     )
     def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
-        """One that loads something first is not taken for them, one that asks them of wrong answers is."""
+        """A metric that is slow at its first call alone is not taken for a slow one."""
         starts_and_ends = itertools.chain.from_iterable((0, duration) for duration in durations)
         now = iter([*starts_and_ends])
         calls = []

@@ -89,7 +89,7 @@ class TestPartsOfLargerPrograms:
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
     def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
-        """DSPy leaves them out of the file of a larger program."""
+        """DSPy leaves these parts out of the file of a larger program."""
         part = dspy.Module()
         plain = dspy.Module()
         part.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES)

@@ -24,7 +24,7 @@ from plr_dspy.lm.plain_text_adapter import labels_of
 
 
 class Scripted(LabelEngine):
-    """Says the same tokens to everyone: each a text, or the probabilities of what might have stood there."""
+    """Say the same tokens to everyone; a token is a text or a dict of probabilities."""
 
     def __init__(self, *tokens):
         super().__init__([], None)
@@ -243,7 +243,7 @@ IN_PLAIN["top_logprobs"] = [tokens(LIKELY)]
 
 
 def provider(refuses=0):
-    """Says " positive", with what might have stood there, in the shape of the endpoint that was asked.
+    """Say " positive" with alternatives, in the shape of the endpoint that was asked.
 
     Args:
         refuses: The status of replies to requests for log-probabilities, where these are refused.
@@ -272,7 +272,7 @@ def lm_of(server, route, **options):
 
 @pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
 class TestOverHTTP:
-    """Chat and plain completions, by DSPy's own client and litellm."""
+    """Chat and plain completions through DSPy's own client and litellm."""
 
     def asked(self, lm, requests=None):
         answer, readings = asked(None, PlainTextAdapter(), lm=lm, requests=requests, text="good")
@@ -280,7 +280,7 @@ class TestOverHTTP:
         return readings
 
     def test_are_read_and_cached_on_the_disk_alone_unless_there_is_none(self, route, monkeypatch):
-        """In memory one reply of 150 tokens takes 3 MB."""
+        """One reply of 150 tokens would take 3 MB of memory."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
             lm = lm_of(server, route, cache=True)
@@ -351,7 +351,7 @@ class TestFromAlternatives:
 
     @given(st.data())
     def test_is_exact_where_every_token_is_known(self, data):
-        """A model of letters: the probability of a label is the product of those of its letters and its end."""
+        """The probability of a label is the product of those of its letters and its end."""
         labels = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True))
         beginnings = set()
         for label in labels:

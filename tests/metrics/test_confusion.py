@@ -26,7 +26,7 @@ def example(label, **more):
 
 
 def share_of_right(counts, labels):
-    """Accuracy, of which the derivative is known."""
+    """Return the accuracy."""
     return np.trace(counts) / counts.sum()
 
 
@@ -122,7 +122,6 @@ class TestLabels:
         assert change == pytest.approx(derivative, abs=1e-3)
 
     def test_nothing_is_answered(self, metric):
-        """As if no reply can be read."""
         right_labels = ["a"] * 3 + ["b"] * 7
         unread = [(i, None) for i in range(10)]
         scores = ConfusionScores(metric, right_labels)
@@ -227,7 +226,7 @@ class Mood(enum.Enum):
 
 class TestOwnFunction:
     def test_gets_counts_and_the_labels_of_the_output(self):
-        """Labels that no example has are those of the type, and answers beside them count in the last column."""
+        """Labels of the type count, too; other answers are in the last column."""
         calls = []
 
         def cost(counts, labels):

@@ -35,7 +35,7 @@ def chat(vllm):
 
 @pytest.fixture
 def chat_litellm(vllm):
-    """A key that DSPy's client does not know takes the call through litellm."""
+    """Take the call through litellm by a key that DSPy's client does not know."""
     return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
@@ -51,7 +51,7 @@ def probabilities(lm, demos, review):
 
 
 def test_label_probabilities_are_right(vllm, completions):
-    """They are near the sum over each label's tokens, as the server's own numbers for the whole text give it."""
+    """Compare with the server's log-probabilities of the whole text."""
     demos = REVIEWS[:4]
     review = REVIEWS[20].review
     read = probabilities(completions, demos, review)
@@ -86,7 +86,7 @@ def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completi
 
 @pytest.mark.parametrize("route", ["chat", "chat_litellm"])
 def test_chat(route, request):
-    """The small model does not keep to labels by itself: free, many of its answers cannot be read, or none."""
+    """Many answers of the small model cannot be read."""
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
     reorder = PLReorder(accuracy, max_metric_calls=60, num_threads=4, display_progress=False)
     with dspy.context(lm=request.getfixturevalue(route), adapter=PlainTextAdapter()):

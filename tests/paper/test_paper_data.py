@@ -59,7 +59,6 @@ def test_what_is_left_out(tmp_path, caplog):
 
 
 def test_what_a_file_may_hold_besides(tmp_path):
-    """A byte order mark, blank lines, Windows line ends, more fields, and line separators in a text."""
     write(tmp_path, MR, [], some(MR, 0))
     first = '{"text": "a\u2028b", "label": "positive", "id": 3}'
     second = '{"label":"negative","text":"c"}'

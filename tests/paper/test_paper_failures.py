@@ -27,7 +27,7 @@ KEY = "zq9verysecretvalue00817"
 
 @pytest.fixture
 def server():
-    """A completions endpoint that answers a label by the length of the prompt, late, or repeats the key."""
+    """Serve labels by the length of the prompt, late, or an error that repeats the key."""
 
     def answer(request):
         time.sleep(server.seconds)
@@ -91,7 +91,7 @@ def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsy
 
 
 def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
-    """Also to a provider whose address nobody gave."""
+    """The key goes to a provider without an address, too."""
     monkeypatch.setenv("MYKEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another-account")
     monkeypatch.setenv("OPENAI_BASE_URL", server.api_base)

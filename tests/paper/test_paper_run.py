@@ -30,7 +30,7 @@ def run(data, out, *more):
 
 @pytest.fixture(scope="module")
 def grid_folder(data, tmp_path_factory):
-    """Grids in one folder with all that the outputs need. Of the first, the model is a fake."""
+    """Return a folder with the results of two grids."""
     out = tmp_path_factory.mktemp("made")
     engine = PlainLabels(lean=0.5)
     grid = ["--seeds", "1", "2", "--ablations", "weighted", "--methods", "Static", "Ours"]

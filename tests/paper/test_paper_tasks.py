@@ -20,7 +20,7 @@ def rendered(task, format):
 
 
 def answered(task, format, text):
-    """The prediction of a model that says a text, and the request it was sent."""
+    """Return the prediction of a model that says the text, and its request."""
     engine = ScriptedEngine(text)
     lm = dspy.LM("scripted", engine=engine, cache=False)
     with dspy.context(lm=lm, adapter=task.adapter(format)):

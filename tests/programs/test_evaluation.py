@@ -105,7 +105,7 @@ def test_a_metric_that_is_never_above_0():
 
 
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
-    """The worst score of any program, since no program may gain by answering nothing."""
+    """No program may gain by answering nothing."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
     wrong, unread = evaluated(programs, minus, examples(4, [3])).programs.values()
     assert wrong.score == unread.score == -0.75
@@ -130,7 +130,7 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
 
 @pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
 def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
-    """Also where some programs find nothing; new examples have other labels, too."""
+    """Some programs find nothing, and new examples have other labels."""
     rng = np.random.default_rng(0)
     inside = np.zeros(2)
     worlds = 100
@@ -170,7 +170,7 @@ def test_intervals_hold_where_all_answers_may_be_right(metric, right):
 
 @pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), F1("yes")])
 def test_a_rare_label_that_was_always_found_is_not_certain(metric):
-    """Of five examples; two false alarms do not make it surer."""
+    """Two false alarms do not make a recall of five examples surer."""
     yes = set(range(5))
     programs = {"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}
     evaluation = evaluated(programs, metric, examples(100, yes))

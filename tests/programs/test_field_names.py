@@ -14,7 +14,7 @@ TAKEN = ["completions", "config", "demos", "instance", "lm", "new_signature", "s
 
 
 def names_of_dspy():
-    """What examples, predictions and predictors have, and what their calls take, by name."""
+    """Return the names that examples, predictions and predictors use."""
     names = {"args", "augmented", "base", "kwargs", "others", "prediction", "score", "trace", *TAKEN}
     for one in (dspy.Example(), dspy.Prediction(), dspy.Predict("question -> answer")):
         names |= {*dir(type(one)), *vars(one)}
@@ -44,7 +44,7 @@ def examples(place, count=40):
 
 
 def engine(place):
-    """Gives no answer where it is shown no demos."""
+    """Return an engine that gives no answer without demos."""
     inputs, outputs = PLACES[place]
     answers = {}
     for example in examples(place):
@@ -60,7 +60,7 @@ def right(place):
 
 
 def prompt(program, place):
-    """The messages of a call on an example that nothing has seen."""
+    """Return the messages of a call on a new example."""
     asking = OrderSensitiveEngine({})
     with using(asking):
         program(**{name: f"{name} of a new example" for name in PLACES[place][0]})
@@ -69,7 +69,7 @@ def prompt(program, place):
 
 
 def check_demos(program, place, folder):
-    """All fields are in all demos, also when the program is saved and loaded."""
+    """Check that all demos have all fields, before and after saving."""
     program.save(folder / "program.json")
     loaded = load_program(dspy.Predict(signature(place)), folder / "program.json")
     *demos, _ = messages = prompt(program, place)
@@ -118,7 +118,7 @@ class TestEveryNameWorks:
         check_demos(compiled, place, tmp_path)
 
     def test_in_examples_that_hold_lists(self, place):
-        """What a metric writes to them is not kept."""
+        """Changes that a metric makes to an example are not kept."""
 
         def writing(example, prediction, trace=None):
             for name in PLACES[place][1]:

@@ -73,7 +73,7 @@ FILES = itertools.count()
 
 
 def metric_in(source, **namespace):
-    """Return the metric that a file of the user's defines."""
+    """Return the metric that a file of a user defines."""
     file = Path(FOLDER.name, f"users_{next(FILES)}.py")
     file.write_text(source)
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}

@@ -111,7 +111,7 @@ class TestIdentity:
                 assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
     def test_letters_in_another_case_are_another_picture(self):
-        """Unlike in texts."""
+        """Case is ignored in texts only."""
 
         def make(i):
             letters = format(i, "08b").replace("0", "a").replace("1", "A")
@@ -127,7 +127,7 @@ class TestIdentity:
         assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
     def test_demos_are_found_by_the_other_fields(self, kind, tmp_path):
-        """Also those of a loaded program, which are texts."""
+        """The demos of a loaded program are texts and must be found, too."""
         trainset = examples(KINDS[kind])
         for i, example in enumerate(trainset):
             example.question = f"{['red', 'green', 'blue', 'brown'][i % 4]} thing"

@@ -146,7 +146,7 @@ class TestErrors:
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
     def test_an_example_that_never_runs_is_one_failure_and_counts_for_no_ordering(self, engine):
-        """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
+        """A broken example does not end the run after many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
         metric = failing(dict.fromkeys((12, 15), ZeroDivisionError("boom")))
         cells = scorer(metric=metric, max_errors=3, num_threads=1)
@@ -157,7 +157,7 @@ class TestErrors:
 
     @pytest.mark.parametrize(("of_so_many", "num_calls"), [(25, 720), (14, 140)])
     def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, num_calls):
-        """So that a compile of 1,000 calls does not end at its tenth failure."""
+        """A compile of 1,000 calls must not end at its tenth failure."""
         calls = itertools.count(1)
 
         def metric(example, prediction):

@@ -82,7 +82,6 @@ def test_one_metric_by_name_is_a_table_with_its_name():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_what_one_metric_writes_reaches_no_other(first):
-    """Not in examples, not in predictions, not in recalls, and not in what the user passed."""
     seen = []
 
     def writing(example, prediction):

@@ -41,7 +41,7 @@ class TestBlocks:
         assert slots.space.num_distinct == 2
 
     def test_native_reasoning_follows_the_lm(self):
-        """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
+        """Native reasoning takes the field out of the prompt, and the two groups with it."""
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
         reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
@@ -129,7 +129,7 @@ DATA = {
 class TestShared:
     @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
     def test_what_is_no_module_is_not_copied(self, make):
-        """But small lists, dicts and sets of modules are: what a call leaves there stays with its order."""
+        """Small lists, dicts and sets of modules are copied."""
         data = make()
         duplicate = ProgramFactory(holder(data=data)).build({})
         copied = type(data) in (list, dict, set)
@@ -168,7 +168,7 @@ class Colleague:
     ids=["object", "method", "partial", "tool"],
 )
 def test_what_leads_back_to_the_program_is_copied(make, program_in):
-    """Else a copy would answer with the demos of the original."""
+    """Otherwise a copy would answer with the demos of the original."""
     program = holder()
     program.held = make(program)
     duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})

@@ -48,7 +48,7 @@ class TestDemosAreLeftOut:
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
     def test_a_common_input_alone_shows_nothing(self, number, shown):
-        """Common to more than a tenth of the examples."""
+        """An input is common if more than a tenth of the examples have it."""
 
         def example(i):
             language = "en" if i < number else f"language {i}"
@@ -72,7 +72,7 @@ class TestDemosAreLeftOut:
         assert shown_by([{"question": ticket, "answer": "x"}], examples) == {3}
 
     def test_by_what_is_in_prompts(self):
-        """Not by a number that the demo has not, or another one."""
+        """Inputs that no prompt shows do not count."""
         examples = with_input([(i, f"question {i}") for i in range(20)], style="short")
         demos = [{"question": "question 7", "style": "long", "answer": "a"}]
         options = {"balanced": True, "prompted": ["question"]}
@@ -114,7 +114,7 @@ class TestSplits:
     @settings(deadline=None, max_examples=15)
     @given(st.integers(0, 20), st.booleans())
     def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
-        """Sorted by class, as many files are."""
+        """The examples are sorted by class, as in many files."""
         examples = two_classes("no" if i % 200 < 50 else "yes" for i in range(400))
         valset = examples[200:] if with_valset else []
         parts = splits(examples[:200], valset, seed=seed)

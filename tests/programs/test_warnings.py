@@ -50,7 +50,7 @@ RUNS = {
 
 
 def warned(caplog, run, program, examples):
-    """The warnings before the first call."""
+    """Return the warnings before the first call."""
     for predictor in program.predictors():
         predictor.demos = predictor.demos or [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(20), fakes.interrupt))

@@ -22,7 +22,7 @@ from paper.model import ServedModel
 
 @pytest.fixture(autouse=True)
 def _log_lines_stay_as_they_were():
-    """Benchmarks quieten the package for the whole process, which here has other tests to run."""
+    """Undo what benchmarks do to the log lines of the process."""
     level = logging.getLogger("plr_dspy").level
     yield
     logging.disable(logging.NOTSET)
@@ -34,7 +34,7 @@ FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the live benchmark on files of a task; gives its table without seconds, and how many calls it made."""
+    """Return a function that runs the live benchmark and gives its table and number of calls."""
 
     engines = {}
 
@@ -124,7 +124,7 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["batch", "F1 batch", "F1 light@60"])
 def test_methods_by_a_rare_label_on_recorded_answers(method):
-    """Each has what `make evidence` needs: a held-out score, and calls within its limit."""
+    """Results have a held-out score and keep to the limit of calls."""
     world = World(evidence.FILES["AG News"], num_pool=70, share=0.15)
     result = measured(20_000, world=world, method=method)
     assert 0.0 <= result["held-out"] <= 1.0

@@ -89,7 +89,7 @@ PRESUPPOSED = {
 
 
 def blocks(page):
-    """The Python blocks of a page: number of the first line, code, and whether they are run."""
+    """Return the first line, the code and whether it is run, for each Python block of a page."""
     text = PAGES[page].read_text(encoding="utf-8")
     return [
         (text[: match.start()].count("\n") + 1, match[2], not NOT_RUN.search(text[: match.start()]))
@@ -100,7 +100,7 @@ def blocks(page):
 
 @pytest.fixture
 def no_network(page, tmp_path, monkeypatch):
-    """Every way to a model leads to a fake; DSPy's settings and the folder are those of one page."""
+    """Lead every way to a model to a fake, with settings and a folder for one page."""
     of_reviews = page not in of_pages("budget report order servers", None)
     engine = fakes.LabelEngine(LABELS, label_shares) if of_reviews else fakes.engine_for(EXAMPLES)
 
@@ -139,7 +139,7 @@ def no_network(page, tmp_path, monkeypatch):
 
 
 def run_page(page):
-    """Run the code of a page; gives the names that it defines."""
+    """Run the code of a page and return the names that it defines."""
     namespace = {"__name__": "page", **PRESUPPOSED.get(page, dict)()}
     for line, code, run in blocks(page):
         if run:
@@ -183,7 +183,7 @@ def without_code(path):
 
 
 def anchors(path):
-    """Those that a repository's page has for the headings of a file."""
+    """Return the anchors of the headings of a file."""
     headings = re.findall(r"^#+ (.+)$", without_code(path), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

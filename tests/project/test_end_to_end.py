@@ -58,7 +58,7 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
 
 
 def test_label_probabilities_are_those_of_the_next_token(server):
-    """Greedy answers are the likeliest label."""
+    """The greedy answer is the likeliest label."""
     *shown, asked = load_reviews("train")[:5]
     lm = server.lm(cache=False)
     student = dspy.Predict(Sentiment)

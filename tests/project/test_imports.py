@@ -66,7 +66,7 @@ for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf")
 
 
 def run(code):
-    """What code prints, to both streams, in a process of its own that has none of what other tests set."""
+    """Return what code prints to both streams in a process of its own."""
     test_settings = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
     env = {name: value for name, value in os.environ.items() if name not in test_settings}
     command = [sys.executable, "-c", f"import sys; HEAVY = {HEAVY}\n{code}"]
@@ -76,7 +76,6 @@ def run(code):
 
 
 def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy():
-    """Every name is there before it is loaded."""
     heavy, messages = run(ALONE)
     assert heavy == "\n"
     assert [line.split()[2:] for line in messages.splitlines()] == [
@@ -88,7 +87,7 @@ def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy(
 
 
 def test_what_is_needed_is_loaded_then_and_no_extra_and_an_estimate_asks_no_network_and_prints_nothing():
-    """Nor is torch's compiler imported, which takes longer than the package itself."""
+    """Torch's compiler is not imported, since it takes longer than the package."""
     assert run(BESIDE_DSPY) == ("", "")
 
 
@@ -96,7 +95,7 @@ FLAWED = "compile app.py:program --metric app.py:metric --train train.jsonl --in
 
 
 def test_help_and_bad_arguments_load_nothing_heavy():
-    """There are no such files."""
+    """The files do not exist."""
     commands = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
     code = f"""
 import contextlib
@@ -118,7 +117,7 @@ def test_every_name_is_there(package):
 
 
 def private_dspy_names():
-    """Names of attributes that objects of DSPy have and its documentation does not."""
+    """Return the private names of attributes of DSPy's objects."""
     adapter = dspy.ChatAdapter()
     example = dspy.Example(question="", answer="").with_inputs("question")
     signature = dspy.Predict("question -> answer").signature
@@ -131,7 +130,7 @@ def private_dspy_names():
 
 
 def uses_of_private_dspy_names(source, private):
-    """What a source takes from DSPy's submodules or private attributes, overriding methods excepted."""
+    """Yield the submodules and private attributes of DSPy that a source uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dspy."):
             yield node.module

@@ -41,7 +41,7 @@ def chain():
 
 
 def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
-    """The report of a real compile, also where it ends in an interrupt."""
+    """Return the report of a real compile, even if it is interrupted."""
     options = {"num_threads": 1, "display_progress": False, **options}
     if issubclass(kind, (PLReorder, PLFewShot)):
         options = {"max_metric_calls": 200, **options}
@@ -425,7 +425,7 @@ class TestFigure:
 
 class TestOdd:
     def test_texts_of_demos(self, report):
-        """Short, in one line, with what users wrote as it is."""
+        """Texts are shortened to one line but not escaped."""
         text = '$x$\n id="a" 中文 <!-- --> \\1 ' + "x" * 99
         odd = {"demos": [{"q": f"{i} {text}", "a": "b"} for i in range(2)]}
         report = by_hand()

@@ -96,7 +96,7 @@ COPIES = ["none", "exact", "written otherwise", "in the valset", "numbered", "in
 
 
 class TestLeaks:
-    """A program that copies the answer of a demo that asks the same is never right."""
+    """The model copies the answer of a demo that asks the same, which must never help."""
 
     @MODES
     @pytest.mark.parametrize("copies", COPIES)
@@ -152,7 +152,7 @@ class TestLeaks:
         compiled(engine, student=step, trainset=asked, **options)
 
     def test_of_inner_predictors_whose_inputs_tell_nothing(self):
-        """A demo of the second predictor has a hint alone, which the first one makes."""
+        """A demo of the second predictor shows only the hint that the first one makes."""
 
         def steps(self, question):
             return self.answer(hint=self.hint(question=question).hint)
@@ -177,7 +177,7 @@ class TestLeaks:
 
     @MODES
     def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog):
-        """They are shown no demos that are found."""
+        """Calls in such threads show no retrieved demos."""
         _warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
@@ -212,7 +212,7 @@ class TestLeaks:
 class TestChoice:
     @MODES
     def test_demos_that_help_are_found(self, demos):
-        """A demo of the same colour tells the answer; among neighbours there is one."""
+        """A demo of the same colour has the answer, and one is among the neighbours."""
         options = {"demos": demos, "max_demos": 2, "max_metric_calls": 150}
         program, optimizer = compiled(by_colour(), **options)
         report = optimizer.report
@@ -326,7 +326,7 @@ class TestChoice:
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
-        """Variations that show an example the same demos share its call, also with fixed arrangements."""
+        """Variations and fixed orders that show an example the same demos share its call."""
         engine = by_colour()
         options = {"max_demos": 2, "min_demos": 2, "max_metric_calls": 150}
         compiled(engine, demos=demos, trainset=examples(12), **options)
@@ -385,7 +385,7 @@ class TestChoice:
         assert optimizer.report.vote is None
 
     def test_a_vote_that_takes_long_or_fails_is_left_out(self, monkeypatch):
-        """It is scored by what the metric reads, which may be more than a neighbour has."""
+        """The metric may read more than a neighbour has."""
 
         def metric(example, prediction):
             return len(prediction["reasoning"]) > 0
@@ -513,7 +513,7 @@ class TestBadInput:
 
 
 class Private(dspy.Module):
-    """Keeps its predictor in an attribute that begins with an underscore."""
+    """A program with its predictor in a private attribute."""
 
     def __init__(self):
         super().__init__()

@@ -236,7 +236,7 @@ def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
 
 
 def test_labels_that_are_frequent_among_the_candidates_count():
-    """All three are as like the input; two of them are cats."""
+    """All three are equally similar to the input; two of them are cats."""
     texts = ["the cat one", "the cat two", "the cat three"]
     pool = pool_of(texts, ["bird", "cat", "cat"])
     assert shown(pool, "the cat") == ["the cat one"]

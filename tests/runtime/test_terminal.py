@@ -19,7 +19,7 @@ EXAMPLES = questions(60)
 
 
 def rendered(raw):
-    """The lines that stand in a terminal after it was sent these characters."""
+    """Return the lines that a terminal shows after these characters."""
     lines = [[]]
     column = 0
     for character in raw:
@@ -42,7 +42,7 @@ def terminal(monkeypatch, capsys):
 
 
 def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **options):
-    """An optimizer that has compiled, with these log handlers only; pytest has some of its own."""
+    """Return an optimizer that has compiled with these log handlers only."""
     program = dspy.LabeledFewShot(k=num_demos).compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     optimizer = kind(metric, **{"max_metric_calls": 200, "num_threads": 2, **options})
     with mock.patch.object(logging.root, "handlers", list(handlers)):
@@ -52,7 +52,7 @@ def compiled(kind=PLReorder, metric=exact_match, *, num_demos=5, handlers=(), **
 
 @pytest.mark.parametrize("broken", [BrokenPipeError, OSError, None])
 def test_a_bar_that_cannot_be_written_ends_nothing(terminal, monkeypatch, broken):
-    """The reader of standard error is gone, its disk is full, or there is none."""
+    """Standard error is closed, on a full disk, or missing."""
 
     class Gone(io.StringIO):
         def write(self, text):

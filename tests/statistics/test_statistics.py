@@ -28,7 +28,7 @@ TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 class TestBatchOffsets:
     def test_a_prior_and_labels_that_were_not_among_them(self):
-        """The probability of a label that was not among the likeliest counts as none."""
+        """A label that was not among the likeliest has probability 0."""
         table = np.log([[0.9, 0.1], [0.7, 0.3]])
         prior = [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
@@ -39,12 +39,12 @@ class TestBatchOffsets:
 
     @given(TABLES)
     def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
-        """Before they are normalised anew."""
+        """The probabilities are not normalised again."""
         moved = np.exp(table + batch_offsets(table)).mean(axis=0)
         np.testing.assert_allclose(moved, moved[0], rtol=1e-9)
 
     def test_of_several_means_at_once(self):
-        """What was never seen gets the smallest offset of the others in each row; no share is none to reach."""
+        """A label that was never seen gets the smallest offset of the others in its row."""
         means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
         even = np.full(3, 1 / 3)
         held = np.array([False, False, True])
@@ -80,7 +80,7 @@ class TestUnevenLabels:
 class TestCalibrated:
     @given(TABLES, st.data())
     def test_a_label_that_was_not_seen_does_not_become_the_likeliest(self, table, data):
-        """Two labels of one probability would make the first of them the answer."""
+        """If two labels were equally likely, the first would become the answer."""
         unseen = data.draw(arrays(bool, table.shape))
         table = log_softmax(np.where(unseen, table.min(), table), axis=1)
         offsets = data.draw(arrays(np.float64, table.shape[1], elements=st.floats(-20, 20)))
