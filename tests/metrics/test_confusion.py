@@ -295,7 +295,7 @@ BAD_INPUT = [
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),
-    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the least and the large"),
+    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the least and the largest value"),
     (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
     (lambda: F1("a").right_label(TWO_FIELDS), "name the field of the label"),
     (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
