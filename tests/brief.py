@@ -25,7 +25,7 @@ def brief_reviews(part, count=None, *, words=4):
 
 
 def write_task(folder, *, skip=0):
-    """The files of the task "mr" from such reviews, of the test part without the first few; gives the folder."""
+    """Write the task "mr" from brief reviews, and return its folder."""
     folder.mkdir(exist_ok=True)
     for part, left_out in (("train", 0), ("test", skip)):
         rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part)[left_out:]]

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now.
+    """Take what has been imported so far out of garbage collection.
 
     And pydantic the schema of a text: DSPy has a new one made for each field of each demo of each prompt,
     which was a seventh of all the time.
@@ -77,7 +77,7 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Knows the answers of the `EXAMPLES` of a test's file; the LM that asks it is DSPy's."""
+    """Yield an engine that knows the `EXAMPLES` of the test's file."""
     import dspy
     from fakes import fake_lm
 
@@ -88,7 +88,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of the local model together, and those of a file, which share what they made.
+    """Keep the tests of a file, and those of the local model, together.
 
     Marks of a group would do the same, but pytest 9.2 and xdist 3.8 overlook them together.
     """

@@ -33,7 +33,7 @@ WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
 class OrderSensitiveEngine:
-    """Right more often the more the demos are in ascending order of their text's digest: the prompt alone decides.
+    """Answers better the more its demos ascend by their texts' digests.
 
     Of `answers` by question; `at` is what is done at the beginning of calls, by number, and `mumbles` tells of which
     conversations the reply follows no format. `requests` counts the conversations.
@@ -58,7 +58,7 @@ class OrderSensitiveEngine:
         return chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
 
     def answer(self, system: str, texts: list[str]) -> str:
-        """The answer to a conversation, of which the system message is not part."""
+        """Return the answer to a conversation without its system message."""
         demos = [digest(text) for text in texts[:-1:2]]
         pairs = [(a, b) for i, a in enumerate(demos) for b in demos[i + 1 :]]
         sorted_share = sum(a < b for a, b in pairs) / len(pairs) if pairs else 0.5
@@ -95,7 +95,7 @@ def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
-    """Log-probabilities of a chat reply: at each place the likeliest of some tokens was said."""
+    """Return a reply's log-probabilities; the likeliest tokens are said."""
 
     def told(token: str, p: float) -> dict[str, Any]:
         return {"token": token, "logprob": math.log(p) if p > 0 else -9999.0}
@@ -111,7 +111,7 @@ def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
-    """A predictor that shows demos: these, or the first so many of `questions`."""
+    """Return a predictor with these demos, or as many `questions`."""
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
@@ -153,7 +153,7 @@ class Program(dspy.Module):
 
 
 def two_predictors() -> Program:
-    """A program whose second predictor reads what the first one says."""
+    """Return a program whose second predictor reads the first one's hint."""
     in_turn = lambda self, question: self.answer(question=question, hint=self.hint(question=question).hint)  # noqa: E731
     parts = {"hint": dspy.Predict("question -> hint"), "answer": dspy.ChainOfThought("question, hint -> answer")}
     return Program(in_turn, **parts)
@@ -196,7 +196,7 @@ def failure() -> None:
 
 
 def interrupt() -> None:
-    """What an engine does at a call: as where a user presses Ctrl-C."""
+    """Stand for a user who presses Ctrl-C during a call."""
     raise KeyboardInterrupt
 
 
@@ -219,20 +219,20 @@ class Async:
 
 @contextmanager
 def using(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> Iterator[Any]:
-    """Such an LM is DSPy's, and a reply that cannot be read is not asked for again."""
+    """Use an LM of this engine, without DSPy's fallback to JSON."""
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     with dspy.context(lm=lm_of(engine, model, **options), adapter=adapter):
         yield engine
 
 
 def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
-    """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
+    """Return an LM that can be fine-tuned, and its engine."""
     engine = engine_for(examples)
     return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
 
 
 class FineTuning(Provider):
-    """Takes training data; the model that comes of them has another name, and answers as before.
+    """Takes training data; the new model has another name, and answers as before.
 
     Attributes:
         jobs: The training data of each job, a list of conversations, each a list of messages' contents.
@@ -255,13 +255,13 @@ def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bo
 
 
 def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
-    """Mean score of each ordering on the examples that ran for any of them."""
+    """Return each ordering's mean score on the examples that ran for any."""
     _, rows = scorer.table(orderings, examples)
     return [sum(row) / len(row) for row in rows]
 
 
 def printed_whatever_the_hashes(code: str) -> str:
-    """What code prints in new processes, which must not depend on how they hash strings."""
+    """Return what code prints in new processes with other hash seeds."""
     folders = map(str, [Path(__file__).parent, *Path(__file__).parent.iterdir()])
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = sys.argv[1:]; {code}", *folders]
     environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
@@ -271,7 +271,7 @@ def printed_whatever_the_hashes(code: str) -> str:
 
 
 class LabelEngine:
-    """Answers with a label whose probabilities only the order of the demos and the input decide.
+    """Answers with a label that the order of the demos and the input decide.
 
     Chat replies tell those of a few tokens, as OpenAI's do. `probabilities` makes a distribution of the
     demos' texts, in their order, and the input's; `refusal` is raised where log-probabilities are asked for.
@@ -324,7 +324,7 @@ class LabelEngine:
         return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=told)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        """The tokens of a reply, each with the probabilities of what might stand there; the label comes last."""
+        """Return a reply's tokens, each with probabilities; the label is last."""
         *others, last = wanted
         p = zip(self.labels, self.probabilities(*self.shown(texts)), strict=True)
         before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]
@@ -346,7 +346,7 @@ class LabelEngine:
 
 
 class PlainLabels(LabelEngine):
-    """Answers plain prompts with a label whose probability its name, its lean and the whole prompt decide."""
+    """Answers plain prompts with a label that the whole prompt decides."""
 
     def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
         super().__init__([], lambda prompt: (1.0 - lean) * digest(f"{name}{prompt}"))

@@ -23,7 +23,7 @@ def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
 
 
 def around(call: Any) -> Program:
-    """A program that calls such a classifier in some way: `call(classify, text)` gives its answer."""
+    """Return a program whose answer is `call(classify, text)`."""
     return Program(lambda self, text: call(self.predict, text), predict=classifier())
 
 
@@ -32,7 +32,7 @@ def exact(example, prediction, trace=None):
 
 
 class Classifier(LabelEngine):
-    """Answers in the format of ChatAdapter, JSONAdapter or PlainTextAdapter, whatever the demos.
+    """Answers in the format that the adapter asks for.
 
     `probabilities` makes of the input's text a distribution over labels, by their texts; those of 0 are not among the
     likeliest tokens. `unreadable` replies have no format.
@@ -71,7 +71,7 @@ class Classifier(LabelEngine):
 
 
 def normal(text: str) -> float:
-    """A number whose distribution over texts is about the standard normal one."""
+    """Return a number that is about standard normal over texts."""
     return sum(digest(f"{text} {i}") for i in range(12)) - 6
 
 
@@ -82,7 +82,7 @@ def softmax(scores: dict[str, float]) -> dict[str, float]:
 
 
 def leaning(labels: list[str], lean: float) -> Any:
-    """Probabilities that would be right but for a lean to the last of the labels."""
+    """Return probabilities that lean to the last of the labels."""
 
     def probabilities(text: str) -> dict[str, float]:
         scores = {label: 1.5 * normal(f"{text} {label}") for label in labels}
@@ -93,7 +93,7 @@ def leaning(labels: list[str], lean: float) -> Any:
 
 
 def gold(labels: list[str], text: str) -> str:
-    """The right label of a text: drawn from the probabilities without any lean."""
+    """Draw the right label of a text from the unbiased probabilities."""
     p = leaning(labels, 0.0)(text)
     at = digest(f"right {text}")
     for label, share in p.items():
@@ -104,7 +104,7 @@ def gold(labels: list[str], text: str) -> str:
 
 
 class Decider:
-    """Answers decision outputs (`dspy.experimental.Choice`, `Noul`, `Score`) with the probabilities that they ask for,
+    """Answers DSPy's decision outputs with the probabilities they ask for,
     and others with the likeliest of the labels.
 
     `probabilities` makes of the demos' fields, in the order of the prompt, and of the input's text a distribution over

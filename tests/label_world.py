@@ -28,7 +28,7 @@ def two(z: float) -> list[float]:
 
 
 def probabilities(demos: list[str], text: str) -> list[float]:
-    """Examples have an effect of their own, and later demos lean the more to their label, as in real models."""
+    """Lean towards the labels of the demos, the later ones more."""
     own = (1 if number(text) % 2 else -1) * 1.2 + 0.8 * normal(text)
     lean = sum((1 if number(demo) % 2 else -1) * (place + 1) for place, demo in enumerate(demos))
     return two(own + 0.35 * lean + 0.3 * normal(f"{demos} {text}"))
@@ -53,7 +53,7 @@ def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exac
 
 
 def found(report: Any, *but: str) -> dict[str, Any]:
-    """What a report says, but for what may differ between two compiles of one kind."""
+    """Return a report without what may differ between equal compiles."""
     plain = json.loads(json.dumps(report.to_dict()))
     for name in ("seconds", *but):
         del plain[name]

@@ -20,7 +20,7 @@ def local_lm():
 
 
 def run_notebook(name: str, changes: dict[str, str]) -> str:
-    """Run its cells with other text in some places; returns what they print and show, or raises what they raise."""
+    """Run a notebook with some texts replaced; return what it prints."""
     shutil.copy(NOTEBOOKS / "recorded.json", "recorded.json")
     cells = nbformat.read(NOTEBOOKS / name, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]

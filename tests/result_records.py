@@ -30,7 +30,7 @@ def result(*args, **fields):
 
 
 def runs(method, counts, task="mr", num_demos=8, **fields):
-    """One run a seed: how many of 20 examples were right; none where that is None."""
+    """Return one run a seed, by how many of 20 examples were right."""
     return [
         result(task, num_demos, seed, method, [1.0] * count + [0.0] * (20 - count), **fields)
         for seed, count in enumerate(counts, start=1)

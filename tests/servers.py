@@ -113,6 +113,6 @@ def completion(text: str | None, *, plain: bool = True, logprobs: Any = None) ->
 
 
 def llama_count(server: Any, name: str) -> float:
-    """What a `LocalServer` has counted, such as "prompt_tokens_total": those that were not in its cache."""
+    """Return a counter of a `LocalServer`, such as "prompt_tokens_total"."""
     with urllib.request.urlopen(f"{server.api_base.removesuffix('/v1')}/metrics") as reply:
         return float(re.search(rf"^llamacpp:{name} (\S+)$", reply.read().decode(), re.M)[1])  # type: ignore[index]

@@ -13,7 +13,7 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """Pays cells from a table of scores, NaN for calls that fail; after `most` calls the time is up."""
+    """Pays cells from a table of scores; NaN stands for a failed call."""
 
     def __init__(self, table, log=None):
         self.log = log or RunLog()
@@ -36,7 +36,7 @@ class TablePayer:
 
 
 def table(*, seed=0, num_examples=40, broken=()):
-    """0 and 1 with chances that rise from one ordering to the next."""
+    """Return scores of 0 and 1 that rise from ordering to ordering."""
     chances = np.linspace(0.1, 0.9, len(ORDERINGS))[:, None]
     scores = (np.random.default_rng(seed).random((len(ORDERINGS), num_examples)) < chances).astype(float)
     scores[:, list(broken)] = np.nan
@@ -44,7 +44,7 @@ def table(*, seed=0, num_examples=40, broken=()):
 
 
 class World:
-    """Scores that are linear in which item stands where, under the effects of examples and noise.
+    """Scores are linear in the places of items, plus example effects and noise.
 
     An ordering is scored on 8 examples at first, and on 16 more each time it comes again.
     """
@@ -89,7 +89,7 @@ def random_orderings(space, count, seed=0):
 
 
 def play(search, score, *, rounds=6):
-    """Ask, score and tell; returns the batches asked for, the last of them empty where the search ends."""
+    """Ask, score and tell; return the batches that were asked for."""
     batches = []
     while len(batches) < rounds and [] not in batches:
         batches.append(search.ask())

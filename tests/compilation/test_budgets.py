@@ -12,7 +12,7 @@ EXAMPLES = questions(60)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """An engine each call of which takes a second of a clock that stands still between calls."""
+    """Yield an engine whose calls take a second each."""
     engine = engine_for(EXAMPLES)
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     with dspy.context(lm=lm_of(engine)):
@@ -65,7 +65,7 @@ class TestTime:
         assert ("2 of 3 finalists could be compared" in caplog.text) == (compared.num_candidates == 2)
 
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
-        """A time limit for each night, and the same log_dir: nothing is lost."""
+        """A compile goes on night by night with one log_dir."""
         whole = PLReorder(exact_match, max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
         options = {"max_metric_calls": 400, "max_seconds": 120}

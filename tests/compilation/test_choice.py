@@ -48,7 +48,6 @@ def compiled_by_the_paper(scores, **options):
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
 def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draws_each_once(favourite):
-    """Also where the distribution has come to draw nothing but the original."""
     scores = table()
     scores[ORDERINGS.index(favourite)] = 1.0
     search, found = compiled_by_the_paper(scores, num_iterations=30)
@@ -116,7 +115,7 @@ class TestChoice:
         assert low - 1e-6 <= gain <= high
 
     def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
-        """On 15 common examples the original is ahead; each has 20 more of its own, which are for the others."""
+        """The original leads on common examples, but not on all."""
         model = OrderingModel(OrderingSpace.of_sizes(4))
         finalists = dict.fromkeys(ORDERINGS[:6], "seen")
         against = 0
@@ -134,7 +133,7 @@ class TestChoice:
         assert against > 5
 
     def test_evidence_and_comparison_by_hand(self):
-        """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
+        """Example 0 shows no difference; 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
         assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
         assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
@@ -151,7 +150,7 @@ class TestChoice:
         assert [choose(found, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
     def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
-        """Five of 80, on which the best of many has had no misses, however many are the same."""
+        """Only five of 80 examples tell them apart."""
         original = ORDERINGS[0]
         best = ORDERINGS[10]
         model = OrderingModel(OrderingSpace.of_sizes(4))

@@ -23,7 +23,7 @@ def compile_with(engine, metric=exact_match, program=None, **options):
 
 
 def engine(share=0.0):
-    """A model that follows no format on a share of the questions."""
+    """Return a model that follows no format on a share of questions."""
     return engine_for(EXAMPLES, mumbles=lambda texts: digest(texts[-1]) < share)
 
 
@@ -50,7 +50,7 @@ class TestEnough:
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
-        """Three orders on each example, two pairs; examples are easy or hard."""
+        """Examples are easy or hard for three orders alike."""
         cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
         found = self.said(cells)
         assert found.startswith(said) and bool(found) == bool(said)
@@ -58,7 +58,7 @@ class TestEnough:
         assert not self.said(cells)
 
     def test_answers_that_cannot_be_read(self):
-        """That one of an order could be read may be chance; those whose labels were read are none of them."""
+        """One readable answer of an order may be chance."""
         unread = {(f"order {i}", example): CallRecord(None, WRONG) for i in range(4) for example in range(10)}
         with pytest.raises(RuntimeError, match="40 of 41 answers could not be parsed"):
             self.said({**unread, ("good", 0): 1.0})
@@ -72,7 +72,6 @@ class TestEnough:
 class TestNothingToFind:
     @pytest.mark.parametrize("seed", range(2))
     def test_the_original_order_stays_where_no_score_differed(self, seed):
-        """Also where the calls were too few to end the search: orders met examples of other difficulty, no more."""
         optimizer, compiled = compile_with(
             engine(), lambda example, prediction: digest(example.question), seed=seed, max_metric_calls=200
         )

@@ -19,7 +19,7 @@ from plr_dspy.search.search import ThompsonSearch
 
 
 class Raced:
-    """Orderings that race after some of them were scored in a search.
+    """Orderings that race, of which a search has scored some.
 
     Args:
         payer: Pays for all calls.
@@ -122,7 +122,7 @@ class TestRace:
         assert counts[5 + joining :] == [0] * (10 - joining)
 
     def test_goes_by_the_estimates(self):
-        """The worst of the orderings, by those who have a say in it; the best has no estimate and is out."""
+        """Return the worst ordering that has an estimate."""
         told = []
 
         def estimate(scores):

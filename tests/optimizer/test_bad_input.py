@@ -88,13 +88,12 @@ COMPILE = [
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, v in CONSTRUCTOR.items() for value in v])
 def test_constructor(name, value):
-    """When it is given, and where it can be checked later, too."""
     with pytest.raises((TypeError, ValueError), match=name):
         optimizer(**{"max_metric_calls": None, name: value} if name == "auto" else {name: value})
 
 
 def flags_and_numbers():
-    """Each argument that is a bool, with a text, and each that is a whole number, with a bool."""
+    """Yield arguments of each class with a value of the wrong type."""
     baselines = (TopKOrder, StaticOrder, PDO, LocalE, DEmO)
     for kind in (PLReorder, PLFewShot, BatchCalibration, order_sensitivity, *baselines):
         for name, parameter in inspect.signature(kind).parameters.items():
@@ -171,7 +170,6 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
 
 @pytest.mark.parametrize(("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")])
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
-    """The budget is well spent: the program can be pickled, and used as it is."""
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
     program = student([*EXAMPLES[3:5], *demos])
     for _ in range(2):
@@ -214,7 +212,7 @@ def compiled(reorder=None, program=None, **data):
 
 
 class TestCures:
-    """What an error tells a user to do, done: it works, or at least the next error is another one."""
+    """Following the advice of an error cures it."""
 
     def test_of_sets_that_overlap(self, engine):
         with pytest.raises(ValueError, match=r"of the 60 examples of trainset 0 are left, the others are .* in valset"):
@@ -274,7 +272,7 @@ TALKING = {
 
 
 class TestHistories:
-    """Of a program that goes on with a conversation, examples may be its beginning."""
+    """An example may hold the beginning of a conversation."""
 
     @pytest.fixture(params=TALKING)
     def program(self, request):

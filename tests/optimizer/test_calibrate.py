@@ -14,12 +14,12 @@ from plr_dspy.labels.reader import NoProbabilities
 
 
 def sharpness(demos):
-    """How well an order of demos tells labels apart: best where the first demos are odd ones."""
+    """Rate how well an order of demos tells labels apart."""
     return 0.3 + 1.4 * sum(number(d) % 2 * weight for d, weight in zip(demos, (3, 2), strict=False)) / 5
 
 
 def leaning_and_sharp(demos, text):
-    """All orders lean far to "positive"; what tells them apart is hidden until they are calibrated."""
+    """Lean to "positive", which hides the differences between orders."""
     z = (1 if number(text) % 2 else -1) * sharpness(demos) + 6.0 + 0.5 * normal(f"{demos}")
     return two(z + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
@@ -29,7 +29,7 @@ def engine_of(probabilities=leaning_and_sharp, **options):
 
 
 class Mumbling(Engine):
-    """Replies to every third text with a word that is no label, which is likelier than both."""
+    """Replies to every third text with a word that is no label."""
 
     def tops(self, texts, wanted):
         before, p, after = super().tops(texts, wanted)
@@ -39,7 +39,7 @@ class Mumbling(Engine):
 
 
 def right(probabilities=leaning_and_sharp, mumbling=False, labels=lambda text: number(text) % 2):
-    """From a program, calibrated or not, to its accuracy on texts that nobody has seen."""
+    """Return a function that measures accuracy on fresh texts."""
 
     def accuracy(program):
         inner = getattr(program, "program", program)
@@ -63,7 +63,7 @@ def calibrated_original(engine=None):
 
 class TestOrdersUnderCalibration:
     def test_are_better_than_calibration_alone(self):
-        """Raw answers are the same for all orders, so a search for those would find nothing."""
+        """Without calibration, all orders give the same answers."""
         accuracy = right()
         alone = accuracy(calibrated_original())
         found = [accuracy(go(engine_of(), calibrate=True, max_metric_calls=150, seed=seed)[0]) for seed in range(3)]
@@ -89,7 +89,7 @@ class TestOrdersUnderCalibration:
         assert program.calibration.method == "batch"
 
     def test_replies_that_cannot_be_read_count_by_their_probabilities(self):
-        """A calibrated program has a label for them all, the student as it is has none for a third of the texts."""
+        """Calibration gives a label to replies that have none."""
         engine = Mumbling(probabilities=leaning_and_sharp)
         program, report = go(engine, calibrate=True, max_metric_calls=200)
         value, low, high = report.comparison.expected_original
@@ -101,8 +101,6 @@ class TestOrdersUnderCalibration:
             assert {program(text=f"text {3 * i}").label for i in range(400, 420)} == set(LABELS)
 
     def test_labels_that_are_clearly_uneven_stay_so(self):
-        """A model that is right about 90 % of one label is not made to say both labels equally often."""
-
         def right_and_uneven(demos, text):
             return two((2.5 if number(text) % 10 else -2.5) + 0.7 * normal(text))
 
@@ -119,7 +117,7 @@ class TestOrdersUnderCalibration:
 
     @pytest.mark.parametrize(("num_right", "shares"), [(3, [0.5, 0.5]), (5, [])])
     def test_answers_stay_as_they_are_where_that_is_clearly_better(self, num_right, shares):
-        """A weak lean to "positive" decides on five texts, and is right about so many of them."""
+        """A weak lean to "positive" decides on five texts."""
         unsure = [*range(1, 2 * num_right, 2), *range(0, 10 - 2 * num_right, 2)]
 
         def leaning(demos, text):
@@ -130,7 +128,7 @@ class TestOrdersUnderCalibration:
 
 
 def labelled_world(seed):
-    """Examples, labels even or 85 % "positive", a model that leans to "positive" or does not, and accuracy."""
+    """Return examples, a model and its accuracy, with or without a lean."""
     lean, rare = ((0.0, 0.5), (2.0, 0.5), (0.0, 0.15), (2.0, 0.15))[seed % 4]
 
     def label(text):
@@ -147,7 +145,6 @@ def labelled_world(seed):
 
 class TestTheStudentAsItIs:
     def test_reports_say_what_other_examples_give(self):
-        """Of the student and of the returned program, and that the gain is no less; labels even and uneven."""
         held = []
         gains = []
         for seed in range(6):

@@ -49,7 +49,7 @@ def prompts(program):
 
 
 def check(shape, make, student, folder):
-    """The student is not changed, one and eight threads find the same, and the program is saved and loaded."""
+    """Check that a compile changes no student, repeats itself and is saved."""
     before = state(student)
     runs = []
     for num_threads in (1, 8):
@@ -125,7 +125,7 @@ def test_inside_better_together(engine):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
 def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
-    """As docs/order.md advises: DSPy's file of the ensemble itself holds no member that is compiled."""
+    """DSPy's file of the ensemble itself holds no compiled member."""
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]

@@ -96,7 +96,7 @@ class TestPrices:
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
     def test_what_the_cache_held_may_be_free(self, monkeypatch, price_of_cached, expected):
-        """As of several providers; where no price is told it is that of a prompt."""
+        """Without a price for cached tokens, the price of a prompt counts."""
         monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
         tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
         assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)
@@ -177,7 +177,7 @@ class TestEstimate:
 
 
 def uneven(*, spread, failing, seed):
-    """Calls cost very different amounts, by the spread of the logarithms of token counts, and a share of them fails."""
+    """Token counts are spread widely, and a share of calls fails."""
 
     def tokens(request):
         texts = [message.text or "" for message in request.messages]
@@ -236,7 +236,7 @@ class TestMaxCost:
     @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
     @pytest.mark.parametrize("judge", [False, True])
     def test_holds_for_a_model_that_thinks_in_many_threads(self, kind, judge):
-        """Its answers are far longer than those of demos, and what a judge costs is not known before its first call."""
+        """The cost of a judge is unknown before its first call."""
 
         def tokens(request):
             time.sleep(0.02)

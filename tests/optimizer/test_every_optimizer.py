@@ -44,7 +44,7 @@ def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **op
 
 @pytest.fixture(scope="module")
 def finished():
-    """Of compiles that nothing stopped: the student, the program and the optimizer."""
+    """Return student, program and optimizer of uninterrupted compiles."""
     made = {}
 
     def of(kind):
@@ -68,7 +68,7 @@ def kind(request):
 
 class TestLimits:
     def test_calls_are_counted_and_never_passed_at_any_number_of_threads(self, kind, whole):
-        """Nor is one paid twice, nor more than the estimate said; threads change nothing that is found."""
+        """Neither retries nor threads change what a compile finds."""
         engine = Engine()
         budget = BUDGET.get(kind, 100)
         _, optimizer = compiled(kind, engine, num_threads=8)
@@ -88,7 +88,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
     def test_another_seed_has_a_budget_of_its_own_in_the_same_folder(self, kind, tmp_path):
-        """It pays for no call again, and its result is that of a run without the folder.
+        """A second run pays for no call again.
 
         A teacher may be asked what a student was asked under another seed.
         """
@@ -110,7 +110,7 @@ class TestLimits:
         [*((kind, "max_seconds") for kind in KINDS), ("calibrated", "max_cost"), ("TopKOrder", "max_cost")],
     )
     def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
-        """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
+        """Each call takes a second and costs a dollar."""
         engine = Engine()
         most = 1.5 * BUDGET.get(kind, 100)
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
@@ -131,7 +131,7 @@ class TestGoingOn:
         [*((kind, interrupt, 4) for kind in KINDS), *((kind, failure, 1) for kind in BROKEN)],
     )
     def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
-        """Again and again: only calls that were under way are made again, and the report is that of one go."""
+        """Only calls that were under way are repeated."""
         engine = Engine()
         stops = (0, 2, 30, 15)
         options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}

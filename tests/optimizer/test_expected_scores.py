@@ -14,7 +14,7 @@ CALLS = 120
 
 
 class MumblingEngine(LabelEngine):
-    """Without demos, nine replies of ten say what is no label; with demos, these decide how many are right.
+    """Mumbles to most prompts without demos; demos decide the rest.
 
     Args:
         salt: Of everything random.
@@ -27,7 +27,7 @@ class MumblingEngine(LabelEngine):
         self.mumbles = lambda demos, text: not demos and digest(f"{text}{salt}") < 0.9
 
     def chances(self, demos, text):
-        """Probabilities of the labels: worth of the demos, and how hard the text is."""
+        """Return label probabilities by the demos and the text."""
         worth = sum(digest(f"{self.salt}{demo}") - 0.3 for demo in demos)
         hard = digest(f"{self.salt}{text}") + 0.2 * digest("".join([*demos, text]))
         right = 1 / (1 + 2.0 ** (4 * hard - 4 * worth - 2))
@@ -95,7 +95,7 @@ class TestOneEstimate:
 
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_hold_the_scores_on_other_examples(self, compiles):
-        """The engine's true scores are those of answers that are not calibrated."""
+        """The true scores are those of answers without calibration."""
         others = [f"other {i}" for i in range(1_000)]
         held = []
         for engine, chooser, _ in compiles:
@@ -108,7 +108,7 @@ class TestOneEstimate:
 
 
 def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **options):
-    """What a compile says of a student where the shown demos decide how often an answer is right."""
+    """Return the comparison of a compile where demos decide the accuracy."""
 
     def chances(shown, text):
         right = digest(f"{seed} {shown} {text}") < chance(shown)
@@ -124,7 +124,7 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
-    """Right on nine of ten texts in its own order, and on half of them in any other: most intervals hold that."""
+    """The student's order scores .9 and all others .5."""
     inside = 0
     own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
@@ -136,7 +136,7 @@ def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
 
 
 def test_near_the_highest_score_a_few_misses_of_the_student_are_no_effect():
-    """Each answer is right with a chance of .95, whatever demos are shown."""
+    """Every answer is right with probability .95."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 600, "signal": "score"}
     found = [compared(lambda shown: 0.95, PLFewShot, seed=seed, **options) for seed in range(12)]
     assert sum(each.probability >= 0.9 for each in found) <= 1

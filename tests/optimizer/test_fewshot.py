@@ -167,7 +167,7 @@ class TestTokens:
 
 @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
 def test_log_probabilities_are_taken_where_they_come(least, limit, most):
-    """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
+    """Replies may say a label only if enough demos are shown."""
     options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
     chooser = PLFewShot(exact, display_progress=False, **options)
     engine = fakes.LabelEngine(LABELS, lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))

@@ -23,7 +23,7 @@ DEMOS = st.one_of(  # with and without an answer, never shown, and plain data
 
 
 class Program(dspy.Module):
-    """Predictors one after another, of which the last answers; it fails on a share of the questions."""
+    """Asks predictors in turn, and fails on a share of the questions."""
 
     def __init__(self, predictors, failing):
         super().__init__()

@@ -13,7 +13,7 @@ QUIET = {"num_threads": 1, "display_progress": False}
 
 
 def rows(count=137, *, num_repeated=3):
-    """As from a CSV: every fourth is negative, and some positive ones are given twice."""
+    """Return examples as from a CSV; every fourth is negative."""
     distinct = [dspy.Example(text=f"text {i}", label=LABELS[i % 4 > 0]).with_inputs("text") for i in range(count)]
     return [*distinct, *distinct[1 : num_repeated + 1]]
 

@@ -27,7 +27,7 @@ NUM_THREADS = 4
 
 
 class RecordingEngine(OrderSensitiveEngine):
-    """Appends a line to a file when a call begins, and takes its time."""
+    """Append a line to a file when a call begins, then wait."""
 
     def __init__(self, path, seconds):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -85,7 +85,6 @@ def ring(number=signal.SIGINT):
 class TestKilled:
     @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 2), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
-        """At most the calls under way are made again, and the report is that of a compile in one go."""
         uninterrupted = work()
         rng = random.Random(0)
         log_dir = tmp_path / "log"
@@ -154,7 +153,7 @@ class TestKilled:
 
 
 class Metric:
-    """A metric whose public state is the same whatever the function does."""
+    """A metric whose public state does not show its function."""
 
     def __init__(self, function):
         self._function = function
@@ -173,8 +172,6 @@ class Marked:
 
 
 class TestIdentity:
-    """A folder belongs to one compile, which a budget, how it runs and how models are reached do not change."""
-
     @pytest.mark.parametrize(
         ("change", "difference"),
         [
@@ -237,7 +234,7 @@ class TestFolders:
         assert engine.num_calls == 0
 
     def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch):
-        """At first nothing is paid; later the compile ends, and goes on from there."""
+        """The first attempt pays for nothing; a later one completes."""
         expected = compiled()
         write = os.write
         begins = [b"{"]
@@ -263,8 +260,6 @@ class TestFolders:
 
 
 class TestOtherArguments:
-    """What was paid for is paid for, and the search goes on, or begins anew over it."""
-
     @pytest.mark.parametrize(
         "change",
         [
@@ -275,7 +270,7 @@ class TestOtherArguments:
         ],
     )
     def test_no_call_is_made_again(self, tmp_path, engine, change):
-        """Cells are named by the content of their example: those of examples that stay are taken, in any order."""
+        """Cells are named by the content of their examples."""
         compiled(tmp_path, student(4), max_metric_calls=200)
         before = engine.num_calls
         report = compiled(tmp_path, student(4), **{"max_metric_calls": 400, **change})
@@ -290,7 +285,7 @@ class TestOtherArguments:
         [(PLReorder, {}, 5), (PLReorder, {}, 0), (PLFewShot, {"max_bootstrapped": 4}, 0)],
     )
     def test_examples_in_another_order_are_the_same(self, tmp_path, engine, kind, options, num_demos):
-        """Splits, pools and added demos are drawn alike, so that a compile that was killed goes on as it would have."""
+        """Splits, pools and added demos are drawn as before."""
 
         def go(trainset, log_dir=None):
             options_of = {**options, "max_metric_calls": 300, "num_threads": 1, "display_progress": False}
@@ -345,7 +340,7 @@ class TestOtherArguments:
         assert last.report.candidates == whole.report.candidates
 
     def test_other_demos_begin_the_search_anew(self, tmp_path, engine):
-        """Orderings number the demos; there may be more of them now, or the same number of others."""
+        """Orderings number the demos, whose number may have changed."""
         compiled(tmp_path, student(5), EXAMPLES[10:])
         for num_demos in (6, 4):
             (slot,) = compiled(tmp_path, student(num_demos), EXAMPLES[10:], accept_changes=True).slots
@@ -353,8 +348,6 @@ class TestOtherArguments:
 
 
 class TestNothingToMixUp:
-    """A folder without any score, where another compile starts."""
-
     def test_after_failures_alone(self, tmp_path, engine):
         change = {"seed": 1, "max_metric_calls": 150}
         with pytest.raises(TypeError, match="metric must return a number"):
@@ -447,7 +440,7 @@ class TestSignals:
         assert not [error for error in reorder.report.errors if error.type == "KeyboardInterrupt"]
 
     def test_ctrl_c_while_the_report_is_made(self):
-        """A vote of neighbours is the last that asks the metric, when all calls have been made."""
+        """The vote of neighbours asks the metric after all calls."""
         rung = []
 
         def metric(example, prediction):
@@ -471,7 +464,6 @@ def limited():
 class TestFailed:
     @pytest.mark.parametrize("rounds", [0, 2])
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, rounds):
-        """From the first call on, and from the end of the second round."""
         ends = [0, *(iteration.program_calls for iteration in compiled().history)]
         first = engine.num_calls + max(1, ends[rounds])
         down = True
@@ -502,7 +494,7 @@ class TestFailed:
         assert Counter(engine.requests.values()).keys() == {1, 2}
 
     def test_a_folder_without_an_answer_is_begun_anew(self, tmp_path):
-        """A teacher's wrong answer, and a reply that cannot be read, are none that another compile could use."""
+        """Wrong and unreadable answers make no demos for other compiles."""
         for metric in ("#one", "#other"):
             with open_log(tmp_path, lambda metric=metric: {"metric": metric}) as log:
                 assert not log.tokens_before

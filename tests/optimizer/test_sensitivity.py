@@ -25,7 +25,7 @@ def analysed(scores, num_distinct=HUGE, **options):
 class TestSpread:
     @pytest.mark.parametrize(("better", "worse"), [(9, 1), (12, 9), (0, 6), (3, 3)])
     def test_the_test_of_two_orders_is_mcnemars(self, better, worse):
-        """On right-or-wrong scores: the binomial test of the examples on which they differ."""
+        """Return the p-value of a binomial test on examples that differ."""
         scores = np.ones((2, 40))
         scores[0, :better] = scores[1, better : better + worse] = 0
         expected = stats.binomtest(better, better + worse).pvalue
@@ -46,7 +46,7 @@ class TestSpread:
         assert analysed(scores, 6).deviation == pytest.approx(math.sqrt(variance * 5 / 6))
 
     def test_a_chosen_order_is_no_part_of_what_others_are_like(self):
-        """The program's own order does far better; the others differ by nothing but chance."""
+        """The program's own order does far better than all others."""
         rng = np.random.default_rng(4)
         scores = (rng.random((10, 60)) < 0.5).astype(float)
         scores[0] = 1
@@ -58,7 +58,7 @@ class TestSpread:
 
 
 def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num_orders=10):
-    """Right-or-wrong scores of orders, and the true ones; with `common`, examples differ in how they like one demo."""
+    """Return scores of orders, and the true ones."""
     rng = np.random.default_rng(7)
     for _ in range(count):
         effects = rng.normal(size=min(num_distinct, 100))
@@ -170,13 +170,12 @@ class TestOrderSensitivity:
         assert asked != {f"question {i}" for i in range(num_examples)} or num_examples == 100
 
     def test_replies_that_cannot_be_read_end_it(self):
-        """They are no verdict on the order, and the first answers are enough to see it."""
         examples = questions(100)
         with pytest.raises(RuntimeError, match=r"20 of 20 .*Well, let me see"):
             measured(examples, engine=engine_for(examples, mumbles=lambda texts: True))
 
     def test_scores_that_are_all_the_same_do_not_say_that_there_is_nothing_to_find(self):
-        """With a score of .9, thirty examples may all be right by chance. A failed call says nothing."""
+        """At a score of .9, thirty right answers may be luck."""
         engine = engine_for(questions(100), at={57: failure})
         found, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
         assert (engine.num_calls, found.num_examples) == (300, 30)

@@ -19,7 +19,7 @@ RARE = [
 
 
 def shy(demos, text):
-    """It answers the rare label only where the last demo has it, and then to most of the examples that have it."""
+    """Answer the rare label only if the last demo has it."""
     odd = int(text.split()[-1]) % 2
     last = int(demos[-1].split()[-1]) % 2 if demos else 0
     easy = int(text.split()[-1]) // 20 % 5 != 0
@@ -31,7 +31,7 @@ def rare_first():
 
 
 def cost(counts, labels):
-    """A missed positive costs as much as nine false alarms, as does a reply that cannot be read."""
+    """Count a missed positive as nine false alarms."""
     assert labels == LABELS
     missed = counts[1, [0, 2]].sum()
     false_alarms = counts[0, [1, 2]].sum()
@@ -52,7 +52,7 @@ def scored(engine, program, dataset=RARE):
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
-    """The student calibrated for F1, and what each way to do it would score."""
+    """Return the calibrated student and the score of each way."""
     optimizer = BatchCalibration(metric=F1("positive"), num_inputs=num_inputs, display_progress=False)
     with using(engine):
         return optimizer.compile(student(), trainset=trainset), optimizer.report.scores
@@ -104,7 +104,7 @@ def test_equal_answers_are_no_evidence_whatever_they_count(signal):
 
 
 def test_labels_count_in_their_shares_where_answers_are_calibrated():
-    """The offsets are those of batch calibration over all examples, of which the search has met half of one label."""
+    """The offsets are those of batch calibration over all examples."""
 
     def unsure(demos, text):
         own = 0.3 if number(text) % 2 else -2.7
@@ -134,7 +134,6 @@ def test_report_has_the_metric_itself():
 @pytest.mark.parametrize("calibrate", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
-    """Also where the original stays: what is said of the others then is why."""
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
     c = report.comparison
@@ -149,8 +148,6 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_calibration_finds_a_label_that_no_order_answers(seed):
-    """Ten examples of it are too few for a gain beyond their error, and one of .3 all the same."""
-
     def timid(demos, text):
         odd = int(text.split()[-1]) % 2
         return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
@@ -162,7 +159,7 @@ def test_calibration_finds_a_label_that_no_order_answers(seed):
 
 
 def test_expects_of_the_original_what_its_own_answers_give():
-    """It answers the rare label to nearly all, far from the best order, where the metric is not linear."""
+    """The original answers the rare label to nearly every text."""
 
     def eager(demos, text):
         odd, last = (int(each.split()[-1]) % 2 for each in (text, demos[-1]))
@@ -178,7 +175,7 @@ def test_expects_of_the_original_what_its_own_answers_give():
 
 
 def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answered():
-    """No order answers it, so that the metric is far from linear; calibrated, nearly all answers are right."""
+    """Calibrated, nearly all answers are right."""
     engine = Engine(probabilities=lambda demos, text: two(3.0 * (int(text.split()[-1]) % 2) - 5.0))
     _, report = compiled(PLReorder, F1("positive"), engine=engine)
     effect = report.calibration
@@ -189,7 +186,7 @@ def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answere
 
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])
 def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
-    """Neighbours say the label, and the model never answers the rare one unless it is calibrated."""
+    """Without calibration the model never answers the rare label."""
 
     def timid(shown, text):
         odd = [int(each.split()[-1]) % 2 for each in (*shown, text)]
@@ -209,7 +206,7 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
 
 class TestBatchCalibration:
     def test_takes_the_shares_that_the_metric_wants_unless_nothing_is_better(self):
-        """The engine leans to the frequent label, and knows the rare one: accuracy hardly sees it."""
+        """The engine leans to the frequent label."""
         engine = Engine(probabilities=lambda demos, t: two((1.0 if int(t.split()[-1]) % 2 else -3.0) - 1.5))
         program, accuracies = calibrated(engine)
         value = scored(engine, program)
@@ -262,7 +259,6 @@ def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
 
 
 def test_labels_that_the_program_never_answers_are_refused_before_any_call():
-    """As where examples write labels otherwise than the program."""
     trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
     engine = Engine(probabilities=shy)
     with pytest.raises(ValueError, match=r"(?s)(one has 'Positive').*no answer can be right"):
@@ -298,7 +294,6 @@ class TestBadInput:
 
 @pytest.mark.parametrize("seed", [2, 4])
 def test_the_probability_that_is_asked_for_is_no_evidence(seed):
-    """Whoever asks for more gets the same number, or keeps the original; and no gain is beyond what F1 can be."""
     options = {"engine": Engine(), "trainset": EXAMPLES, "signal": "score", "max_metric_calls": 60}
     sure = ({**options, "min_probability": least} for least in (0.5, 0.9))
     found = [compiled(PLFewShot, F1("positive"), seed=seed, **each)[1].comparison for each in sure]
@@ -325,7 +320,7 @@ def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
 
 
 def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_better():
-    """No order has an effect, and 4 of 40 examples have the rare label: in these worlds many look good by chance."""
+    """No order has an effect; many look good by chance."""
     labels = ["b"] * 4 + ["a"] * 36
     trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
     inner = dspy.Predict("number -> label")

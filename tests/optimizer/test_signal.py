@@ -58,7 +58,6 @@ class TestScoresWhereThereIsNothingElse:
     @pytest.mark.parametrize("stopped_at", [2, 6])
     @pytest.mark.parametrize("options", [{}, {"kind": PLFewShot}, {"kind": PLFewShot, "demos": "auto"}])
     def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
-        """It looks for them no further than the part before, so that it finds what one in one go finds."""
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
         engine = Engine(logprobs=False)
         engine.at = {stopped_at: interrupt}
@@ -120,7 +119,6 @@ def some(name, share):
     ],
 )
 def test_programs_of_every_shape(options):
-    """One class, few examples, few orders, several best labels, failures, replies without log-probabilities."""
     engine = Engine()
     options = {"max_metric_calls": 80, **options}
     engine.at = options.pop("at", {})

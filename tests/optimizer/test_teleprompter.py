@@ -59,7 +59,7 @@ class TestCompile:
 
     def test_an_interrupt_in_the_first_round_leaves_the_best_order_that_was_scored(self, engine):
         def backwards(self, question):
-            """Right the more often, the later the first demo stood at first; it asks no LM."""
+            """Answers better the later the first demo stands; asks no LM."""
             first = EXAMPLES.index(self.predict.demos[0])
             return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
 

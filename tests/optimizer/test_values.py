@@ -106,7 +106,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 class Said(dspy.ChatAdapter):
-    """Reads the same answer from every reply, as if a language model had said that."""
+    """Reads the same answer from every reply."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__(use_json_adapter_fallback=False)
@@ -138,7 +138,7 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
 
 
 def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
-    """How the two demos of a program are shown, and the report."""
+    """Return how the two demos are shown, and the report."""
     limits = {"max_metric_calls": 35, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
@@ -246,7 +246,7 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
 @pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
 @pytest.mark.parametrize("is_input", [True, False])
 def test_any_name_of_an_output_makes_demos(name, is_input):
-    """Also one that the examples' inputs name, too, or that is a keyword of `dspy.Example`."""
+    """The name may be an input, or a keyword of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
     rows = [dspy.Example({"question": f"question {i}", name: "old"}).with_inputs(*inputs) for i in range(40)]
     optimizer = PLFewShot(

@@ -42,7 +42,7 @@ def all_rankings(distribution):
 
 
 def naive_probability(distribution, row):
-    """PLR Eq. 2, item by item; times the probability of the length."""
+    """Compute PLR Eq. 2 item by item, times the length's probability."""
     ranking = [item for item in row if item >= 0]
     weights = [1.0]
     if distribution.weights is not None:

@@ -34,7 +34,7 @@ def begun(budget):
 
 
 def make(budget, *dollars):
-    """Make calls at these prices, as long as they may begin; return how many did."""
+    """Make calls at these prices within the budget; count them."""
     for number, cost in enumerate(dollars):
         if not budget.begin():
             return number
@@ -45,7 +45,7 @@ def make(budget, *dollars):
 
 @pytest.fixture
 def resumed(tmp_path):
-    """Return the log of a run after one that has paid for calls at these prices."""
+    """Return the log of a second run after calls at these prices."""
     logs = []
 
     def resume(*dollars):

@@ -62,14 +62,14 @@ class TestExamples:
         assert scores.scores() == {ORDERINGS[0]: row}
 
     def test_the_first_look_at_a_program_is_longer(self):
-        """Where two examples are enough for an order, as with log-probabilities, they are not for a whole program."""
+        """Two examples suffice for an order, but not for a program."""
         scores = Rounds(TablePayer(table()), num_first=2)
         program = WholeProgram(0, "nearest last")
         assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
         assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
 
     def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
-        """The first program shows example 0 what the second shows example 1, and both show example 2 the same."""
+        """Two programs give the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
         prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
@@ -114,7 +114,7 @@ class TestExamples:
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
-        """From each example to each other one by orderings that met two of them."""
+        """Orderings connect every pair of examples."""
         scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
         met = [set(row) for row in told(scores, ORDERINGS[:10])]
         reached = met[0]
@@ -126,7 +126,7 @@ class TestExamples:
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
-        """Up to the first that was not, though the last one was paid for before: so another go tells the same."""
+        """Only those before the first unfinished one are told."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
@@ -160,7 +160,7 @@ class TestFailures:
 
 
 class TestBudgets:
-    """Which orderings a budget pays for; what is known costs nothing, and what the log holds counts as if it did."""
+    """Calls of the log count as if they were paid now."""
 
     def scorer(self, *, max_calls, log=None):
         payer = TablePayer(table(), log)
@@ -177,7 +177,7 @@ class TestBudgets:
         assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
 
     def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
-        """So a run that goes on ends a phase where it would have ended it in one go."""
+        """A resumed run ends a phase where an uninterrupted one would."""
         log = RunLog(tmp_path / "calls.jsonl")
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()

@@ -15,7 +15,7 @@ SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))
 
 
 def score(arrangement):
-    """Item 3 is good anywhere, and best at the end; long ones are bad."""
+    """Reward item 3, most of all at the end, and short arrangements."""
     items = arrangement[0]
     good = (3 in items) + (items[-1:] == (3,)) - 0.3 * len(items)
     rng = np.random.default_rng([len(items), *items])
@@ -57,7 +57,6 @@ class TestThompson:
 
 @pytest.mark.parametrize("num_examples", [4, 20])
 def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
-    """However alike the others are, a student that is far from them is not taken for one of them."""
     rng = np.random.default_rng(0)
     scores = {a: {e: float(rng.random() < 0.7) for e in range(4)} for a in SPACE.draw(60, rng) if any(a)}
     best = max(scores, key=lambda a: sum(scores[a].values()))
@@ -99,7 +98,7 @@ class TestWorlds:
 
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
-        """At most one of ten is called better, but for the luck of 4 compiles: of two or more the chance is 5 %.
+        """At most one of four compiles calls its choice better.
 
         Of 40 compiles where demos harm, one gives the program some, which costs it .19.
         """

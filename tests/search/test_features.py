@@ -26,7 +26,7 @@ def nearness(p, q):
 
 
 def near(a, b):
-    """Of two lists, where the same stands at near places from the end."""
+    """Sum the nearness of equal items, by places from the end."""
     ends = [list(enumerate(reversed(items), start=1)) for items in (a, b)]
     return sum(nearness(p, q) for p, x in ends[0] for q, y in ends[1] if x == y)
 
@@ -49,7 +49,7 @@ def common(family, space, some):
 
 
 def shape(gram):
-    """A Gram matrix whatever was added to the features, and whatever they were multiplied by."""
+    """Return a Gram matrix without the offset and scale of features."""
     centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
     return centred / np.trace(centred)
 

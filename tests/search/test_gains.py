@@ -25,7 +25,7 @@ def problem(seed=0, size=SIZE):
 
 
 def by_conditioning(means, covariance, apart, noise, reference, outsider_scales):
-    """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
+    """Compute the same from densities of contrasts between orderings."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights = []
@@ -60,7 +60,7 @@ def found(
 
 
 def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
-    """Where none differ, by the rule of three: 3 over the number of calls."""
+    """If no score differs, the rule of three applies."""
     own = (0, 1, 2)
     original = (2, 1, 0)
     other = (1, 0, 2)
@@ -95,7 +95,7 @@ class TestConditioning:
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
 
     def test_the_fewer_examples_the_less_sure(self):
-        """The same spread of scores may be that of errors, of which a few examples do not tell the size."""
+        """A few examples do not tell the size of errors."""
         means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
         sure = [found(means, np.eye(SIZE), 0.2 * np.eye(SIZE), num_examples=n)[1][1] for n in (3, 10, 30, 1000)]
         assert sure == sorted(sure)
@@ -103,7 +103,7 @@ class TestConditioning:
 
 
 def test_an_original_unlike_all_others_is_not_expected_to_score_as_they_do():
-    """It is right on .7 of the examples and any other order on .6; of 40 of these some had luck."""
+    """It is right on .7 of the examples, all others on .6."""
     space = OrderingSpace.of_sizes(8)
     promised = []
     for seed in range(20):

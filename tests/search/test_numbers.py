@@ -31,7 +31,7 @@ CASES = {
 
 
 def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2, calibrating=False):
-    """Two fits of one model, the second from the first one's variances; orderings lean by where their items stand."""
+    """Fit a model twice, the second time from the first variances."""
     rng = np.random.default_rng(7)
     gold = rng.integers(num_labels, size=24) if num_labels > 2 else (np.arange(24) % 5 == 0).astype(int)
     own = rng.normal(size=(24, num_labels)) + np.eye(num_labels)[gold]

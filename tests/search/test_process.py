@@ -70,7 +70,7 @@ def kernels(seed=0):
 
 
 def preferring(shares, *, num_examples=60, seed=0, known=None):
-    """Scores of which these shares are what examples prefer, and the rest noise of single calls."""
+    """Return scores with these shares of preferences, the rest noise."""
     rng = np.random.default_rng(seed)
     rest = (1 - sum(shares)) * np.eye(NUM)
     covariance = sum(share * kernel for share, kernel in zip(shares, kernels(), strict=True)) + rest
@@ -95,7 +95,7 @@ def test_preferences_are_found_whatever_is_missing(shares, num_known):
 
 
 class BiasedWorld:
-    """80 orderings, and 60 to predict, that lean to and fro between classes of examples by where their items stand.
+    """Orderings that lean between classes of examples by item places.
 
     Args:
         classes: Of the examples, in turn.
@@ -138,7 +138,7 @@ def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
 
 
 class World:
-    """Scores of random orderings, and of others to predict: linear in the features of one family."""
+    """Return scores that are linear in the features of one family."""
 
     def __init__(self, family="region", *, known=60, new=40, examples=16, missing=0.0, seed=0):
         rng = np.random.default_rng(seed)
@@ -165,7 +165,7 @@ def variances_of(process):
 
 
 def conditioned(world, variances):
-    """Mean and covariance of f at all orderings given every single score, in units of the noise.
+    """Return mean and covariance of f given every single score.
 
     Scores of two orderings on one example share what that example prefers (`preference_shares` of it).
     """
@@ -185,7 +185,7 @@ def conditioned(world, variances):
 
 
 def preferred(world):
-    """Covariance of what an example prefers, over the orderings known, by the least squares of the package."""
+    """Return the covariance of what an example prefers."""
     table = ScoreTable(world.scores)
     rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)

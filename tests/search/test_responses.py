@@ -22,7 +22,7 @@ FEATURES = Features(SPACE)
 
 
 class World:
-    """Orderings that lean towards labels by what item stands where; examples whose labels are known.
+    """Orderings that lean towards labels by the places of items.
 
     Args:
         looks: Examples that each ordering is looked at on, in turn.
@@ -111,7 +111,7 @@ def test_process_is_gaussian_conditioning(seed, outputs):
 
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_scores_are_told_from_few_looks(num_labels):
-    """Better than the share of right answers on three times as many examples."""
+    """Three times as many right answers would tell less."""
     found = []
     counted = []
     for seed in range(5):
@@ -123,7 +123,7 @@ def test_scores_are_told_from_few_looks(num_labels):
 
 
 def test_gains_are_not_claimed_where_there_are_none():
-    """Orderings lean, and it costs as much on one label as it brings on the other: nothing is separated."""
+    """Orderings lean, but no label is separated from another."""
     claims = 0
     for seed in range(40):
         world = World(seed=seed, separation=0.0, num_orderings=20, looks=6)
@@ -175,7 +175,7 @@ class TestOrderingModel:
         assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
 
     def test_gains_over_a_program_whose_replies_tell_nothing_are_those_that_log_probabilities_promise(self):
-        """As of a student without demos that never says a label: the others differ as they do without it."""
+        """The student without demos never says a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
@@ -186,7 +186,7 @@ class TestOrderingModel:
         assert np.abs(promised - true).mean() < 0.1
 
     def test_how_often_an_ordering_says_no_label_is_expected_as_it_was_seen(self):
-        """Most replies say none where item 0 stands late, and all of one ordering that was often asked."""
+        """Most replies say none if item 0 stands late."""
         errors = []
         of_first = []
         outside = []
@@ -221,7 +221,7 @@ class TestOrderingModel:
     PROGRAM = WholeProgram(0, "nearest last")
 
     def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
-        """A program beside the orderings: what it scores on examples, and how strongly it answers the second label."""
+        """Fit a model of orderings beside one program."""
         world = World(looks=4, seed=4)
         own = self.responses(world)
         scores = self.scores_of(world)
@@ -256,7 +256,7 @@ class TestOrderingModel:
 
     @pytest.mark.parametrize("count", [1, 4, 20])
     def test_a_program_is_calibrated_by_its_own_answers(self, count):
-        """As if it had also answered four times in the shares that labels have."""
+        """Four more answers in the shares of the labels are assumed."""
         fitted, _ = self.fitted(range(count), right=[1.0] * count)
         answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
         means = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4)

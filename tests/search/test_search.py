@@ -57,7 +57,7 @@ class TestCrossEntropySearch:
         [(False, [0.3, 0.1], None), (True, [0.3, 0.1], [3.0, 1.0]), (True, [0.3, 0.0], None)],
     )
     def test_one_update_is_the_rule_applied_to_the_elites(self, weighted, scores, weights):
-        """A share of a score that is not positive has no meaning: then all count alike."""
+        """Without a positive score, all elites count alike."""
         rule = MaximumLikelihood(num_steps=5, weighted=weighted)
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, elite_fraction=0.5)
         orderings = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (0, 2, 1)]

@@ -19,7 +19,7 @@ FEW = {"min_length": 1, "max_length": 2}
 
 @st.composite
 def spaces(draw, max_size=4):
-    """One or two blocks, with items that look alike or not, with limits or without."""
+    """Draw spaces with and without equal items and limits."""
     blocks = draw(st.lists(st.lists(st.integers(0, 3), max_size=max_size).map(tuple), min_size=1, max_size=2))
     if draw(st.booleans()):
         blocks = [tuple(range(len(kinds))) for kinds in blocks]
@@ -30,7 +30,7 @@ def spaces(draw, max_size=4):
 
 
 def everything(space):
-    """By definition: all ordered subsets within the limits, of all blocks together."""
+    """Return all ordered subsets within the limits."""
     blocks = [
         [items for length in range(least, most + 1) for items in itertools.permutations(range(size), length)]
         for size, (least, most) in zip(space.sizes, space.limits, strict=True)
@@ -43,12 +43,12 @@ def looks(space, ordering):
 
 
 def elsewhere(first, second):
-    """Whether orderings of the same items differ by the place of one, at most."""
+    """Tell whether orderings differ by the place of at most one item."""
     return any([x for x in first if x != item] == [x for x in second if x != item] for item in first)
 
 
 def one_move_apart(first, second):
-    """Whether ordered subsets differ by one item left out, put in, replaced or put elsewhere, or two swapped."""
+    """Tell whether one move leads from one ordered subset to another."""
     if len(first) > len(second):
         first, second = second, first
     if len(first) < len(second):

@@ -22,7 +22,7 @@ def asked_in(batches):
 
 @pytest.fixture(scope="module")
 def games():
-    """Worlds with searches that were played in them, and what they asked for."""
+    """Return worlds with their searches and batches."""
     played = []
     for seed in range(6):
         world = World(8, seed=seed)
@@ -76,7 +76,7 @@ class TestSearch:
         assert len(asked_in(batches)) == 6 * 3, "none is asked for again that has been scored on all"
 
     def test_does_not_ask_for_ever_for_what_cannot_be_had(self):
-        """The last example never runs: no ordering is ever scored on all."""
+        """The last example never runs."""
         world = World(3, seed=0)
         search = search_in(world, num_examples=len(world.easiness) + 1)
         batches = play(search, world, rounds=100)
@@ -168,7 +168,7 @@ def test_arguments_out_of_range_are_refused_by_name(name, value):
 
 @pytest.mark.parametrize(("wrong", "right"), [(0.0, 1.0), (-70.0, -20.0), (0.0, 1e-3)])
 def test_what_is_shown_is_no_score_that_no_example_can_have(wrong, right):
-    """The process is linear: it expects more of the best orders than any example can score."""
+    """The linear model may expect more than any score."""
     beyond = False
     for seed in range(4):
         world = World(6, seed=seed)
