@@ -35,7 +35,8 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         warnings.simplefilter("ignore")
         try:
             for number, source in enumerate(code, start=1):
-                tree = ast.Interactive(ast.parse(source).body)  # which shows the values of expressions
+                # An interactive tree shows the values of expressions.
+                tree = ast.Interactive(ast.parse(source).body)
                 exec(compile(tree, f"{name}, cell {number}", "single"), namespace)
         finally:
             if "server" in namespace:

@@ -82,12 +82,14 @@ class TestTime:
         assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 400
-        assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
+        # Each part compared, at a cost.
+        assert len(last.history) >= 0.8 * len(whole.report.history)
 
 
 @pytest.mark.parametrize("budget", [60, 1_000])
 def test_rounds_are_not_made_to_compare_the_original_order_with_nothing(engine, budget):
-    reorder = PLReorder(exact_match, num_iterations=1, num_samples=1, max_metric_calls=budget)
+    options = {"num_iterations": 1, "num_samples": 1, "max_metric_calls": budget}
+    reorder = PLReorder(exact_match, **options)
     reorder.compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == reorder.report.program_calls["search"] == 4
     assert reorder.report.stopped == "all iterations done, nothing compared"

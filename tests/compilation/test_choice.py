@@ -53,7 +53,8 @@ def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draw
     search, found = compiled_by_the_paper(scores, num_iterations=30)
     entries = found.candidates
     orderings = [entry.ordering for entry in entries]
-    assert (entries[0].origin, orderings[0]) == ("original", ORDERINGS[0])
+    assert entries[0].origin == "original"
+    assert orderings[0] == ORDERINGS[0]
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + 10
     assert {search.mode(), favourite} <= set(orderings)
     assert found.ordering == favourite
@@ -135,15 +136,21 @@ class TestChoice:
     def test_evidence_and_comparison_by_hand(self):
         """Example 0 shows no difference; 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
-        assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
-        assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
+        counts = {"num_met": 2, "num_differing": 1, "num_compared": 2}
+        assert count_evidence(scores, "a", "b") == Evidence(**counts)
+        counts = {"num_met": 2, "num_differing": 1, "num_compared": 1}
+        assert count_evidence(scores, "a", "c") == Evidence(**counts)
         before = [0.0, 1.0, 1.0, 0.0]
         after = [1.0, 1.0, 1.0, 0.0]
         found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
-        assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
+        assert found.original == 0.5
+        assert found.chosen == 0.75
+        assert found.gain == 0.25
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
-        assert (found.expected_gain, found.probability) == (0.1, 0.98)
-        assert found.gain_interval == (0.1, 0.25)  # What is shrunk may be as large as it was seen to be.
+        assert found.expected_gain == 0.1
+        assert found.probability == 0.98
+        # A shrunk gain may be as large as the seen one.
+        assert found.gain_interval == (0.1, 0.25)
 
     def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
         found = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
@@ -159,5 +166,6 @@ class TestChoice:
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
         finalists = {original: "original", best: "best seen"}
         found = compare_finalists(finalists, range(80), observed(scores), model, min_probability=0.985)
-        assert found.candidates[1].gain.probability == pytest.approx(sure) and sure < 0.985
+        assert found.candidates[1].gain.probability == pytest.approx(sure)
+        assert sure < 0.985
         assert found.ordering == original

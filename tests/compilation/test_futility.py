@@ -45,7 +45,8 @@ class TestEnough:
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_scores(self, number, said):
-        failed = {("order", number): CallRecord(None, FAILED)}  # which says nothing of scores
+        # A failed call says nothing of scores.
+        failed = {("order", number): CallRecord(None, FAILED)}
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
@@ -53,14 +54,16 @@ class TestEnough:
         """Examples are easy or hard for three orders alike."""
         cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
         found = self.said(cells)
-        assert found.startswith(said) and bool(found) == bool(said)
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
         cells["order 0", 0] = 1
         assert not self.said(cells)
 
     def test_answers_that_cannot_be_read(self):
         """One readable answer of an order may be chance."""
         unread = {(f"order {i}", example): CallRecord(None, WRONG) for i in range(4) for example in range(10)}
-        with pytest.raises(RuntimeError, match="40 of 41 answers could not be parsed"):
+        message = "40 of 41 answers could not be parsed"
+        with pytest.raises(RuntimeError, match=message):
             self.said({**unread, ("good", 0): 1.0})
         assert self.said({**unread, ("good", 0): 1.0, ("good", 1): 0.0}) == ""
         assert self.said({key: replace(cell, label_logprobs=(-1.0, -0.5)) for key, cell in unread.items()}) == ""
@@ -134,7 +137,8 @@ def test_student_without_demos_gets_demos_only_where_they_help(without):
     assert report.candidates[0].ordering == {"self": []}
     assert ("your program stays" in str(report)) == ("your program stays" in repr(report)) == without
     shown = re.findall(r"  demo (\d): ", report.details())
-    assert list(map(int, shown)) == report.slots[0].ordering  # under the chosen order, and no other
+    # The prompts show the chosen order.
+    assert list(map(int, shown)) == report.slots[0].ordering
     assert len(shown) == len(compiled.demos)
     assert f"{len(shown) or 'none'} of 8 demos" in report.details()
     report.plot()

@@ -106,7 +106,9 @@ class TestTeachers:
             assert optimizer.report.program_calls["bootstrap"] == 15
             assert model.num_calls == optimizer.report.program_calls["total"] <= 150
         assert found[0] == found[-1]
-        assert (found[0].type, found[0].outcome, found[0].count) == (error, "gave no demo", 5)
+        assert found[0].type == error
+        assert found[0].outcome == "gave no demo"
+        assert found[0].count == 5
         assert message in found[0].message
         assert found[0].examples[0].startswith("trainset[")
 
@@ -121,7 +123,8 @@ class TestTeachers:
         assert num_demos or compiled.demos == []
         (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
         assert "15 of 15 calls of the teacher ended in AdapterParseError" in warning
-        assert warning.endswith("or a larger max_tokens if replies are cut") and "PlainTextAdapter" in warning
+        assert warning.endswith("or a larger max_tokens if replies are cut")
+        assert "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
         ("error", "cure"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
@@ -186,13 +189,15 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    with pytest.raises(ValueError, match=r"its prompts must show the fields of the examples.* PLFewShot"):
+    message = r"its prompts must show the fields of the examples.* PLFewShot"
+    with pytest.raises(ValueError, match=message):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
 
 def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
-    optimizer = chooser(max_seconds=40, max_metric_calls=60, log_dir=tmp_path, num_threads=1)
+    options = {"max_seconds": 40, "max_metric_calls": 60, "log_dir": tmp_path, "num_threads": 1}
+    optimizer = chooser(**options)
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] == 10
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 40
@@ -207,7 +212,8 @@ def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(e
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
-    optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path)
+    options = {"candidates": "both", "max_seconds": 40, "log_dir": tmp_path}
+    optimizer = chooser(lambda e, p: gold[e.question] == p.answer, **options)
     assert not optimizer.compile(predict(), trainset=UNLABELLED).demos
     assert engine.num_calls == 10
     optimizer.compile(predict(), trainset=UNLABELLED)
@@ -292,5 +298,6 @@ def test_calls_that_nobody_sees_make_no_demo_and_can_be_resumed(engine, caplog, 
         optimizer = chooser(lambda example, prediction: True, log_dir=tmp_path)
         optimizer.compile(program, trainset=EXAMPLES)
     calls = optimizer.report.program_calls
-    assert (calls["bootstrap"], calls["resumed"]) == (15, calls["total"])
+    assert calls["bootstrap"] == 15
+    assert calls["resumed"] == calls["total"]
     assert any("that DSPy's trace holds" in line and "dspy.Parallel" in line for line in caplog.messages)

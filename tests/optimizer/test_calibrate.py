@@ -78,7 +78,8 @@ class TestOrdersUnderCalibration:
         assert all(engine.asked)
         shown = [demo["text"] for demo in program.program.demos]
         assert shown == [DEMOS[i]["text"] for i in report.slots[0].ordering]
-        assert report.comparison.chosen > 0.6  # As they are, all answers are "positive".
+        # As they are, all answers are "positive".
+        assert report.comparison.chosen > 0.6
         effect = report.calibration
         assert effect.original == pytest.approx(0.5, abs=0.05)
         assert effect.original < effect.original_calibrated < effect.chosen_calibrated
@@ -176,7 +177,8 @@ class TestTheStudentAsItIs:
 
 def test_a_calibrated_student_is_refused():
     calibrated = calibrated_original()
-    with using(engine_of()) as engine, pytest.raises(ValueError, match=r"pass student\.program, and calibrate the res"):
+    message = r"pass student\.program, and calibrate the res"
+    with using(engine_of()) as engine, pytest.raises(ValueError, match=message):
         PLReorder(exact, calibrate=True).compile(calibrated, trainset=EXAMPLES)
     assert not engine.prompts
 
@@ -184,7 +186,8 @@ def test_a_calibrated_student_is_refused():
 def test_what_was_found_is_calibrated_when_it_is_interrupted():
     engine = engine_of()
     engine.at = {100: interrupt}
-    reorder = PLReorder(exact, calibrate=True, max_metric_calls=120, num_threads=1, display_progress=False)
+    options = {"calibrate": True, "max_metric_calls": 120, "num_threads": 1, "display_progress": False}
+    reorder = PLReorder(exact, **options)
     with using(engine), pytest.raises(KeyboardInterrupt):
         reorder.compile(student(), trainset=EXAMPLES)
     assert isinstance(reorder.best_program, CalibratedProgram)
@@ -193,16 +196,20 @@ def test_what_was_found_is_calibrated_when_it_is_interrupted():
 def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
     engine = engine_of()
     for shares in ({"bad": 0.5, "good": 0.5}, {}):
-        with pytest.raises(ValueError, match="calibrate must have a share above 0 for each"):
+        message = "calibrate must have a share above 0 for each"
+        with pytest.raises(ValueError, match=message):
             go(engine, calibrate=shares)
-    with pytest.raises(ValueError, match=r"all orders of the demos give the same prompt.*BatchCalib"):
+    message = r"all orders of the demos give the same prompt.*BatchCalib"
+    with pytest.raises(ValueError, match=message):
         go(engine, program=student(demos=DEMOS[:1]), calibrate=True)
     assert not engine.prompts
-    with pytest.raises(NoProbabilities, match="the program calls its classifier several times"):
+    message = "the program calls its classifier several times"
+    with pytest.raises(NoProbabilities, match=message):
         go(engine, program=twice(), calibrate=True)
     unsure = around(lambda classify, text: [classify(text=text) for _ in range(1 + ("7" in text))][-1])
     unsure.predict.demos = list(DEMOS)
-    with pytest.raises(NoProbabilities, match=r"several times for an answer: leave calibrate out"):
+    message = r"several times for an answer: leave calibrate out"
+    with pytest.raises(NoProbabilities, match=message):
         go(engine, program=unsure, calibrate=True)
     go(engine, log_dir=tmp_path)
     before = len(engine.prompts)
@@ -215,7 +222,8 @@ def test_without_it_reports_say_what_calibration_would_give():
     program, report = go(Engine(), max_metric_calls=150, seed=1)
     assert isinstance(program, dspy.Predict)
     effect = report.calibration
-    assert effect.original_calibrated > effect.original + 0.05  # Orders differ in nothing but leaning.
+    # Orders differ in nothing but leaning.
+    assert effect.original_calibrated > effect.original + 0.05
     assert "use BatchCalibration, or calibrate=True" in str(report)
     assert Report.model_validate(json.loads(json.dumps(report.to_dict()))) == report
     _, report = go(Engine(), signal="score")

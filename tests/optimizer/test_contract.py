@@ -53,7 +53,8 @@ def check(shape, make, student, folder):
     before = state(student)
     runs = []
     for num_threads in (1, 8):
-        optimizer = make(num_threads=num_threads, max_metric_calls=70, seed=2, display_progress=False)
+        options = {"num_threads": num_threads, "max_metric_calls": 70, "seed": 2, "display_progress": False}
+        optimizer = make(**options)
         runs.append((optimizer.compile(student, trainset=EXAMPLES), optimizer.report))
     (compiled, report), (again, report_again) = runs
     assert state(student) == before, "the student was changed"
@@ -72,7 +73,8 @@ def check(shape, make, student, folder):
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
 def test_what_others_chose_is_ordered(shape, engine, tmp_path):
-    choosing = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=3, max_labeled_demos=5)
+    options = {"metric": exact_match, "max_bootstrapped_demos": 3, "max_labeled_demos": 5}
+    choosing = dspy.BootstrapFewShot(**options)
     choosing = dspy.LabeledFewShot(k=5) if shape in ("predict", "frozen_part") else choosing
     student = choosing.compile(PROGRAMS[shape](), trainset=EXAMPLES)
     student.set_lm(dspy.settings.lm)
@@ -129,7 +131,8 @@ def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]
-        optimizer = PLReorder(exact_match, max_metric_calls=40, num_threads=1, display_progress=False)
+        options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False}
+        optimizer = PLReorder(exact_match, **options)
         members = [optimizer.compile(member, trainset=EXAMPLES) for member in members]
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         ensemble.save(tmp_path / "ensemble.json")

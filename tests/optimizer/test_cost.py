@@ -170,7 +170,8 @@ class TestEstimate:
         ample = asked(max_cost=2 * without.cost)
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
         assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
-        assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
+        assert found.cost == without.cost
+        assert found.program_calls == without.program_calls
         says = f"; max_cost ends it earlier, after about {found.affordable_calls:,} calls"
         assert str(found).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
@@ -205,7 +206,8 @@ class TestMaxCost:
         assert report.cost == pytest.approx(engine.cost)
         assert 0.5 * limit < engine.cost <= limit + (engine.dearest if spread > 1 else 1e-12)
         assert report.stopped.startswith("cost limit")
-        if spread < 1:  # where one call takes a fifth of the money, none may be left
+        # Where one call takes a fifth of the money, none may be left.
+        if spread < 1:
             assert report.stopped == "cost limit"
             # The money of 50 calls of very different prices may not be enough for three orders on 8 examples.
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
@@ -261,7 +263,8 @@ class TestMaxCost:
         teacher.set_lm(lm_of(dear, "fake/dear"))
         options = {"max_metric_calls": 200, "num_threads": 4, "display_progress": False}
         chooser = PLFewShot(exact_match, max_cost=0.25, **options)
-        with pytest.raises(ValueError, match="max_cost needs a price for fake/dear"):
+        message = "max_cost needs a price for fake/dear"
+        with pytest.raises(ValueError, match=message):
             chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert engine.num_calls == dear.num_calls == 0
         prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
@@ -297,7 +300,8 @@ class TestMaxCost:
             return response
 
         monkeypatch.setattr(engine, "complete", complete)
-        with pytest.raises(ValueError, match=f"max_cost needs the number of tokens in each reply of {MODEL}"):
+        message = f"max_cost needs the number of tokens in each reply of {MODEL}"
+        with pytest.raises(ValueError, match=message):
             PLReorder(exact_match, max_cost=10.0, num_threads=4).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 1
         report = compiled(max_metric_calls=60)
@@ -314,6 +318,7 @@ class TestMaxCost:
             judge("is that right?")
             return exact_match(example, prediction)
 
-        with pytest.raises(ValueError, match="max_cost needs a price for fake/hidden"):
+        message = "max_cost needs a price for fake/hidden"
+        with pytest.raises(ValueError, match=message):
             PLReorder(metric, max_cost=10.0, num_threads=2).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls <= 2 * 2

@@ -165,10 +165,12 @@ class TestGoingOn:
         paid = len(engine.prompts)
         budget = 1.5 * BUDGET.get(kind, 100)
         assert optimizer.report.program_calls["resumed"] == paid
-        with pytest.raises(ValueError, match=r"metric changed.*another log_dir.*accept_changes=True"):
+        message = r"metric changed.*another log_dir.*accept_changes=True"
+        with pytest.raises(ValueError, match=message):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
         assert len(engine.prompts) == paid
-        for options in ({"accept_changes": True}, {}):  # What was accepted is no change any more.
+        # What was accepted is no change any more.
+        for options in ({"accept_changes": True}, {}):
             compiled(kind, engine, metric=other, log_dir=tmp_path, **options)
         paid = len(engine.prompts)
         _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=int(budget), log_dir=tmp_path)
@@ -183,7 +185,8 @@ class TestResult:
     def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, finished, tmp_path):
         engine = Engine()
         (program, result, optimizer) = finished(kind)
-        assert (program.dump_state(), program.demos) == (student().dump_state(), student().demos)
+        assert program.dump_state() == student().dump_state()
+        assert program.demos == student().demos
         assert not getattr(program, "_compiled", False)
         inner = getattr(result, "program", result)
         assert result.reorder_report == optimizer.report.to_dict()
@@ -217,11 +220,13 @@ class TestMistakes:
                 raise LookupError("gone")
             return exact(example, prediction)
 
-        optimizer = KINDS[kind](metric, max_metric_calls=300, num_threads=2, display_progress=False)
+        options = {"max_metric_calls": 300, "num_threads": 2, "display_progress": False}
+        optimizer = KINDS[kind](metric, **options)
         with using(engine, "fake/x"), pytest.raises(LookupError, match="gone"):
             optimizer.compile(student(), trainset=EXAMPLES)
         report = optimizer.report
-        assert (report.stopped, report.comparison) == ("ended by LookupError", None)
+        assert report.stopped == "ended by LookupError"
+        assert report.comparison is None
         (error,) = [each for each in report.errors if each.type == "LookupError"]
         assert re.match(r"trainset\[\d+\]", error.examples[0])
         assert report.program_calls["total"] >= 60

@@ -70,14 +70,17 @@ class TestChoice:
             assert (found.tokens > 0) == (number > 0)
         assert len(program.demos) in best
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
-        with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
+        message = r"num_demos must be one of \[.*2, 3\]"
+        with pytest.raises(ValueError, match=message):
             chooser.program_with(num_demos=7)
 
     def test_two_predictors_have_pools_of_their_own(self, engine):
         program, chooser = chosen(fakes.two_predictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
-        assert (hint.predictor, answer.predictor) == ("hint", "answer.predict")
-        assert all(origin.startswith("bootstrapped") for origin in hint.origins)  # examples have no hint
+        assert hint.predictor == "hint"
+        assert answer.predictor == "answer.predict"
+        # Examples have no hint.
+        assert all(origin.startswith("bootstrapped") for origin in hint.origins)
         assert any(origin.startswith("trainset") for origin in answer.origins)
         assert chooser.report.program_calls["bootstrap"] > 0
         assert len(program.predictors()) == 2
@@ -158,9 +161,11 @@ class TestTokens:
         assert not [each for each in chooser.report.candidates[1:] if 0 in each.ordering["self"]]
 
     def test_a_limit_that_no_demo_fits(self, engine):
-        with pytest.raises(ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"):
+        message = r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
+        with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
-        with pytest.raises(ValueError, match="with min_demos=4; got 70: raise it, or lower min_demos"):
+        message = "with min_demos=4; got 70: raise it, or lower min_demos"
+        with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
@@ -215,6 +220,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="with a budget of calls first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        with pytest.raises(RuntimeError, match="nothing to choose from: a quarter of max_seconds or max_cost"):
+        reason = "nothing to choose from: a quarter of max_seconds or max_cost"
+        with pytest.raises(RuntimeError, match=reason):
             optimizer(max_seconds=1e-9, candidates="bootstrapped").compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0

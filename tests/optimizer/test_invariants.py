@@ -80,7 +80,8 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
 
     # The multiset of demos is kept, in the copy and in the student.
     assert multisets(compiled) == multisets(student) == before
-    assert all(sorted(slot.ordering) == sorted(slot.original) for slot in report.slots)  # those that prompts show
+    # Only these demos are shown in prompts.
+    assert all(sorted(slot.ordering) == sorted(slot.original) for slot in report.slots)
 
     # The budget is kept, and the log has every call.
     total = report.program_calls["total"]

@@ -161,7 +161,8 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            assert num_last <= 2  # Those that no answered call follows are asked again.
+            # Those that no answered call follows are asked again.
+            assert num_last <= 2
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed
             assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])

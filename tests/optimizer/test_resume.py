@@ -136,7 +136,8 @@ class TestKilled:
         path = tmp_path / "calls.jsonl"
         begin = b'{"%s"' % kind.encode()
         path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
-        with pytest.raises(ValueError, match=r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"):
+        message = r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"
+        with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
 
     def test_a_second_process_is_refused(self, tmp_path, engine):
@@ -191,7 +192,8 @@ class TestIdentity:
 
         go()
         before = engine.num_calls
-        with pytest.raises(ValueError, match=f"belongs to another compile: .*{difference}.*another log_dir"):
+        message = f"belongs to another compile: .*{difference}.*another log_dir"
+        with pytest.raises(ValueError, match=message):
             go(**change)
         go()
         assert engine.num_calls == before
@@ -302,7 +304,8 @@ class TestOtherArguments:
         ("options", "first", "second"),
         [
             ({"auto": "paper", "num_samples": 4, "num_iterations": 6, "num_final_draws": 2}, 300, 500),
-            ({}, 100, 500),  # of three demos: then all orders are scored on all examples
+            # Three demos: all orders are scored on all examples.
+            ({}, 100, 500),
         ],
     )
     def test_other_plans_find_what_they_would_have_found(self, tmp_path, engine, options, first, second):
@@ -399,7 +402,8 @@ class TestSignals:
             assert 40 < finished <= 50
             assert len(reorder.best_program.demos) == 5
             release.set()
-            reorder.compile(student(5), trainset=EXAMPLES)  # while those calls end
+            # Meanwhile those calls end.
+            reorder.compile(student(5), trainset=EXAMPLES)
             assert reorder.report.program_calls["resumed"] == finished
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -449,10 +453,12 @@ class TestSignals:
                 ring()
             return example.label == prediction.label
 
-        chooser = PLFewShot(metric, max_metric_calls=60, signal="score", num_threads=1, display_progress=False)
+        options = {"max_metric_calls": 60, "signal": "score", "num_threads": 1, "display_progress": False}
+        chooser = PLFewShot(metric, **options)
         with fakes.using(label_world.Engine()) as engine, pytest.raises(KeyboardInterrupt):
             chooser.compile(label_world.student(), trainset=label_world.EXAMPLES)
-        assert rung and len(engine.prompts) == chooser.report.program_calls["total"] > 50
+        assert rung
+        assert len(engine.prompts) == chooser.report.program_calls["total"] > 50
         assert chooser.report.comparison is not None
         assert chooser.best_program is not None
 
@@ -474,13 +480,15 @@ class TestFailed:
             return exact_match(example, prediction)
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
-        with pytest.raises(RuntimeError, match=r"calls ended with an answer|train examples ran for any order"):
+        message = r"calls ended with an answer|train examples ran for any order"
+        with pytest.raises(RuntimeError, match=message):
             reorder.compile(student(5), trainset=EXAMPLES)
         down = False
         reorder.compile(student(5), trainset=EXAMPLES)
         assert reorder.report.comparison is not None
         left = sum(error.count for error in reorder.report.errors)
-        assert left <= NUM_THREADS  # the first ones may have been of a round that was whole
+        # The first ones may have been of a round that was whole.
+        assert left <= NUM_THREADS
 
     def test_a_call_that_went_well_the_second_time_is_not_made_a_third_time(self, tmp_path, engine):
         with dspy.context(lm=lm_of(engine, num_retries=0)):

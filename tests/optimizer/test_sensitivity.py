@@ -149,7 +149,8 @@ class TestOrderSensitivity:
         assert found.program_calls == 10 * 30 == engine.num_calls - 30
         assert found.matters
         assert found.scores[0] == pytest.approx(own)
-        assert (len(found.scores), found.num_distinct) == (10, 120)
+        assert len(found.scores) == 10
+        assert found.num_distinct == 120
         assert 0 < found.gain_interval[0] <= found.expected_gain <= found.gain_interval[1]
         assert "Recommended: a search (PLReorder), which is worth its calls." in str(found)
         assert program.dump_state() == before
@@ -163,7 +164,8 @@ class TestOrderSensitivity:
     ):
         """Not the first ones: these may be of one kind."""
         found, engine = measured(questions(100), student(num_demos), max_metric_calls=limit)
-        assert (len(found.scores), found.num_examples) == (orders, num_examples)
+        assert len(found.scores) == orders
+        assert found.num_examples == num_examples
         assert found.program_calls == engine.num_calls == orders * num_examples
         asked = {texts[-1].split("\n")[1] for texts in engine.requests}
         assert len(asked) == num_examples
@@ -178,8 +180,10 @@ class TestOrderSensitivity:
         """At a score of .9, thirty right answers may be luck."""
         engine = engine_for(questions(100), at={57: failure})
         found, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
-        assert (engine.num_calls, found.num_examples) == (300, 30)
-        assert found.gain_interval[1] > 0.05 and "no search yet" in str(found)
+        assert engine.num_calls == 300
+        assert found.num_examples == 30
+        assert found.gain_interval[1] > 0.05
+        assert "no search yet" in str(found)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),

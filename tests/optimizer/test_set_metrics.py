@@ -97,7 +97,8 @@ def test_labels_take_turns_however_rare_one_is(options):
 @pytest.mark.parametrize("signal", ["score", "logprobs"])
 def test_equal_answers_are_no_evidence_whatever_they_count(signal):
     engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 2 or number(text) % 7 == 0 else -2.0))
-    _, report = compiled(PLReorder, F1("positive"), engine=engine, signal=signal, max_metric_calls=60)
+    options = {"engine": engine, "signal": signal, "max_metric_calls": 60}
+    _, report = compiled(PLReorder, F1("positive"), **options)
     assert report.evidence.num_met > 0
     assert report.evidence.num_differing == 0
     assert all(0.0 <= each.score <= 1.0 and each.expected_gain == 0.0 for each in report.candidates)
@@ -122,9 +123,11 @@ def test_report_has_the_metric_itself():
     c = report.comparison
     assert "F1(label='positive'" in report.details()
     chosen = max(report.candidates, key=lambda each: each.expected_gain)
-    assert (report.candidates[0].score, chosen.score) == (c.original, c.chosen)
+    assert report.candidates[0].score == c.original
+    assert chosen.score == c.chosen
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
-    assert 0.0 < c.expected_gain < 0.75 * c.gain  # It is shrunk, as by example.
+    # It is shrunk, as by example.
+    assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
     shown = [value for each in report.history for value in (each.best_score, each.best_score_so_far)]
     assert all(0.0 <= value <= 1.0 for value in shown)
@@ -167,7 +170,8 @@ def test_expects_of_the_original_what_its_own_answers_give():
 
     program = rare_first()
     engine = Engine(probabilities=eager)
-    _, report = compiled(PLReorder, F1("positive"), engine=engine, program=program, signal="score")
+    options = {"engine": engine, "program": program, "signal": "score"}
+    _, report = compiled(PLReorder, F1("positive"), **options)
     value = scored(engine, program)
     assert value > 0.15
     assert report.comparison.expected_original[0] == pytest.approx(value, abs=0.06)
@@ -216,7 +220,8 @@ class TestBatchCalibration:
         assert max(accuracies.values()) == pytest.approx(value, abs=0.1)
         always_right = Engine(probabilities=lambda demos, text: two(3.0 if number(text) % 2 else -3.0))
         program, accuracies = calibrated(always_right)
-        assert (program.calibration, accuracies["as it is"]) == (None, 1.0)
+        assert program.calibration is None
+        assert accuracies["as it is"] == 1.0
         _, accuracies = calibrated(always_right, num_inputs=2)
         assert accuracies["as it is"] == 1.0, "the label of the metric is among few inputs"
 
@@ -243,9 +248,11 @@ def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
     with using(engine):
         found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=120)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
-    assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
+    # Labels count in their shares.
+    assert found.scores == pytest.approx([known] * 6, abs=0.15)
     assert found.num_examples == 20
-    assert "only" not in caplog.text  # 10 examples are positive: what is scored as a whole is counted as a whole.
+    # 10 examples are positive: what is scored as a whole is counted as a whole.
+    assert "only" not in caplog.text
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
     assert report.comparison.num_examples == report.settings["num_selection"]
@@ -254,15 +261,18 @@ def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
 def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
     """Calls for a metric by example keep no label."""
     compiled(PLReorder, exact, log_dir=tmp_path)
-    with pytest.raises(ValueError, match="without the answered labels: pass another log_dir"):
+    message = "without the answered labels: pass another log_dir"
+    with pytest.raises(ValueError, match=message):
         compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
 
 
 def test_labels_that_the_program_never_answers_are_refused_before_any_call():
     trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
     engine = Engine(probabilities=shy)
-    with pytest.raises(ValueError, match=r"(?s)(one has 'Positive').*no answer can be right"):
-        compiled(PLReorder, F1("Positive"), engine=engine, trainset=trainset, signal="score")
+    message = r"(?s)(one has 'Positive').*no answer can be right"
+    with pytest.raises(ValueError, match=message):
+        options = {"engine": engine, "trainset": trainset, "signal": "score"}
+        compiled(PLReorder, F1("Positive"), **options)
     assert not engine.prompts
 
 
@@ -286,10 +296,12 @@ class TestBadInput:
         def broken(counts, labels):
             raise LookupError("no such table")
 
-        optimizer = kind(ConfusionMetric(broken), max_metric_calls=150, num_threads=1, display_progress=False)
+        options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False}
+        optimizer = kind(ConfusionMetric(broken), **options)
         with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table"):
             optimizer.compile(student(), trainset=RARE)
-        assert optimizer.report.program_calls["total"] > 0 and optimizer.best_program is not None
+        assert optimizer.report.program_calls["total"] > 0
+        assert optimizer.best_program is not None
 
 
 @pytest.mark.parametrize("seed", [2, 4])
@@ -337,4 +349,5 @@ def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_bette
         with using(Engine()):
             optimizer.compile(Program(answer, predict=inner), trainset=trainset)
         sure.append(optimizer.report.comparison.probability)
-    assert max(sure) < 0.9 and any(each > 0 for each in sure)
+    assert max(sure) < 0.9
+    assert any(each > 0 for each in sure)

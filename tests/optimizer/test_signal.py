@@ -49,10 +49,12 @@ class TestScoresWhereThereIsNothingElse:
         for one, two in zip(program.predictors(), expected.predictors(), strict=True):
             assert [demo["text"] for demo in one.demos] == [demo["text"] for demo in two.demos]
         assert found(report, "signal") == found(plain, "signal")
-        assert (report.signal.used, report.signal.labels) == ("score", [])
+        assert report.signal.used == "score"
+        assert report.signal.labels == []
         assert report.signal.reason == reason
         assert f"learnt from scores alone: {reason}" in report.details()
-        assert (plain.signal.used, plain.signal.reason) == ("score", "")
+        assert plain.signal.used == "score"
+        assert plain.signal.reason == ""
         assert "learnt from" not in plain.details()
 
     @pytest.mark.parametrize("stopped_at", [2, 6])
@@ -76,7 +78,8 @@ class TestScoresWhereThereIsNothingElse:
             engine = Engine()
             for option in ({"signal": "logprobs"}, {"calibrate": True}):
                 (name,) = option
-                with pytest.raises(ValueError, match=rf"{name}.* needs the log-probabilities .*{reason}"):
+                message = rf"{name}.* needs the log-probabilities .*{reason}"
+                with pytest.raises(ValueError, match=message):
                     go(engine, **option, **options)
             assert not engine.prompts
 
@@ -95,7 +98,9 @@ def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both
     for signal in ("auto", "logprobs"):
         _, report = go(engine, max_metric_calls=150, signal=signal, log_dir=tmp_path)
         found = report.signal
-        assert (found.used, found.reason, found.labels) == ("logprobs", "", label_world.LABELS)
+        assert found.used == "logprobs"
+        assert found.reason == ""
+        assert found.labels == label_world.LABELS
         assert "learnt from the probabilities of labels that came with the calls" in report.details()
         assert len(engine.prompts) == report.program_calls["total"]
 

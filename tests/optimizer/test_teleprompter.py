@@ -42,7 +42,8 @@ class TestCompile:
         reorder = PLReorder(exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
-        assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
+        # An object is told by a digest of what it holds.
+        assert settings.pop("pull").startswith("#")
         assert settings == {"name": "prior", "weighted": True}
 
     @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])

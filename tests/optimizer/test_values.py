@@ -117,7 +117,8 @@ class Said(dspy.ChatAdapter):
 
 
 def asking(kind: Any) -> dspy.Predict:
-    given_kind = dict if is_typeddict(kind) else kind  # DSPy takes no other as an input.
+    # DSPy takes no other as an input.
+    given_kind = dict if is_typeddict(kind) else kind
     fields = {"given": (str, dspy.InputField()), "of": (given_kind, dspy.InputField())}
     fields["answer"] = (kind, dspy.OutputField())
     return dspy.Predict(dspy.Signature(fields, "Answer."))
@@ -152,7 +153,8 @@ def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[li
 def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(value)):
-        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=24, max_labeled_demos=0)
+        options = {"metric": right, "max_bootstrapped_demos": 24, "max_labeled_demos": 0}
+        optimizer = dspy.BootstrapFewShot(**options)
         of_dspy = optimizer.compile(asking(kind), trainset=examples(value))
         expected = shown(of_dspy, of_dspy.demos)
         assert len(set(expected)) == 24
@@ -161,7 +163,8 @@ def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume
         resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
     assert fresh == resumed
     assert set(fresh) <= set(expected)
-    assert (report.program_calls["resumed"], engine.num_calls) == (report.program_calls["total"], made)
+    assert report.program_calls["resumed"] == report.program_calls["total"]
+    assert engine.num_calls == made
     assert "cannot hold" not in caplog.text
 
 

@@ -63,7 +63,8 @@ def resumed(tmp_path):
 class TestMoney:
     def test_of_calls_under_way_is_set_aside(self):
         budget = Budget(max_cost=10, expected_cost=1)
-        assert (begun(budget), budget.refused) == (10, StopReason.COST)
+        assert begun(budget) == 10
+        assert budget.refused == StopReason.COST
         budget.end({})  # not made after all
         assert budget.needs_one
         for _ in range(9):
@@ -99,14 +100,17 @@ class TestMoney:
             assert budget.recall((f"order {number}", 0))
             assert not budget.recall((f"order {number}", 0))
         paid = [dollars for dollars in earlier if dollars]
-        assert (budget.log.num_calls, budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
+        assert budget.log.num_calls == len(earlier)
+        assert budget.cost == sum(paid)
+        assert budget.dearest == max(paid)
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
     def test_what_other_runs_of_the_log_cost_is_not_passed_by_new_calls(self, resumed):
         budget = Budget(resumed(*[10] * 7), max_cost=100, expected_cost=10)
         assert make(budget, *[10] * 9) == 3
-        assert (budget.cost, budget.refused) == (30, StopReason.COST)
+        assert budget.cost == 30
+        assert budget.refused == StopReason.COST
 
     def test_a_model_without_a_price_lets_no_further_call_begin(self, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", lambda _: None)
@@ -130,7 +134,8 @@ class TestTimeAndCalls:
         assert make(budget, *[0] * 10) == 10
         clock[0] = 30.0
         assert budget.calls_left == int(970 / 3 / MARGIN)
-        budget.expect(None)  # Now others come, as the student's after a teacher's.
+        # Now others come, as the student's after a teacher's.
+        budget.expect(None)
         make(budget, 0)
         clock[0] = 40.0
         assert budget.calls_left == int(960 / 10 / MARGIN)
@@ -168,7 +173,8 @@ class TestTimeAndCalls:
     def test_only_a_share_of_money_and_time_may_be_used_for_now(self, clock):
         budget = Budget(max_cost=10, max_seconds=10, expected_cost=1)
         budget.share = 0.5
-        assert (begun(budget), budget.refused) == (5, StopReason.COST)
+        assert begun(budget) == 5
+        assert budget.refused == StopReason.COST
         budget.share = 0.8
         clock[0] = 7.0
         assert begun(budget) == 3
@@ -177,7 +183,8 @@ class TestTimeAndCalls:
         assert begun(budget) == 2
         budget = Budget(max_seconds=10, started=0.0)
         budget.share = 0.8
-        assert (begun(budget), budget.refused) == (0, StopReason.TIME)
+        assert begun(budget) == 0
+        assert budget.refused == StopReason.TIME
 
     def test_those_left_are_of_the_scarcest_limit(self, clock):
         budget = Budget(expected_cost=1, max_calls=100, max_cost=400, max_seconds=1000)
@@ -193,6 +200,7 @@ class TestTimeAndCalls:
 
     def test_calls_under_way_count_and_without_a_limit_all_begin(self):
         budget = Budget(max_calls=7)
-        assert (begun(budget), budget.refused) == (7, StopReason.BUDGET)
+        assert begun(budget) == 7
+        assert budget.refused == StopReason.BUDGET
         assert begun(Budget()) == 30
         assert Budget().calls_left == Budget().max_calls > 10**9

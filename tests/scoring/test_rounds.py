@@ -19,7 +19,8 @@ class Rounds:
         self.evaluator = Evaluator(payer)
         self.observations = Observations(self.evaluator.effective, favoured=favoured)
         strata = [range(payer.table.shape[1])]
-        self.schedule = ExampleSchedule(strata, num_first=num_first, num_more=num_more, shifted=shifted)
+        options = {"num_first": num_first, "num_more": num_more, "shifted": shifted}
+        self.schedule = ExampleSchedule(strata, **options)
 
     def wanted(self, orderings, num_examples=None):
         return self.schedule.examples_for(orderings, self.observations, num_examples)
@@ -66,7 +67,8 @@ class TestExamples:
         scores = Rounds(TablePayer(table()), num_first=2)
         program = WholeProgram(0, "nearest last")
         assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
-        assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
+        assert len(scores.wanted([program], 1)[program]) == 4
+        assert len(scores.wanted([program], 9)[program]) == 9
 
     def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
         """Two programs give the same prompt for some examples."""
@@ -86,8 +88,10 @@ class TestExamples:
         asked = {}
         payer = Payer(table())
         cells = Evaluator(payer).evaluate({first: [0, 1, 2], second: [0, 1, 2]})
-        assert [len(row) for row in cells.values()] == [3, 3] and len(payer.log.records) == 5
-        assert asked[("a", 0)] == first and asked[("a", 1)] == second
+        assert [len(row) for row in cells.values()] == [3, 3]
+        assert len(payer.log.records) == 5
+        assert asked[("a", 0)] == first
+        assert asked[("a", 1)] == second
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
@@ -182,14 +186,17 @@ class TestBudgets:
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()
         scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
-        assert (scorer.num_calls(), scorer.log.num_calls) == (0, 0)
+        assert scorer.num_calls() == 0
+        assert scorer.log.num_calls == 0
         assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
         assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
         assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
         scorer.evaluate({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
         scorer.evaluate({ORDERINGS[0]: range(10)})
-        assert (scorer.num_calls("search"), scorer.num_calls("race"), scorer.log.num_recalled) == (8, 2, 8)
+        assert scorer.num_calls("search") == 8
+        assert scorer.num_calls("race") == 2
+        assert scorer.log.num_recalled == 8
         assert scorer.payer.paid == [(0, 8), (0, 9)]
         assert scorer.affordable({ORDERINGS[0]: range(12)})
         assert not scorer.affordable({ORDERINGS[0]: range(13)})

@@ -86,7 +86,8 @@ class TestConditioning:
             covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
             apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
         expected = by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
-        told = found(means, covariance, noise, apart=apart, reference=reference, outsider_scales=outsider_scales)
+        options = {"apart": apart, "reference": reference, "outsider_scales": outsider_scales}
+        told = found(means, covariance, noise, **options)
         np.testing.assert_allclose(told, expected, atol=1e-7)
 
     def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):

@@ -56,7 +56,8 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     responses = LabelResponses(
         table,
         told_of,
-        shares_to_try(table)[:, ::-1] if calibrating else None,  # the first guess is wrong
+        # The first guess is wrong.
+        shares_to_try(table)[:, ::-1] if calibrating else None,
         calibrating,
     )
     model = OrderingModel(
@@ -92,7 +93,8 @@ def test_are_what_they_were(case):
     assert told.keys() == found.keys()
     for name, numbers in told.items():
         assert (numbers is None) == (found[name] is None)
-        np.testing.assert_allclose(found[name] or [], numbers or [], rtol=1e-6, atol=2e-6, err_msg=name)
+        options = {"rtol": 1e-6, "atol": 2e-6, "err_msg": name}
+        np.testing.assert_allclose(found[name] or [], numbers or [], **options)
 
 
 if __name__ == "__main__":

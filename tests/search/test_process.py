@@ -54,9 +54,11 @@ class TestCrossedEffects:
         ("scores", "expected"),
         [
             ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
-            ([[1.0, 0.0], [1.0, 0.0]], 0.05),  # all agree, and examples differ
+            # All agree, and examples differ.
+            ([[1.0, 0.0], [1.0, 0.0]], 0.05),
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
-            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),  # equally hard: (40 + 10) / (10 / 3)
+            # Equally hard: (40 + 10) / (10 / 3).
+            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),
         ],
     )
     def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
@@ -178,7 +180,8 @@ def conditioned(world, variances):
     observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
     observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
-    weights = np.linalg.solve(observed, np.ones(len(rows)))  # generalised least squares
+    # Generalised least squares.
+    weights = np.linalg.solve(observed, np.ones(len(rows)))
     scores = world.scores[rows, columns]
     scores = scores - weights @ scores / weights.sum()
     return gain @ scores, prior - gain @ prior[rows]

@@ -88,7 +88,8 @@ class TestSpace:
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
-        total = 1  # of n items: none, or one of n at first and then an ordering of the others
+        # Of n items: none, or one of n at first and then an ordering of the others.
+        total = 1
         for size in range(1, 31):
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
@@ -149,7 +150,8 @@ class TestAllowed:
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        with pytest.raises(ValueError, match="allowed refused 1,000 random orderings"):
+        message = "allowed refused 1,000 random orderings"
+        with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 
 
