@@ -31,8 +31,9 @@ def result(*args, **fields):
 
 def runs(method, counts, task="mr", num_demos=8, **fields):
     """Return one run a seed, by how many of 20 examples were right."""
-    return [
-        result(task, num_demos, seed, method, [1.0] * count + [0.0] * (20 - count), **fields)
-        for seed, count in enumerate(counts, start=1)
-        if count is not None
-    ]
+    results = []
+    for seed, count in enumerate(counts, start=1):
+        if count is not None:
+            scores = [float(number < count) for number in range(20)]
+            results.append(result(task, num_demos, seed, method, scores, **fields))
+    return results

@@ -49,12 +49,17 @@ class TestTime:
         assert calls["final"] == plan.num_finalists * report.comparison.num_examples
         assert 0 < calls["race"] <= share * plan.race_calls
         assert calls["search"] > 0.75 * share * plan.search_calls
-        (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
-        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+        best = max(report.candidates, key=lambda candidate: candidate.expected_gain)
+        assert best.ordering["self"] == report.slots[0].ordering
+        orderings = [candidate.ordering["self"] for candidate in report.candidates]
+        assert orderings.count(best.ordering["self"]) == 1
 
     @pytest.mark.parametrize(("limit", "slow", "times"), [(800, 700, 2), (700, 660, 3), (450, 420, 4)])
     def test_calls_that_become_slow_leave_less_to_compare(self, clock, monkeypatch, caplog, limit, slow, times):
-        now = lambda: float(clock.num_calls + (times - 1) * max(0, clock.num_calls - slow))  # noqa: E731
+        def now():
+            num_slow = max(0, clock.num_calls - slow)
+            return float(clock.num_calls + (times - 1) * num_slow)
+
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", now)
         reorder = PLReorder(exact_match, max_seconds=limit, num_threads=1)
         reorder.compile(student(), trainset=EXAMPLES)
@@ -62,7 +67,8 @@ class TestTime:
         assert now() < limit + times
         assert compared.num_candidates in (2, 3)
         assert 2 <= compared.num_examples <= 10
-        assert ("2 of 3 finalists could be compared" in caplog.text) == (compared.num_candidates == 2)
+        warned = "2 of 3 finalists could be compared" in caplog.text
+        assert warned == (compared.num_candidates == 2)
 
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
         """A compile goes on night by night with one log_dir."""

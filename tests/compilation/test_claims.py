@@ -1,4 +1,4 @@
-"""What a compile claims, in worlds where nothing is to be found and in others, on landscapes of the benchmarks."""
+"""What a compile claims on landscapes of the benchmarks."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The race of the best orderings, and a whole compile, on scores that are known without a program."""
+"""The race of the best orderings, and a whole compile, on known scores."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ class Raced:
     Args:
         payer: Pays for all calls.
         searched: Orderings that were scored before.
-        original: What winners are to be compared with, which takes part from the beginning with a share of the calls.
+        original: The ordering to compare winners with, which always takes part.
     """
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
@@ -33,7 +33,8 @@ class Raced:
         num_train = payer.table.shape[1]
         sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
         self.plan = Plan(original_share=original_share, **sizes)
-        model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
+        fit = lambda scores: SimpleNamespace(estimates=self.estimates(scores))  # noqa: E731
+        model = SimpleNamespace(calibrating=False, fit=fit)
         self.search = SimpleNamespace(model=model)
         self.original = original
         self.observations = Observations(self.evaluator.effective, favoured=original)
@@ -53,7 +54,8 @@ class Raced:
         return records
 
     def means(self, scores):
-        self.heats.append({ordering: self.observations.count(ordering) for ordering in ORDERINGS})
+        counts = map(self.observations.count, ORDERINGS)
+        self.heats.append(dict(zip(ORDERINGS, counts, strict=True)))
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, kept=0):
@@ -128,7 +130,9 @@ class TestRace:
 
         def estimate(scores):
             told.append(scores)
-            return {ordering: -ORDERINGS.index(ordering) for ordering in scores if ordering != ORDERINGS[0]}
+            numbers = {ordering: -ORDERINGS.index(ordering) for ordering in scores}
+            numbers.pop(ORDERINGS[0], None)
+            return numbers
 
         raced = Raced(TablePayer(table()), ORDERINGS[:20])
         raced.estimate = estimate

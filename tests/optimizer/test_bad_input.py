@@ -1,4 +1,4 @@
-"""Every mistake gets an error that names the argument and the cure, before any call is paid."""
+"""Every mistake gets an error with a cure, before any call is paid."""
 
 import inspect
 import re
@@ -16,7 +16,8 @@ EXAMPLES = questions(120)
 
 
 def optimizer(**options):
-    return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
+    defaults = {"metric": exact_match, "num_threads": 4, "display_progress": False}
+    return PLReorder(**{**defaults, **options})
 
 
 class Async(Wrapped):
@@ -33,8 +34,13 @@ UNSMOOTHED = SimpleNamespace(name="mine", weighted=False, initial=print, update=
 
 CONSTRUCTOR = {
     "metric": [
-        *(None, "exact_match", lambda: 1.0, lambda example: 1.0, lambda example, prediction, *, limit: 1.0),
-        *(dspy.evaluate.SemanticF1, async_metric),
+        None,
+        "exact_match",
+        lambda: 1.0,
+        lambda example: 1.0,
+        lambda example, prediction, *, limit: 1.0,
+        dspy.evaluate.SemanticF1,
+        async_metric,
     ],
     "update": ["adam", 3],
     "auto": ["extreme", None],
@@ -86,10 +92,17 @@ COMPILE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, v in CONSTRUCTOR.items() for value in v])
+def wrong_values():
+    for name, values in CONSTRUCTOR.items():
+        for value in values:
+            yield name, value
+
+
+@pytest.mark.parametrize(("name", "value"), wrong_values())
 def test_constructor(name, value):
+    options = {"max_metric_calls": None} if name == "auto" else {}
     with pytest.raises((TypeError, ValueError), match=name):
-        optimizer(**{"max_metric_calls": None, name: value} if name == "auto" else {name: value})
+        optimizer(**{**options, name: value})
 
 
 def flags_and_numbers():
@@ -158,7 +171,9 @@ def test_compile(engine, make, options, message):
 
 def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
-    reorder.compile(student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13])
+    trainset = EXAMPLES[-6:] * 20
+    valset = [EXAMPLES[10]] * 5 + EXAMPLES[11:13]
+    reorder.compile(student(EXAMPLES[:3]), trainset=trainset, valset=valset)
     assert reorder.report.settings["num_train"] == 6
     assert reorder.report.settings["num_selection"] == 3
     assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
@@ -178,9 +193,10 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
         reorder = optimizer(max_metric_calls=60, log_dir=tmp_path / "log")
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
-    warnings = [record.getMessage() for record in caplog.records if "x.json" in record.getMessage()]
+    warnings = [message for message in caplog.messages if "x.json" in message]
     assert len(warnings) == 2  # one a compile
-    assert f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}" in warnings[0]
+    said = f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}"
+    assert said in warnings[0]
     with pytest.raises(RuntimeError):
         result.save(tmp_path / "x.json")
     result.save(tmp_path / "x.pkl")
@@ -205,7 +221,8 @@ def test_an_lm_on_the_program_is_enough(engine):
 
 
 def least(error):
-    return int(re.search(r"max_metric_calls must be at least (\d+)", str(error.value)).group(1))
+    number = re.search(r"max_metric_calls must be at least (\d+)", str(error.value))
+    return int(number.group(1))
 
 
 def compiled(reorder=None, program=None, **data):
@@ -238,7 +255,8 @@ class TestCures:
         message = r"raise it, or use auto='light'$"
         with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(auto="paper", max_metric_calls=100))
-        for options in ({"auto": "paper", "max_metric_calls": least(error)}, {"max_metric_calls": 100}):
+        enough = {"auto": "paper", "max_metric_calls": least(error)}
+        for options in (enough, {"max_metric_calls": 100}):
             optimizer(**options).estimate(student(5), trainset=EXAMPLES[:60])
 
     def test_of_frozen_parts(self, engine):
@@ -254,7 +272,8 @@ class TestCures:
 
     def test_of_an_ensemble_and_of_no_demos(self, engine):
         members = [student(5), student(EXAMPLES[:4])]
-        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
+        members = [compiled(program=member) for member in members]
+        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         assert ensemble(question="question 50").answer
         message = r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"
         with pytest.raises(ValueError, match=message):
@@ -285,15 +304,19 @@ class TestHistories:
 
     @pytest.fixture(params=TALKING)
     def program(self, request):
-        made = TALKING[request.param]()
-        made.predictors()[0].demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
-        return made
+        program = TALKING[request.param]()
+        demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
+        program.predictors()[0].demos = demos
+        return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
         cure = r"give each example talk=dspy\.History\(messages=\[\]\), and name it in with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0
-        trainset = [e.copy(talk=dspy.History(messages=[])).with_inputs("question", "talk") for e in EXAMPLES[4:40]]
+        trainset = []
+        for example in EXAMPLES[4:40]:
+            talking = example.copy(talk=dspy.History(messages=[]))
+            trainset.append(talking.with_inputs("question", "talk"))
         optimizer(max_metric_calls=60).compile(program, trainset=trainset)
         assert engine.num_calls > 0

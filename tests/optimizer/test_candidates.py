@@ -25,8 +25,10 @@ def test_it_is_no_part_of_a_students_identity(tmp_path):
     """A report holds seconds, which differ from run to run."""
     optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
-        first = PLReorder(exact_match, max_metric_calls=100).compile(two_steps(), trainset=EXAMPLES)
-        first.candidate_programs = [{"score": 0.5, "program": two_steps(), "seconds": time.perf_counter()}]
+        before = PLReorder(exact_match, max_metric_calls=100)
+        first = before.compile(two_steps(), trainset=EXAMPLES)
+        entry = {"score": 0.5, "program": two_steps(), "seconds": time.perf_counter()}
+        first.candidate_programs = [entry]
         second = optimizer.compile(first, trainset=EXAMPLES)
     assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
     assert not hasattr(second, "candidate_programs")

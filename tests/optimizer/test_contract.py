@@ -1,4 +1,4 @@
-"""PLReorder in chains with DSPy's optimizers, and PLFewShot in their place, on programs of every shape."""
+"""Chains with DSPy's optimizers, on programs of every shape."""
 
 import json
 from functools import partial
@@ -17,7 +17,11 @@ def with_frozen_part():
     frozen = dspy.ChainOfThought("question -> answer")
     frozen.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[50:53]]
     frozen._compiled = True
-    in_turn = lambda self, **inputs: (self.frozen(**inputs), self.answer(**inputs))[1]  # noqa: E731
+
+    def in_turn(self, **inputs):
+        self.frozen(**inputs)
+        return self.answer(**inputs)
+
     return Program(in_turn, frozen=frozen, answer=dspy.Predict("question -> answer"))
 
 
@@ -36,11 +40,22 @@ PROGRAMS = {
 
 
 def state(program):
-    return [(name, list(map(id, p.demos)), p.signature, id(p.lm)) for name, p in program.named_predictors()]
+    states = []
+    for name, predictor in program.named_predictors():
+        demos = list(map(id, predictor.demos))
+        states.append((name, demos, predictor.signature, id(predictor.lm)))
+    return states
+
+
+def sorted_fields(demo):
+    return repr(sorted(dict(demo).items()))
 
 
 def multiset(program):
-    return {n: sorted(repr(sorted(dict(d).items())) for d in p.demos) for n, p in program.named_predictors()}
+    demos = {}
+    for name, predictor in program.named_predictors():
+        demos[name] = sorted(map(sorted_fields, predictor.demos))
+    return demos
 
 
 def prompts(program):
@@ -87,9 +102,9 @@ def test_what_others_chose_is_ordered(shape, engine, tmp_path):
 def test_choosing_demos(shape, engine, tmp_path):
     make = partial(PLFewShot, exact_match, max_demos=3, max_bootstrapped=3)
     compiled, report = check(shape, make, PROGRAMS[shape](), tmp_path)
-    assert {slot.predictor for slot in report.slots} == {
-        name for name, _ in compiled.named_predictors() if not name.startswith("frozen")
-    }
+    names = {name for name, _ in compiled.named_predictors()}
+    free = {name for name in names if not name.startswith("frozen")}
+    assert {slot.predictor for slot in report.slots} == free
 
 
 @pytest.mark.parametrize("name", chains.CHAINS)
@@ -99,7 +114,8 @@ def test_the_example_of_each_family(name, engine, monkeypatch):
     program = chains.CHAINS[name](student, EXAMPLES, exact_match, dspy.settings.lm)
     assert not student.demos
     assert program(question=EXAMPLES[0].question).answer
-    reports = [m.reorder_report for m in [program, *getattr(program, "programs", [])] if hasattr(m, "reorder_report")]
+    members = [program, *getattr(program, "programs", [])]
+    reports = [m.reorder_report for m in members if hasattr(m, "reorder_report")]
     assert reports or name == "better_together", "it returns the best of its steps, which may be the first"
     assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
 
@@ -120,7 +136,8 @@ def test_inside_better_together(engine):
     report = programs[strategy].reorder_report
     assert report["settings"]["seed"] == 4
     assert report["settings"]["num_selection"] <= 10
-    before, after = (sorted(demo.question for demo in programs[name].demos) for name in ("few", strategy))
+    before = sorted(demo.question for demo in programs["few"].demos)
+    after = sorted(demo.question for demo in programs[strategy].demos)
     assert before == after
 
 

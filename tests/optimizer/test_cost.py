@@ -27,7 +27,7 @@ class PricedEngine(OrderSensitiveEngine):
     """Adds up what its calls cost, and knows the dearest of them.
 
     Args:
-        tokens: Those of a prompt and its answer, by the request; what it leaves out is as these have it.
+        tokens: Returns the token counts to replace, by the request.
     """
 
     def __init__(self, tokens=lambda request: {}):
@@ -39,7 +39,8 @@ class PricedEngine(OrderSensitiveEngine):
     def complete(self, request):
         tokens = self.tokens(request)
         response = super().complete(request)
-        object.__setattr__(response, "usage", usage := replace(response.usage, **tokens))
+        usage = replace(response.usage, **tokens)
+        object.__setattr__(response, "usage", usage)
         cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
         with self._lock:
             self.cost += cost
@@ -87,12 +88,14 @@ class TestPrices:
 
     def test_cached_tokens_count_once_and_what_a_cache_takes_in_is_never_free(self, monkeypatch):
         for also in ({"cached_tokens": 600}, {}):
-            tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "cache_read_input_tokens": 600, **also}
+            tokens = {"prompt_tokens": 1000, "completion_tokens": 10}
+            tokens |= {"cache_read_input_tokens": 600, **also}
             assert cost_of({MODEL: tokens}) == pytest.approx(460 * PROMPT + 10 * COMPLETION)
         tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
-        for written, expected in [(None, 1000 * PROMPT), (0.0, 1000 * PROMPT), (3 * PROMPT, 1800 * PROMPT)]:
-            monkeypatch.setitem(litellm.model_cost[MODEL], "cache_creation_input_token_cost", written)
-            assert cost_of(tokens) == pytest.approx(expected)
+        for written, expected in [(None, 1000), (0.0, 1000), (3 * PROMPT, 1800)]:
+            prices = {"cache_creation_input_token_cost": written}
+            monkeypatch.setitem(litellm.model_cost, MODEL, litellm.model_cost[MODEL] | prices)
+            assert cost_of(tokens) == pytest.approx(expected * PROMPT)
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
     def test_what_the_cache_held_may_be_free(self, monkeypatch, price_of_cached, expected):
@@ -122,18 +125,23 @@ class TestEstimate:
     def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
         program = fakes.two_predictors()
         hint, answer = program.predictors()
-        rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
+        more = {"hint": "a hint of five words", "reasoning": "so"}
+        rows = [dspy.Example(example, **more) for example in EXAMPLES]
         hint.demos = rows[:4]
         answer.demos = rows[4:8]
-        found = PLReorder(exact_match, max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
-        one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
-        assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
+        reorder = PLReorder(exact_match, max_cost=1.0, num_demos=None)
+        found = reorder.estimate(program, trainset=EXAMPLES[8:])
+        inputs = {"question": "q", "hint": "h"}
+        prompt = dspy.ChatAdapter().format(answer.signature, answer.demos, inputs)
+        num_tokens = litellm.token_counter("gpt-4o", messages=prompt)
+        assert found.prompt_tokens > num_tokens * found.program_calls
         assert found.cost > 0
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
         found = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
-        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
+        inputs = {"question": "question 50"}
+        messages = dspy.ChatAdapter().format(program.signature, program.demos, inputs)
         answers = [message for message in messages if message["role"] == "assistant"]
         count = litellm.token_counter("gpt-4o", messages=messages)
         answer = litellm.token_counter("gpt-4o", messages=answers) / len(answers)
@@ -184,7 +192,8 @@ def uneven(*, spread, failing, seed):
         texts = [message.text or "" for message in request.messages]
         if digest(f"{seed} fails {texts}") < failing:
             fakes.failure()
-        prompt = round(400 * math.exp(spread * NormalDist().inv_cdf(digest(f"{seed} {texts}") or 0.5)))
+        deviation = NormalDist().inv_cdf(digest(f"{seed} {texts}") or 0.5)
+        prompt = round(400 * math.exp(spread * deviation))
         return {"input_tokens": prompt, "output_tokens": 5}
 
     return PricedEngine(tokens)
@@ -214,8 +223,12 @@ class TestMaxCost:
             assert report.comparison.num_examples >= (4 if spread else 7)
 
     def test_more_of_it_lets_a_search_that_it_ended_go_on(self, engine, tmp_path):
-        limits = [share * PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost for share in (0.1, 0.3)]
-        first, second = (compiled(max_cost=limit, log_dir=tmp_path).program_calls["search"] for limit in limits)
+        whole = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost
+        calls = []
+        for share in (0.1, 0.3):
+            report = compiled(max_cost=share * whole, log_dir=tmp_path)
+            calls.append(report.program_calls["search"])
+        first, second = calls
         assert second > 2 * first
 
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
@@ -280,11 +293,10 @@ class TestMaxCost:
     @pytest.mark.parametrize("method", ["compile", "estimate"])
     @pytest.mark.parametrize("model", ["fake/other", "lm_studio/gpt-4o-mini"])
     def test_needs_a_price(self, engine, method, model):
-        with (
-            dspy.context(lm=lm_of(engine, model)),
-            pytest.raises(ValueError, match=f"max_cost needs a price for {model}: pass max_metric_calls"),
-        ):
-            getattr(PLReorder(exact_match, max_cost=1.0), method)(student(), trainset=EXAMPLES)
+        message = f"max_cost needs a price for {model}: pass max_metric_calls"
+        method_of = getattr(PLReorder(exact_match, max_cost=1.0), method)
+        with dspy.context(lm=lm_of(engine, model)), pytest.raises(ValueError, match=message):
+            method_of(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
     def test_too_little_ends_it_without_a_comparison(self, engine):

@@ -1,4 +1,4 @@
-"""What every optimizer promises: hard limits, kills that cost nothing, the same result at any number of threads."""
+"""Every optimizer keeps limits, survives kills and repeats its results."""
 
 import re
 from collections import Counter
@@ -35,9 +35,12 @@ OFTEN = {"demos for each input": 3}
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
-    limits = {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
+    limits = {}
+    if not options.keys() & {"max_cost", "max_seconds"}:
+        limits["max_metric_calls"] = BUDGET.get(kind, 100)
     metric = metric or METRICS.get(kind, exact)
-    optimizer = KINDS[kind](metric, **{**limits, "num_threads": 1, "display_progress": False, **options})
+    limits |= {"num_threads": 1, "display_progress": False}
+    optimizer = KINDS[kind](metric, **{**limits, **options})
     with using(engine, "fake/x"):
         return optimizer.compile(program or student(), trainset=trainset), optimizer
 
@@ -99,7 +102,8 @@ class TestLimits:
             calls = optimizer.report.program_calls
             assert len(engine.prompts) - before == calls["total"] - calls["resumed"]
             assert calls["total"] <= BUDGET.get(kind, 100)
-            assert sum(n for name, n in calls.items() if name not in ("total", "resumed")) == calls["total"]
+            phases = calls.keys() - {"total", "resumed"}
+            assert sum(calls[phase] for phase in phases) == calls["total"]
         most = 2 if kind == "PLFewShot" else OFTEN.get(kind, 1)
         assert max(Counter(engine.prompts).values()) <= most
         _, alone = compiled(kind, Engine(), seed=1)
@@ -117,7 +121,8 @@ class TestLimits:
         price = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6, "litellm_provider": "fake"}
         monkeypatch.setitem(litellm.model_cost, "fake/x", price)
         a_call = 2e-6 * engine.prompt_tokens + 8e-6 * 5
-        _, optimizer = compiled(kind, engine, **{limit: most * (a_call if limit == "max_cost" else 1)})
+        unit = a_call if limit == "max_cost" else 1
+        _, optimizer = compiled(kind, engine, **{limit: most * unit})
         assert 0.65 * most < len(engine.prompts) == optimizer.report.program_calls["total"] <= most
         assert optimizer.report.cost == pytest.approx(a_call * len(engine.prompts))
         assert optimizer.report.comparison is not None
@@ -191,7 +196,8 @@ class TestResult:
         inner = getattr(result, "program", result)
         assert result.reorder_report == optimizer.report.to_dict()
         if kind not in CHOOSING:
-            assert sorted(demo["text"] for demo in inner.demos) == sorted(demo["text"] for demo in DEMOS)
+            texts = sorted(demo["text"] for demo in inner.demos)
+            assert texts == sorted(demo["text"] for demo in DEMOS)
         optimizer.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == optimizer.report
         inner.save(tmp_path / "program.json")

@@ -1,10 +1,11 @@
-"""What a report of PLFewShot expects of arrangements: one estimate of each, wherever it is said."""
+"""A report of PLFewShot gives one estimate of an arrangement everywhere."""
 
 import dspy
 import numpy as np
 import pytest
 from fakes import LabelEngine, digest, student, using
 from label_engines import exact
+from label_world import labelled
 
 from plr_dspy import PLReorder
 from plr_dspy.optimizer.fewshot import PLFewShot
@@ -31,15 +32,17 @@ class MumblingEngine(LabelEngine):
         worth = sum(digest(f"{self.salt}{demo}") - 0.3 for demo in demos)
         hard = digest(f"{self.salt}{text}") + 0.2 * digest("".join([*demos, text]))
         right = 1 / (1 + 2.0 ** (4 * hard - 4 * worth - 2))
-        return (right, 1 - right) if label_of(text) == "yes" else (1 - right, right)
+        if label_of(text) == "yes":
+            return right, 1 - right
+        return 1 - right, right
 
     def true_score(self, demos, texts):
         shown = [demo["text"] for demo in demos]
-        right = [
-            not self.mumbles(shown, text) and self.chances(shown, text)[LABELS.index(label_of(text))] > 0.5
-            for text in texts
-        ]
-        return sum(right) / len(right)
+        num_right = 0
+        for text in texts:
+            chance = self.chances(shown, text)[LABELS.index(label_of(text))]
+            num_right += not self.mumbles(shown, text) and chance > 0.5
+        return num_right / len(texts)
 
 
 def label_of(text):
@@ -48,7 +51,7 @@ def label_of(text):
 
 def compiled(engine, seed, **options):
     texts = [f"text {seed}, {i}" for i in range(60)]
-    trainset = [dspy.Example(text=text, label=label_of(text)).with_inputs("text") for text in texts]
+    trainset = [labelled(text, label_of(text)) for text in texts]
     options |= {"max_metric_calls": CALLS, "max_demos": 4, "candidates": "labeled", "seed": seed}
     chooser = PLFewShot(exact, display_progress=False, **options)
     with using(engine, "openai/fake"):
@@ -80,7 +83,8 @@ class TestOneEstimate:
             assert best[chosen].score - before == pytest.approx(gain, abs=2e-6)
             assert 0 <= before <= best[0].score + 1e-6 <= best[chosen].score + 2e-6 <= 1 + 2e-6
             assert report.candidates[0].expected_gain == 0
-            if (effect := report.calibration) is not None:
+            effect = report.calibration
+            if effect is not None:
                 reached = effect.chosen_calibrated if report.settings["calibrate"] else effect.chosen
                 expected = effect.original, reached
                 assert expected == pytest.approx((before, best[chosen].score), abs=2e-6)
@@ -115,7 +119,8 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
         return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
 
     demos = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(num_demos)]
-    trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
+    texts = [f"text {i}" for i in range(60)]
+    trainset = [labelled(text, label_of(text)) for text in texts]
     optimizer = kind(exact, num_threads=1, display_progress=False, **options)
     with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
         optimizer.compile(student(demos, "text -> label: Literal['yes', 'no']"), trainset=trainset)
@@ -138,5 +143,8 @@ def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
 def test_near_the_highest_score_a_few_misses_of_the_student_are_no_effect():
     """Every answer is right with probability .95."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 600, "signal": "score"}
-    found = [compared(lambda shown: 0.95, PLFewShot, seed=seed, **options) for seed in range(12)]
-    assert sum(each.probability >= 0.9 for each in found) <= 1
+    num_claims = 0
+    for seed in range(12):
+        comparison = compared(lambda shown: 0.95, PLFewShot, seed=seed, **options)
+        num_claims += comparison.probability >= 0.9
+    assert num_claims <= 1

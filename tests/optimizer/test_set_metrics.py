@@ -129,8 +129,9 @@ def test_report_has_the_metric_itself():
     # It is shrunk, as by example.
     assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
-    shown = [value for each in report.history for value in (each.best_score, each.best_score_so_far)]
-    assert all(0.0 <= value <= 1.0 for value in shown)
+    for iteration in report.history:
+        assert 0.0 <= iteration.best_score <= 1.0
+        assert 0.0 <= iteration.best_score_so_far <= 1.0
 
 
 @pytest.mark.parametrize("probabilities", [shy, lambda demos, text: two(len(text) % 2 - 1.0)])

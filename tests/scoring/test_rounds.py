@@ -1,5 +1,7 @@
 """Which examples score an ordering, and what its score is where calls fail or time runs out."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,7 +68,8 @@ class TestExamples:
         """Two examples suffice for an order, but not for a program."""
         scores = Rounds(TablePayer(table()), num_first=2)
         program = WholeProgram(0, "nearest last")
-        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
+        wanted = scores.wanted([ORDERINGS[0], program])
+        assert list(map(len, wanted.values())) == [2, 4]
         assert len(scores.wanted([program], 1)[program]) == 4
         assert len(scores.wanted([program], 9)[program]) == 9
 
@@ -74,7 +77,8 @@ class TestExamples:
         """Two programs give the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
-        prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
+        prompts = dict(zip([(first, i) for i in range(3)], "abc", strict=True))
+        prompts |= {(second, 0): "d", (second, 1): "a"}
 
         class Payer(TablePayer):
             def fingerprint(self, ordering, example):
@@ -100,7 +104,10 @@ class TestExamples:
         scores = Rounds(payer, num_first=min(num_first, 15))
         for batch in batches:
             wanted = scores.wanted([ORDERINGS[i] for i in batch])
-            cells = {(ORDERINGS.index(o), e) for o, examples in wanted.items() for e in examples}
+            cells = set()
+            for ordering, examples in wanted.items():
+                number = ORDERINGS.index(ordering)
+                cells.update((number, example) for example in examples)
             new = cells - set(payer.paid)
             before = len(payer.paid)
             assert scores.score(wanted) == [ORDERINGS[i] for i in dict.fromkeys(batch)]
@@ -110,11 +117,12 @@ class TestExamples:
     def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
         scores = Rounds(TablePayer(table(num_examples=10)))
         first, second, *others = told(scores, ORDERINGS[:3])
-        assert [list(row) for row in (first, second, *others)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+        examples = list(map(list, (first, second, *others)))
+        assert examples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
         rows = told(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
         assert [len(rows[i]) for i in (0, 2)] == [10, 10]
         new = [first, second, *others, rows[1], *rows[3:]]
-        assert set(np.bincount([example for row in new for example in row])) == {6}
+        assert set(np.bincount(list(chain.from_iterable(new)))) == {6}
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
@@ -125,7 +133,7 @@ class TestExamples:
         for _ in met:
             reached = reached.union(*(pair for pair in met if pair & reached))
         assert reached == set(range(num_examples))
-        used = np.bincount([example for pair in met for example in pair])
+        used = np.bincount(list(chain.from_iterable(met)))
         assert max(used) - min(used) <= 2
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
@@ -136,7 +144,8 @@ class TestExamples:
         payer.most = 4 + calls
         scores = Rounds(payer)
         assert len(told(scores, ORDERINGS[:5])) == count
-        assert [scores.count(o) for o in ORDERINGS[:5]] == [4] * count + [0] * (5 - count)
+        for number, ordering in enumerate(ORDERINGS[:5]):
+            assert scores.count(ordering) == (4 if number < count else 0)
 
 
 class TestFailures:
@@ -152,7 +161,8 @@ class TestFailures:
         first, second = told(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-        first, _ = told(Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0]), ORDERINGS[:2])
+        favouring = Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0])
+        first, _ = told(favouring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
     def test_an_ordering_that_always_fails_is_the_worst(self):
@@ -200,5 +210,6 @@ class TestBudgets:
         assert scorer.payer.paid == [(0, 8), (0, 9)]
         assert scorer.affordable({ORDERINGS[0]: range(12)})
         assert not scorer.affordable({ORDERINGS[0]: range(13)})
-        assert ORDERINGS[1] not in scorer.affordable({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})
+        wanted = {ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)}
+        assert ORDERINGS[1] not in scorer.affordable(wanted)
         scorer.log.close()

@@ -30,10 +30,15 @@ CASES = {
 }
 
 
+def some_scores(fitted):
+    return [estimate.score for estimate in fitted.estimates()[::7]]
+
+
 def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2, calibrating=False):
     """Fit a model twice, the second time from the first variances."""
     rng = np.random.default_rng(7)
-    gold = rng.integers(num_labels, size=24) if num_labels > 2 else (np.arange(24) % 5 == 0).astype(int)
+    every_fifth = (np.arange(24) % 5 == 0).astype(int)
+    gold = rng.integers(num_labels, size=24) if num_labels > 2 else every_fifth
     own = rng.normal(size=(24, num_labels)) + np.eye(num_labels)[gold]
     leanings = 0.5 * rng.normal(size=(space.sizes[0], space.sizes[0], num_labels))
     drawn = dict.fromkeys([space.identity, *(o for o in space.draw(4 * count, rng) if any(o))])
@@ -50,8 +55,12 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     table = np.eye(num_labels)[gold]
 
     def told_of(ordering, example):
-        unseen = [example % num_labels] if (example + len(ordering[0])) % 7 == 0 else []
-        return (logs[ordering, example], unseen) if (ordering, example) in logs else None
+        if (ordering, example) not in logs:
+            return None
+        unseen = []
+        if (example + len(ordering[0])) % 7 == 0:
+            unseen = [example % num_labels]
+        return logs[ordering, example], unseen
 
     responses = LabelResponses(
         table,
@@ -71,16 +80,19 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     best = fitted.estimates()[0].ordering
     gain = fitted.gains(space.identity)[best]
     effect = fitted.calibration(best)
-    calibrations = map(fitted.calibration, orderings[:9])
+    calibrations = []
+    for ordering in orderings[:9]:
+        if other := fitted.calibration(ordering):
+            calibrations += [other.offsets[0], other.before, other.after]
     ways = calibration_effect(fitted, best, best, applied=False)
     return {
-        "estimates": [[e.score for e in each.estimates()[::7]] for each in (first, fitted)],
+        "estimates": [some_scores(first), some_scores(fitted)],
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
         "without demos": [fitted.gains(WITHOUT_DEMOS)[best].expected, fitted.as_it_is(WITHOUT_DEMOS)],
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
-        "calibrations": [x for e in calibrations if e for x in (e.offsets[0], e.before, e.after)],
+        "calibrations": calibrations,
         "labels": [*ways.shares, *ways.always] if ways else [],
         "others": fitted.predict(space.draw(5, rng)).tolist(),
     }

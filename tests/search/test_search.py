@@ -1,9 +1,11 @@
 """Searches by cross-entropy and at random, and what ends a search."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
+from fakes import ascending_share
 from hypothesis import example, given
 from hypothesis import strategies as st
 from worlds import play
@@ -17,8 +19,8 @@ UPDATES = ["ema", "mle", "mixture"]
 
 
 def sortedness(ordering):
-    pairs = [[a > b for i, a in enumerate(block) for b in block[i + 1 :]] for block in ordering]
-    return sum(sum(block) / len(block) for block in pairs) / len(ordering)
+    shares = [ascending_share(block[::-1]) for block in ordering]
+    return sum(shares) / len(ordering)
 
 
 def scored(orderings):
@@ -99,7 +101,7 @@ def test_random_search_asks_for_each_once_and_the_identity_first(num_orderings, 
     space = OrderingSpace((kinds,))
     search = RandomSearch(space, num_orderings=num_orderings, num_samples=5, seed=3)
     *batches, last = play(search, scored, rounds=100)
-    asked = [ordering for batch in batches for ordering in batch]
+    asked = list(chain.from_iterable(batches))
     assert last == []
     assert asked[0] == space.identity
     assert len(set(asked)) == len(asked) == min(num_orderings, space.num_distinct)

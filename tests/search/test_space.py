@@ -20,31 +20,44 @@ FEW = {"min_length": 1, "max_length": 2}
 @st.composite
 def spaces(draw, max_size=4):
     """Draw spaces with and without equal items and limits."""
-    blocks = draw(st.lists(st.lists(st.integers(0, 3), max_size=max_size).map(tuple), min_size=1, max_size=2))
+    block = st.lists(st.integers(0, 3), max_size=max_size).map(tuple)
+    blocks = draw(st.lists(block, min_size=1, max_size=2))
     if draw(st.booleans()):
         blocks = [tuple(range(len(kinds))) for kinds in blocks]
     if draw(st.booleans()):
         return OrderingSpace(tuple(blocks))
-    limits = [sorted(draw(st.lists(st.integers(0, len(b)), min_size=2, max_size=2))) for b in blocks]
-    return OrderingSpace(tuple(blocks), tuple(map(tuple, limits)))
+    limits = []
+    for kinds in blocks:
+        ends = st.lists(st.integers(0, len(kinds)), min_size=2, max_size=2)
+        limits.append(tuple(sorted(draw(ends))))
+    return OrderingSpace(tuple(blocks), tuple(limits))
 
 
 def everything(space):
     """Return all ordered subsets within the limits."""
-    blocks = [
-        [items for length in range(least, most + 1) for items in itertools.permutations(range(size), length)]
-        for size, (least, most) in zip(space.sizes, space.limits, strict=True)
-    ]
+    blocks = []
+    for size, (least, most) in zip(space.sizes, space.limits, strict=True):
+        subsets = []
+        for length in range(least, most + 1):
+            subsets += itertools.permutations(range(size), length)
+        blocks.append(subsets)
     return set(itertools.product(*blocks))
 
 
 def looks(space, ordering):
-    return tuple(tuple(kinds[i] for i in items) for kinds, items in zip(space.kinds, ordering, strict=True))
+    shown = []
+    for kinds, items in zip(space.kinds, ordering, strict=True):
+        shown.append(tuple(kinds[item] for item in items))
+    return tuple(shown)
+
+
+def without(items, left_out):
+    return [item for item in items if item != left_out]
 
 
 def elsewhere(first, second):
     """Tell whether orderings differ by the place of at most one item."""
-    return any([x for x in first if x != item] == [x for x in second if x != item] for item in first)
+    return any(without(first, item) == without(second, item) for item in first)
 
 
 def one_move_apart(first, second):
