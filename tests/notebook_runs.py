@@ -29,7 +29,7 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         code[place] = code[place].replace(long, short)
     namespace = {"__name__": "notebook"}
     printed = io.StringIO()
-    kept = {each: getattr(dspy.settings, each) for each in ("lm", "adapter")}
+    kept = {name: getattr(dspy.settings, name) for name in ("lm", "adapter")}
     levels = {name: logging.getLogger(name).level for name in ("dspy", "plr_dspy")}
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore")

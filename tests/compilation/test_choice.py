@@ -52,25 +52,25 @@ def compiled_by_the_paper(scores, **options):
 def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draws_each_once(favourite):
     scores = table()
     scores[ORDERINGS.index(favourite)] = 1.0
-    search, found = compiled_by_the_paper(scores, num_iterations=30)
-    entries = found.candidates
+    search, decision = compiled_by_the_paper(scores, num_iterations=30)
+    entries = decision.candidates
     orderings = [entry.ordering for entry in entries]
     assert entries[0].origin == "original"
     assert orderings[0] == ORDERINGS[0]
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + 10
     assert {search.mode(), favourite} <= set(orderings)
-    assert found.ordering == favourite
+    assert decision.ordering == favourite
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
 def test_the_paper_takes_the_best_on_the_selection_split_though_its_gain_may_be_chance(seed):
     scores = table()
     scores[:] = np.random.default_rng(seed).random(np.shape(scores)) < 0.6
-    _, found = compiled_by_the_paper(scores, num_iterations=3)
-    means = [candidate.score for candidate in found.candidates]
-    assert found.chosen == means.index(max(means))
-    assert found.candidates[found.chosen].ordering == found.ordering
-    assert found.comparison.probability < 0.5
+    _, decision = compiled_by_the_paper(scores, num_iterations=3)
+    means = [candidate.score for candidate in decision.candidates]
+    assert decision.chosen == means.index(max(means))
+    assert decision.candidates[decision.chosen].ordering == decision.ordering
+    assert decision.comparison.probability < 0.5
 
 
 class TestChoice:
@@ -155,19 +155,19 @@ class TestChoice:
         assert count_evidence(scores, "a", "c") == Evidence(**counts)
         before = [0.0, 1.0, 1.0, 0.0]
         after = [1.0, 1.0, 1.0, 0.0]
-        found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
-        assert found.original == 0.5
-        assert found.chosen == 0.75
-        assert found.gain == 0.25
-        assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
-        assert found.expected_gain == 0.1
-        assert found.probability == 0.98
+        compared = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
+        assert compared.original == 0.5
+        assert compared.chosen == 0.75
+        assert compared.gain == 0.25
+        assert compared.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
+        assert compared.expected_gain == 0.1
+        assert compared.probability == 0.98
         # A shrunk gain may be as large as the seen one.
-        assert found.gain_interval == (0.1, 0.25)
+        assert compared.gain_interval == (0.1, 0.25)
 
     def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
-        found = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
-        assert [choose(found, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
+        finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
+        assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
     def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
         """Only five of 80 examples tell them apart."""
@@ -180,7 +180,7 @@ class TestChoice:
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
         finalists = {original: "original", best: "best seen"}
         arguments = finalists, range(80), observed(scores), model
-        found = compare_finalists(*arguments, min_probability=0.985)
-        assert found.candidates[1].gain.probability == pytest.approx(sure)
+        decision = compare_finalists(*arguments, min_probability=0.985)
+        assert decision.candidates[1].gain.probability == pytest.approx(sure)
         assert sure < 0.985
-        assert found.ordering == original
+        assert decision.ordering == original

@@ -58,9 +58,9 @@ class TestEnough:
         cells = {}
         for ordering in ("order 0", "order 1", "order 2"):
             cells |= {(ordering, example): example % 2 for example in range(number)}
-        found = self.said(cells)
-        assert found.startswith(said)
-        assert bool(found) == bool(said)
+        reason = self.said(cells)
+        assert reason.startswith(said)
+        assert bool(reason) == bool(said)
         cells["order 0", 0] = 1
         assert not self.said(cells)
 

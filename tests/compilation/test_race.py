@@ -126,10 +126,10 @@ class TestRace:
 
     def test_goes_by_the_estimates(self):
         """Return the worst ordering that has an estimate."""
-        told = []
+        seen = []
 
         def estimate(scores):
-            told.append(scores)
+            seen.append(scores)
             numbers = {ordering: -ORDERINGS.index(ordering) for ordering in scores}
             numbers.pop(ORDERINGS[0], None)
             return numbers
@@ -137,7 +137,7 @@ class TestRace:
         raced = Raced(TablePayer(table()), ORDERINGS[:20])
         raced.estimate = estimate
         assert raced.run(ORDERINGS[:20]) == ORDERINGS[1:3]
-        assert told[-1] == raced.observations.scores()
+        assert seen[-1] == raced.observations.scores()
 
     @pytest.mark.parametrize(("num_calls", "most"), [(0, 10_000), (300, 90)])
     def test_without_calls_or_time_what_is_known_decides(self, num_calls, most):
@@ -192,38 +192,38 @@ class TestCompilation:
 
     def test_all_scores_are_evidence_and_failures_of_the_original_count_for_nothing(self):
         outcome, scored = self.ended(table(seed=1))
-        found = outcome.decision
-        assert found.ordering != ORDERINGS[0]
-        assert found.evidence.num_met == 40
-        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[found.ordering]) > 10
+        decision = outcome.decision
+        assert decision.ordering != ORDERINGS[0]
+        assert decision.evidence.num_met == 40
+        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[decision.ordering]) > 10
         scores = np.ones((24, 40))
         scores[:, :30] = table(seed=1)[:, :30]
         scores[0, 30:35] = np.nan
         outcome, _ = self.ended(scores)
-        found = outcome.decision
-        assert found.candidates[0].score == 1.0
+        decision = outcome.decision
+        assert decision.candidates[0].score == 1.0
 
     def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
         outcome, scored = self.ended(table(seed=1)[::-1], num_calls=260)
-        found = outcome.decision
-        assert found.ordering == ORDERINGS[0]
-        assert found.comparison.gain == 0
-        assert found.comparison.expected_gain == 0
-        assert found.comparison.interval == (0, 0)
-        orderings = [result.ordering for result in found.candidates]
+        decision = outcome.decision
+        assert decision.ordering == ORDERINGS[0]
+        assert decision.comparison.gain == 0
+        assert decision.comparison.expected_gain == 0
+        assert decision.comparison.interval == (0, 0)
+        orderings = [result.ordering for result in decision.candidates]
         assert orderings[0] == ORDERINGS[0]
         assert len(set(orderings)) == len(orderings) == 3
-        other = max(found.candidates[1:], key=lambda result: result.gain.probability).ordering
-        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
-        assert found.evidence.num_compared < len(scored[ORDERINGS[0]])
+        other = max(decision.candidates[1:], key=lambda result: result.gain.probability).ordering
+        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
+        assert decision.evidence.num_compared < len(scored[ORDERINGS[0]])
 
     @pytest.mark.parametrize("most", [0, 60, 300])
     def test_ends_with_what_is_known_when_the_time_is_up(self, most):
         outcome, _ = self.ended(table(seed=1), most=most)
-        found = outcome.decision
+        decision = outcome.decision
         assert outcome.program_calls["total"] == most
-        assert found.comparison is None
-        assert found.ordering == ORDERINGS[0]
+        assert decision.comparison is None
+        assert decision.ordering == ORDERINGS[0]
 
     def test_a_round_whose_calls_all_fail_ends_the_compile(self):
         """Something that the program calls is down."""

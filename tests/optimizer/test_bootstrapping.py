@@ -100,7 +100,7 @@ class TestTeachers:
             raise lm15.ContextLengthError(message)
 
         model = engine_for(EXAMPLES)
-        found = []
+        errors = []
         if message is None:
             error = "AdapterParseError"
             message = "could not read the reply 'Well, let me see ...'"
@@ -113,17 +113,17 @@ class TestTeachers:
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
                 optimizer.compile(predict(), trainset=EXAMPLES)
-            found.append(optimizer.report.errors[0])
+            errors.append(optimizer.report.errors[0])
             assert f"5 calls gave no demo: {error}: " in optimizer.report.details()
             assert 1 <= len(shown(optimizer)) <= 10
             assert optimizer.report.program_calls["bootstrap"] == 15
             assert model.num_calls == optimizer.report.program_calls["total"] <= 150
-        assert found[0] == found[-1]
-        assert found[0].type == error
-        assert found[0].outcome == "gave no demo"
-        assert found[0].count == 5
-        assert message in found[0].message
-        assert found[0].examples[0].startswith("trainset[")
+        assert errors[0] == errors[-1]
+        assert errors[0].type == error
+        assert errors[0].outcome == "gave no demo"
+        assert errors[0].count == 5
+        assert message in errors[0].message
+        assert errors[0].examples[0].startswith("trainset[")
 
     @pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
     def test_one_that_makes_no_demo_leaves_the_other_ones(self, caplog, candidates, num_demos):
@@ -172,10 +172,10 @@ class TestMetrics:
         def metric(example, prediction):
             raise error
 
-        with pytest.raises(type(error)) as told:
+        with pytest.raises(type(error)) as raised:
             chooser(metric, max_errors=3).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 3
-        (note,) = told.value.__notes__
+        (note,) = raised.value.__notes__
         assert "trainset[" in note
         assert "the last of 3 failures (max_errors=3)" in note
         assert "candidates='labeled'" in note

@@ -116,9 +116,9 @@ class TestReport:
     def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
         with dspy.context(lm=lm_of(engine, "fake/other")):
             report = compiled(max_metric_calls=100)
-            found = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
-        assert report.cost is found.cost is None
-        assert "$" not in report.details() + str(found)
+            estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        assert report.cost is estimate.cost is None
+        assert "$" not in report.details() + str(estimate)
 
 
 class TestEstimate:
@@ -130,24 +130,24 @@ class TestEstimate:
         hint.demos = rows[:4]
         answer.demos = rows[4:8]
         reorder = PLReorder(exact_match, max_cost=1.0, num_demos=None)
-        found = reorder.estimate(program, trainset=EXAMPLES[8:])
+        estimate = reorder.estimate(program, trainset=EXAMPLES[8:])
         inputs = {"question": "q", "hint": "h"}
         prompt = dspy.ChatAdapter().format(answer.signature, answer.demos, inputs)
         num_tokens = litellm.token_counter("gpt-4o", messages=prompt)
-        assert found.prompt_tokens > num_tokens * found.program_calls
-        assert found.cost > 0
+        assert estimate.prompt_tokens > num_tokens * estimate.program_calls
+        assert estimate.cost > 0
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
-        found = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
+        estimate = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
         inputs = {"question": "question 50"}
         messages = dspy.ChatAdapter().format(program.signature, program.demos, inputs)
         answers = [message for message in messages if message["role"] == "assistant"]
         count = litellm.token_counter("gpt-4o", messages=messages)
         answer = litellm.token_counter("gpt-4o", messages=answers) / len(answers)
-        expected = found.program_calls * (count * PROMPT + answer * COMPLETION)
-        assert found.cost == pytest.approx(expected, rel=0.02)
-        assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
+        expected = estimate.program_calls * (count * PROMPT + answer * COMPLETION)
+        assert estimate.cost == pytest.approx(expected, rel=0.02)
+        assert f"about {dollars(estimate.cost)} (answers as long as the demos')" in str(estimate)
         assert engine.num_calls == 0
 
     @pytest.mark.parametrize(
@@ -160,12 +160,12 @@ class TestEstimate:
         ],
     )
     def test_says_no_fewer_calls_than_are_made_where_all_orders_are_scored(self, kind, options, demos):
-        made = kind(exact_match, seed=0, display_progress=False, **options)
+        optimizer = kind(exact_match, seed=0, display_progress=False, **options)
         engine = engine_for(EXAMPLES)
         with using(engine):
-            found = made.estimate(student(demos), trainset=EXAMPLES)
-            made.compile(student(demos), trainset=EXAMPLES)
-        assert 0 < engine.num_calls <= found.program_calls
+            estimate = optimizer.estimate(student(demos), trainset=EXAMPLES)
+            optimizer.compile(student(demos), trainset=EXAMPLES)
+        assert 0 < engine.num_calls <= estimate.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_says_when_max_cost_ends_it(self, engine, kind, demos):
@@ -174,14 +174,14 @@ class TestEstimate:
 
         without = asked()
         limit = round(0.25 * without.cost, 4)
-        found = asked(max_cost=limit)
+        estimate = asked(max_cost=limit)
         ample = asked(max_cost=2 * without.cost)
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
-        assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
-        assert found.cost == without.cost
-        assert found.program_calls == without.program_calls
-        says = f"; max_cost ends it earlier, after about {found.affordable_calls:,} calls"
-        assert str(found).splitlines()[0].endswith(says)
+        assert estimate.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
+        assert estimate.cost == without.cost
+        assert estimate.program_calls == without.program_calls
+        says = f"; max_cost ends it earlier, after about {estimate.affordable_calls:,} calls"
+        assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
 
 
@@ -234,7 +234,7 @@ class TestMaxCost:
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
         engine = uneven(spread=0.3, failing=failing, seed=seed)
-        found = []
+        runs = []
         for _ in range(2):  # the second goes the same way at no call
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
@@ -243,8 +243,8 @@ class TestMaxCost:
             assert chooser.report.cost == pytest.approx(engine.cost)
             assert dollars(engine.cost) in str(chooser.report)
             assert chooser.report.comparison
-            found.append((engine.num_calls, chooser.report.comparison, program.demos))
-        assert found[0] == found[1]
+            runs.append((engine.num_calls, chooser.report.comparison, program.demos))
+        assert runs[0] == runs[1]
         assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
         assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
 
@@ -282,9 +282,9 @@ class TestMaxCost:
         assert engine.num_calls == dear.num_calls == 0
         prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
         monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
-        found = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
+        estimate = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
         alone = chooser.estimate(student(0), trainset=EXAMPLES)
-        assert found.cost > 3 * alone.cost
+        assert estimate.cost > 3 * alone.cost
         chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert 0 < 50 * dear.cost <= 0.25 * 0.25
         assert chooser.report.cost == pytest.approx(engine.cost + 50 * dear.cost)

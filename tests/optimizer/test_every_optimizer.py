@@ -48,13 +48,13 @@ def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **op
 @pytest.fixture(scope="module")
 def finished():
     """Return student, program and optimizer of uninterrupted compiles."""
-    made = {}
+    compiles = {}
 
     def of(kind):
-        if kind not in made:
+        if kind not in compiles:
             program = student()
-            made[kind] = program, *compiled(kind, Engine(), program=program)
-        return made[kind]
+            compiles[kind] = program, *compiled(kind, Engine(), program=program)
+        return compiles[kind]
 
     return of
 
@@ -233,7 +233,7 @@ class TestMistakes:
         report = optimizer.report
         assert report.stopped == "ended by LookupError"
         assert report.comparison is None
-        (error,) = [each for each in report.errors if each.type == "LookupError"]
+        (error,) = [error for error in report.errors if error.type == "LookupError"]
         assert re.match(r"trainset\[\d+\]", error.examples[0])
         assert report.program_calls["total"] >= 60
         assert optimizer.best_program.reorder_report == report.to_dict()

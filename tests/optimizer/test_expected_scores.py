@@ -65,11 +65,11 @@ def by_number(report):
 
 @pytest.fixture(scope="module", params=["log-probabilities", "scores", "calibrate"])
 def compiles(request):
-    found = []
+    cases = []
     for seed in range(3):
         engine = MumblingEngine(seed, logprobs=request.param != "scores")
-        found.append((engine, *compiled(engine, seed, calibrate=request.param == "calibrate")))
-    return found
+        cases.append((engine, *compiled(engine, seed, calibrate=request.param == "calibrate")))
+    return cases
 
 
 class TestOneEstimate:
@@ -91,11 +91,11 @@ class TestOneEstimate:
 
     def test_all_calls_of_the_student_count_and_hardly_any_others(self, compiles):
         for engine, chooser, _ in compiles:
-            found = by_number(chooser.report)[0]
+            best = by_number(chooser.report)[0]
             without = [prompt for prompt in engine.prompts if len(prompt) == 1]
-            assert found.num_examples == len(without)
+            assert best.num_examples == len(without)
             observed = 1 - np.mean([engine.mumbles(*engine.shown(prompt)) for prompt in without])
-            assert found.score <= observed + 0.12
+            assert best.score <= observed + 0.12
 
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_hold_the_scores_on_other_examples(self, compiles):
@@ -103,9 +103,9 @@ class TestOneEstimate:
         others = [f"other {i}" for i in range(1_000)]
         held = []
         for engine, chooser, _ in compiles:
-            for found in chooser.report.best_by_number:
-                low, high = found.interval
-                true = engine.true_score(chooser.program_with(found.num_demos).demos, others)
+            for best in chooser.report.best_by_number:
+                low, high = best.interval
+                true = engine.true_score(chooser.program_with(best.num_demos).demos, others)
                 held.append(low <= true <= high)
         assert len(held) > 11
         assert sum(held) >= 0.9 * len(held)
@@ -134,8 +134,8 @@ def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
     own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
     for seed in range(12):
-        found = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)
-        _, low, high = found.expected_original
+        comparison = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)
+        _, low, high = comparison.expected_original
         inside += low <= 0.9 <= high
     assert inside >= 11
 

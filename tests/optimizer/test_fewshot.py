@@ -62,13 +62,13 @@ class TestChoice:
 
     def test_numbers_of_demos(self, engine):
         program, chooser = chosen(candidates="labeled", min_demos=2, max_demos=3)
-        best = {found.num_demos: found for found in chooser.report.best_by_number}
+        best = {entry.num_demos: entry for entry in chooser.report.best_by_number}
         assert set(best) <= {0, 2, 3}
         assert {2, 3} <= set(best)
-        for number, found in best.items():
+        for number, entry in best.items():
             shown_then = chooser.program_with(num_demos=number).demos
-            assert len(shown_then) == number == len(found.ordering["self"])
-            assert (found.tokens > 0) == (number > 0)
+            assert len(shown_then) == number == len(entry.ordering["self"])
+            assert (entry.tokens > 0) == (number > 0)
         assert len(program.demos) in best
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
         message = r"num_demos must be one of \[.*2, 3\]"

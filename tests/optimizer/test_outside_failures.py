@@ -84,10 +84,10 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
     with using(engine_for(EXAMPLES)):
         uninterrupted = chosen(None, kind, **options)
     with using(engine):
-        with pytest.raises(Exception, match=r".") as told:
+        with pytest.raises(Exception, match=r".") as raised:
             chosen(tmp_path, kind, **options)
-        assert re.search(advice, advice_of(told.value))
-        assert "larger max_tokens" not in advice_of(told.value)
+        assert re.search(advice, advice_of(raised.value))
+        assert "larger max_tokens" not in advice_of(raised.value)
         num_failed = engine.num_calls - first_failing
         failing.is_broken = False
         caplog.clear()
@@ -121,9 +121,9 @@ def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, cap
         raise NotFoundError("no such row")
 
     with using(engine_for(EXAMPLES)) as engine:
-        with pytest.raises(NotFoundError) as told:
+        with pytest.raises(NotFoundError) as raised:
             chosen(tmp_path, metric=metric, max_errors=3)
-        assert "name of the model" not in advice_of(told.value)
+        assert "name of the model" not in advice_of(raised.value)
         assert engine.num_calls == 3
     assert "outside the program" not in caplog.text
 
@@ -225,9 +225,9 @@ def test_servers_that_are_mended(tmp_path, status, route):
     with running(Provider(number, kind)) as server:
         lm = dspy.LM("openai/test", api_base=server.api_base, api_key="k", num_retries=0, cache=False, **route)
         with dspy.context(lm=lm, adapter=adapter):
-            with pytest.raises(Exception, match=r".") as told:
+            with pytest.raises(Exception, match=r".") as raised:
                 chosen(tmp_path, **options)
-            assert re.search(advice, advice_of(told.value))
+            assert re.search(advice, advice_of(raised.value))
             server.is_broken = False
             report = chosen(tmp_path, **options)
     assert report.program_calls["resumed"] == 0

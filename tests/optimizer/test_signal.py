@@ -39,8 +39,8 @@ class TestScoresWhereThereIsNothingElse:
         other = Engine()
         failing = options.get("failing", ())
         options = {name: value for name, value in options.items() if name != "failing"}
-        for each in (engine, other):
-            each.at = dict.fromkeys(failing, failure)
+        for one in (engine, other):
+            one.at = dict.fromkeys(failing, failure)
         program, report = go(engine, **options)
         expected, plain = go(other, signal="score", **options)
         refused = engine.refusal is not None

@@ -79,9 +79,9 @@ class TestCompile:
 
     def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
         reorder = PLReorder(exact_match, max_metric_calls=100)
-        found = []
+        results = []
         for mode in (nullcontext, torch.inference_mode, lambda: torch.device("meta")):
             with mode():
                 reorder.compile(student(), trainset=EXAMPLES)
-            found.append(reorder.report.candidates)
-        assert found[0] == found[1] == found[2]
+            results.append(reorder.report.candidates)
+        assert results[0] == results[1] == results[2]

@@ -159,12 +159,12 @@ def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume
         expected = shown(of_dspy, of_dspy.demos)
         assert len(set(expected)) == 24
         fresh, _ = bootstrapped(kind, value, value, log_dir=tmp_path)
-        made = engine.num_calls
+        num_calls = engine.num_calls
         resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
     assert fresh == resumed
     assert set(fresh) <= set(expected)
     assert report.program_calls["resumed"] == report.program_calls["total"]
-    assert engine.num_calls == made
+    assert engine.num_calls == num_calls
     assert "cannot hold" not in caplog.text
 
 
@@ -201,11 +201,11 @@ def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(an
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(answer)):
         bootstrapped(Any, answer, "x", log_dir=tmp_path)
-        made = engine.num_calls
+        num_calls = engine.num_calls
         assert caplog.text.count("cannot hold") == 1
         _, report = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=80)
     calls = report.program_calls
-    assert made + 3 <= engine.num_calls == made + calls["total"] - calls["resumed"]
+    assert num_calls + 3 <= engine.num_calls == num_calls + calls["total"] - calls["resumed"]
     assert calls["total"] <= 80
 
 
@@ -229,7 +229,7 @@ CANDIDATES = {"bootstrapped": {"candidates": "bootstrapped"}, "found": {"demos":
 def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
     """As an input, and as a label that the program answers."""
     fields = [{"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)} for i in range(30)]
-    trainset = [dspy.Example(each, number=i).with_inputs("point", "number") for i, each in enumerate(fields)]
+    trainset = [dspy.Example(row, number=i).with_inputs("point", "number") for i, row in enumerate(fields)]
     options = {"max_demos": 2, "max_metric_calls": 40, "display_progress": False, "num_threads": 1}
     options |= {"log_dir": tmp_path, "max_errors": 1, **candidates}
     engine = fakes.engine_for([])
@@ -237,12 +237,12 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
     program = dspy.Predict("point, number -> answer")
     with fakes.using(engine), dspy.context(adapter=Said(said)):
         PLFewShot(right, **options).compile(program, trainset=trainset)
-        made = engine.num_calls
-        assert 0 < made <= 40
+        num_calls = engine.num_calls
+        assert 0 < num_calls <= 40
         optimizer = PLFewShot(right, **options)
         optimizer.compile(program, trainset=trainset)
     calls = optimizer.report.program_calls
-    assert engine.num_calls == made + calls["total"] - calls["resumed"]
+    assert engine.num_calls == num_calls + calls["total"] - calls["resumed"]
     assert calls["resumed"] > 0.5 * calls["total"]
 
 

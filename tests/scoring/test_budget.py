@@ -141,21 +141,21 @@ class TestTimeAndCalls:
         assert budget.calls_left == int(960 / 10 / MARGIN)
 
     @pytest.mark.parametrize(
-        ("kept", "planned", "made"),
+        ("kept", "planned", "num_made"),
         [
             (100, 0, 1000 - int(100 * MARGIN)),
             (250, 2_000, 859),  # an eighth of those that the time pays for
             (5_000, 0, 366),  # three fifths of all at most
         ],
     )
-    def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, made):
+    def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, num_made):
         budget = Budget(max_seconds=1000)
         budget.keep(kept, planned=planned)
         number = 0
         while make(budget, 0):
             clock[0] += 1.0
             number += 1
-        assert number == pytest.approx(made, abs=3)
+        assert number == pytest.approx(num_made, abs=3)
         assert budget.refused == StopReason.TIME
         budget.keep(0)
         assert budget.refused is None

@@ -39,7 +39,7 @@ class Rounds:
         return self.observations.scores()
 
 
-def told(rounds, orderings, num_examples=None):
+def scores_of_round(rounds, orderings, num_examples=None):
     """What a round tells of each ordering: scores by example."""
     scored = rounds.score(rounds.wanted(orderings, num_examples))
     rows = rounds.scores()
@@ -56,7 +56,7 @@ class TestExamples:
         scores = Rounds(payer)
         seen = []
         for count in (4, 10, 16, 22, 28, 34, 40, 40):
-            (row,) = told(scores, ORDERINGS[:1])
+            (row,) = scores_of_round(scores, ORDERINGS[:1])
             assert len(row) == scores.count(ORDERINGS[0]) == count
             assert list(row)[: len(seen)] == seen
             assert row == {e: payer.table[0, e] for e in row}
@@ -116,10 +116,10 @@ class TestExamples:
 
     def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
         scores = Rounds(TablePayer(table(num_examples=10)))
-        first, second, *others = told(scores, ORDERINGS[:3])
+        first, second, *others = scores_of_round(scores, ORDERINGS[:3])
         examples = list(map(list, (first, second, *others)))
         assert examples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-        rows = told(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
+        rows = scores_of_round(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
         assert [len(rows[i]) for i in (0, 2)] == [10, 10]
         new = [first, second, *others, rows[1], *rows[3:]]
         assert set(np.bincount(list(chain.from_iterable(new)))) == {6}
@@ -128,7 +128,7 @@ class TestExamples:
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
         """Orderings connect every pair of examples."""
         scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
-        met = [set(row) for row in told(scores, ORDERINGS[:10])]
+        met = [set(row) for row in scores_of_round(scores, ORDERINGS[:10])]
         reached = met[0]
         for _ in met:
             reached = reached.union(*(pair for pair in met if pair & reached))
@@ -143,7 +143,7 @@ class TestExamples:
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
         scores = Rounds(payer)
-        assert len(told(scores, ORDERINGS[:5])) == count
+        assert len(scores_of_round(scores, ORDERINGS[:5])) == count
         for number, ordering in enumerate(ORDERINGS[:5]):
             assert scores.count(ordering) == (4 if number < count else 0)
 
@@ -151,26 +151,26 @@ class TestExamples:
 class TestFailures:
     def test_an_example_that_always_fails_counts_for_no_ordering(self):
         scores = Rounds(TablePayer(table(num_examples=10, broken=[5])), num_first=6)
-        assert [len(row) for row in told(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
-        assert len(told(scores, ORDERINGS[5:8], 10)[0]) == 9
+        assert [len(row) for row in scores_of_round(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
+        assert len(scores_of_round(scores, ORDERINGS[5:8], 10)[0]) == 9
 
     def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2] = np.nan
         values[1, 5] = -1.0
-        first, second = told(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
+        first, second = scores_of_round(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
         favouring = Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0])
-        first, _ = told(favouring, ORDERINGS[:2])
+        first, _ = scores_of_round(favouring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
     def test_an_ordering_that_always_fails_is_the_worst(self):
         values = table()
         values[[1, 2]] = np.nan
         scores = Rounds(TablePayer(values), num_first=10)
-        told(scores, ORDERINGS[:1])
-        assert mean(told(scores, ORDERINGS[2:3])[0]) == 0.0
+        scores_of_round(scores, ORDERINGS[:1])
+        assert mean(scores_of_round(scores, ORDERINGS[2:3])[0]) == 0.0
 
 
 class TestBudgets:

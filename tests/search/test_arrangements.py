@@ -93,8 +93,8 @@ def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
     torch.testing.assert_close(distribution.logits, expected.logits)
     of_lengths = weights[[2, 0, 1]].numpy() / 3  # of 0, 2 and 3 items
     shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
-    found = distribution.length_probabilities.tolist()
-    assert found == pytest.approx(shares.tolist())
+    probabilities = distribution.length_probabilities.tolist()
+    assert probabilities == pytest.approx(shares.tolist())
 
 
 class TestWorlds:
@@ -118,10 +118,10 @@ class TestWorlds:
         change = []
         for seed in range(4):
             pool = Pool(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
-            found = compiled(pool, "light", 300, seed)
-            better.append(found.claims)
-            replaced.append(found.changed)
-            change.append(found.score - pool.held_out(()))
+            result = compiled(pool, "light", 300, seed)
+            better.append(result.claims)
+            replaced.append(result.changed)
+            change.append(result.score - pool.held_out(()))
         assert sum(better) <= 1
         assert np.mean(change) > -0.03
         assert kind == "nothing" or sum(replaced) <= 1

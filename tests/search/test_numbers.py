@@ -24,9 +24,9 @@ CASES = {
     "many orders": {"count": 300},
     "classes of examples": {"classes": True},
     "arrangements": {"space": ARRANGED, "classes": True},
-    "log-probabilities": {"told": 0.9},
-    "calibrated": {"told": 0.9, "num_labels": 3, "calibrating": True},
-    "calibrated arrangements": {"told": 1.0, "calibrating": True, "space": ARRANGED},
+    "log-probabilities": {"share_told": 0.9},
+    "calibrated": {"share_told": 0.9, "num_labels": 3, "calibrating": True},
+    "calibrated arrangements": {"share_told": 1.0, "calibrating": True, "space": ARRANGED},
 }
 
 
@@ -34,7 +34,7 @@ def some_scores(fitted):
     return [estimate.score for estimate in fitted.estimates()[::7]]
 
 
-def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2, calibrating=False):
+def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_labels=2, calibrating=False):
     """Fit a model twice, the second time from the first variances."""
     rng = np.random.default_rng(7)
     every_fifth = (np.arange(24) % 5 == 0).astype(int)
@@ -50,7 +50,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         z = z + 0.3 * rng.normal(size=z.shape)
         examples = np.roll(np.arange(24), -3 * i)[: 4 + i % 9].tolist()
         scores[ordering] = {e: float(z[e].argmax() == gold[e]) for e in examples}
-        told_here = 0.0 if i == 1 else told
+        told_here = 0.0 if i == 1 else share_told
         logs |= {(ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here}
     table = np.eye(num_labels)[gold]
 
@@ -73,7 +73,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         space,
         classes=[[i % 2 for i in range(space.sizes[0])]],
         example_classes=gold if classes else None,
-        responses=responses if told else None,
+        responses=responses if share_told else None,
     )
     first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity, WITHOUT_DEMOS])
@@ -100,15 +100,15 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
 
 @pytest.mark.parametrize("case", CASES)
 def test_are_what_they_were(case):
-    told = json.loads(NUMBERS.read_text())[case]
-    found = numbers_of(**CASES[case])
-    assert told.keys() == found.keys()
-    for name, numbers in told.items():
-        assert (numbers is None) == (found[name] is None)
+    expected = json.loads(NUMBERS.read_text())[case]
+    computed = numbers_of(**CASES[case])
+    assert expected.keys() == computed.keys()
+    for name, numbers in expected.items():
+        assert (numbers is None) == (computed[name] is None)
         options = {"rtol": 1e-6, "atol": 2e-6, "err_msg": name}
-        np.testing.assert_allclose(found[name] or [], numbers or [], **options)
+        np.testing.assert_allclose(computed[name] or [], numbers or [], **options)
 
 
 if __name__ == "__main__":
-    found = {case: numbers_of(**options) for case, options in CASES.items()}
-    NUMBERS.write_text(json.dumps(found) + "\n")
+    computed = {case: numbers_of(**options) for case, options in CASES.items()}
+    NUMBERS.write_text(json.dumps(computed) + "\n")

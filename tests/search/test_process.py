@@ -211,8 +211,8 @@ def test_rows_whose_scores_are_worth_less_say_less():
             rest = process.mean - world.truth
             errors.append((rest - rest.mean()).var())
         assert process.variances[noisy].mean() > 1.2 * process.variances[~noisy].mean()
-    alike, told = np.reshape(errors, (6, 2)).mean(axis=0)
-    assert told < 0.9 * alike
+    alike, weighted = np.reshape(errors, (6, 2)).mean(axis=0)
+    assert weighted < 0.9 * alike
 
 
 class TestPosterior:

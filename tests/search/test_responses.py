@@ -34,10 +34,10 @@ class World:
     ):
         rng = np.random.default_rng(seed)
         num_new = 2_000
-        found = {}
-        while len(found) < num_orderings:
-            found[(tuple(rng.permutation(6).tolist()),)] = None
-        self.orderings = list(found)
+        orderings = {}
+        while len(orderings) < num_orderings:
+            orderings[(tuple(rng.permutation(6).tolist()),)] = None
+        self.orderings = list(orderings)
         features = FEATURES(self.orderings)
         region = features[FEATURES.names.index("region")]
         basis = helmert(num_labels)
@@ -115,14 +115,14 @@ def test_process_is_gaussian_conditioning(seed, outputs):
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_scores_are_told_from_few_looks(num_labels):
     """Three times as many right answers would tell less."""
-    found = []
+    modelled = []
     counted = []
     for seed in range(5):
         world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
-        found.append(correlation(world.model().means, world.truth))
+        modelled.append(correlation(world.model().means, world.truth))
         counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
-    assert np.mean(found) > 0.6
-    assert np.mean(found) > np.mean(counted) + 0.1
+    assert np.mean(modelled) > 0.6
+    assert np.mean(modelled) > np.mean(counted) + 0.1
 
 
 def test_gains_are_not_claimed_where_there_are_none():
@@ -146,11 +146,11 @@ class TestOrderingModel:
 
     def responses(self, world, share=1.0):
         rows = {ordering: i for i, ordering in enumerate(world.orderings)}
-        told = np.random.default_rng(0).random(world.known.shape) < share
+        is_told = np.random.default_rng(0).random(world.known.shape) < share
 
         def look(ordering, example):
             i = rows.get(ordering)
-            if i is None or not told[i, example]:
+            if i is None or not is_told[i, example]:
                 return None
             return world.log_probabilities[i, example], ()
 
@@ -161,8 +161,8 @@ class TestOrderingModel:
     def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
         world = World(num_labels=3, looks=6)
         world.log_probabilities[world.log_probabilities < 0] = least
-        told = dataclasses.replace(self.responses(world), calibrating=calibrating)
-        fitted = OrderingModel(SPACE, responses=told).fit(self.scores_of(world))
+        responses = dataclasses.replace(self.responses(world), calibrating=calibrating)
+        fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
         first = world.orderings[0]
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
         assert np.isfinite([*np.ravel(numbers), *fitted.calibration(first).offsets]).all()
@@ -237,7 +237,7 @@ class TestOrderingModel:
 
     PROGRAM = WholeProgram(0, "nearest last")
 
-    def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
+    def fitted(self, examples, *, right, leans=3.0, calibrating=True, wide=30):
         """Fit a model of orderings beside one program."""
         world = World(looks=4, seed=4)
         own = self.responses(world)
@@ -245,21 +245,23 @@ class TestOrderingModel:
         scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
         world.known[0, :wide] = True
         world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
-        scores[self.PROGRAM] = {e: float(value) for e, value in zip(told, right, strict=True)}
+        scores[self.PROGRAM] = dict(zip(examples, map(float, right), strict=True))
 
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
-            told = said - np.logaddexp.reduce(said)
-            return (told, ()) if ordering == self.PROGRAM else own.logprobs_of(ordering, example)
+            log_probabilities = said - np.logaddexp.reduce(said)
+            if ordering == self.PROGRAM:
+                return log_probabilities, ()
+            return own.logprobs_of(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 
     def test_log_probabilities_of_a_program_tell_nothing_of_what_it_or_others_score(self):
-        told = {"told": range(4), "right": [0, 0, 1, 0], "calibrating": False}
-        (one, _) = self.fitted(leans=3.0, **told)
-        (other, _) = self.fitted(leans=-3.0, **told)
+        options = {"examples": range(4), "right": [0, 0, 1, 0], "calibrating": False}
+        (one, _) = self.fitted(leans=3.0, **options)
+        (other, _) = self.fitted(leans=-3.0, **options)
         assert one.estimates() == other.estimates()
         first = one.orderings[0]
         assert one.gains(first) == other.gains(first)

@@ -64,8 +64,10 @@ class TestCrossEntropySearch:
         rule = MaximumLikelihood(num_steps=5, weighted=weighted)
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, elite_fraction=0.5)
         orderings = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (0, 2, 1)]
-        told = {(o,): {0: score} for o, score in zip(orderings, [*scores, -1.0, -1.0], strict=True)}
-        search.tell(list(told), told)
+        told_scores = {}
+        for ordering, score in zip(orderings, [*scores, -1.0, -1.0], strict=True):
+            told_scores[(ordering,)] = {0: score}
+        search.tell(list(told_scores), told_scores)
         weights = None if weights is None else torch.tensor(weights)
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)

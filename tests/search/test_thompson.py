@@ -122,11 +122,11 @@ class TestTell:
     def test_ranked_is_best_first_and_knows_what_it_was_told(self, games):
         for world, search, _ in games:
             unknown = next(o for o in random_orderings(world.space, 999) if o not in world.known)
-            found = search.ranked({unknown: {0: 9.0}, **world.known})
-            scores = [estimate.score for estimate in found]
+            estimates = search.ranked({unknown: {0: 9.0}, **world.known})
+            scores = [estimate.score for estimate in estimates]
             assert scores == sorted(scores, reverse=True)
-            assert {estimate.ordering for estimate in found} == world.known.keys()
-            truths = [world.truth(estimate.ordering) for estimate in found]
+            assert {estimate.ordering for estimate in estimates} == world.known.keys()
+            truths = [world.truth(estimate.ordering) for estimate in estimates]
             assert np.corrcoef(truths, scores)[0, 1] > 0.5
 
     def test_the_original_and_programs_are_never_ruled_out_however_little_they_promise(self):
