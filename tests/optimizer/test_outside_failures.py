@@ -1,4 +1,4 @@
-"""Calls that failed for a reason outside the program: the advice that fits, and runs after the reason is gone."""
+"""Calls that failed for a reason outside the program, and what to do then."""
 
 import re
 

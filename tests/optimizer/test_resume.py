@@ -53,7 +53,8 @@ def compiled(log_dir=None, program=None, trainset=EXAMPLES, **options):
 
 
 def selected(log_dir=None, metric=exact_match, **options):
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "max_demos": 5, "max_bootstrapped": 4, **options}
+    demos = {"max_demos": 5, "max_bootstrapped": 4}
+    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, **demos, **options}
     chooser = PLFewShot(metric, log_dir=log_dir, display_progress=False, **options)
     chooser.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
     return chooser.report
@@ -68,7 +69,8 @@ def compile_in_child(work, log_dir, calls, seconds):
 
 
 def start(tmp_path, log_dir, seconds=0.005, work=compiled):
-    child = fakes.CHILDREN.Process(target=compile_in_child, args=(work, log_dir, tmp_path / "calls", seconds))
+    arguments = work, log_dir, tmp_path / "calls", seconds
+    child = fakes.CHILDREN.Process(target=compile_in_child, args=arguments)
     child.start()
     return child
 
@@ -369,11 +371,16 @@ class TestNothingToMixUp:
     def test_where_demos_are_chosen(self, tmp_path, engine, candidates, broken):
         options = {"num_threads": 1, "max_demos": 4, "max_metric_calls": 150, "max_errors": 3}
         if broken == "threshold":
-            selected(tmp_path, candidates="bootstrapped", max_bootstrapped=8, metric_threshold=2, **options)
+            too_high = {"candidates": "bootstrapped", "max_bootstrapped": 8, "metric_threshold": 2}
+            selected(tmp_path, **too_high, **options)
         else:
-            engine.at = dict.fromkeys(range(3), failure) if broken == "teacher" else {}
+            metric = exact_match
+            if broken == "teacher":
+                engine.at = dict.fromkeys(range(3), failure)
+            else:
+                metric = lambda e, p: exact_match(e, p) / 0  # noqa: E731
             with pytest.raises((ZeroDivisionError, dspy.LMError)):
-                selected(tmp_path, exact_match if engine.at else lambda e, p: exact_match(e, p) / 0, **options)
+                selected(tmp_path, metric, **options)
         spent = engine.num_calls
         assert spent == (15 if broken == "threshold" else 3)
         total = selected(tmp_path, candidates=candidates, **options).program_calls["total"]
@@ -423,7 +430,9 @@ class TestSignals:
             return exact_match(example, prediction)
 
         reorder = optimizer(metric=metric, num_threads=num_threads)
-        program = fakes.Program(swallow, answer=student(5)) if where == "swallowing" else student(5)
+        program = student(5)
+        if where == "swallowing":
+            program = fakes.Program(swallow, answer=program)
         heard = []
 
         async def cell():
@@ -435,13 +444,17 @@ class TestSignals:
         engine.at = {40: ring}
         try:
             with pytest.raises(KeyboardInterrupt):
-                asyncio.run(cell()) if where == "asyncio" else reorder.compile(program, trainset=EXAMPLES)
+                if where == "asyncio":
+                    asyncio.run(cell())
+                else:
+                    reorder.compile(program, trainset=EXAMPLES)
         finally:
             assert signal.signal(signal.SIGINT, before) is handler
         assert reorder.report.stopped == "interrupted"
         assert engine.num_calls < 140
         assert len(heard) == own
-        assert not [error for error in reorder.report.errors if error.type == "KeyboardInterrupt"]
+        types = [error.type for error in reorder.report.errors]
+        assert "KeyboardInterrupt" not in types
 
     def test_ctrl_c_while_the_report_is_made(self):
         """The vote of neighbours asks the metric after all calls."""

@@ -1,4 +1,4 @@
-"""What PLReorder learns from a call: the score alone, or the log-probabilities of labels as well."""
+"""PLReorder learns from scores, or from log-probabilities as well."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Values of any type: demos that a teacher makes, and what a metric over a set reads, are those that it answered."""
+"""Demos and metrics get values of any type as the program answered them."""
 
 import dataclasses
 import enum
@@ -126,7 +126,11 @@ def asking(kind: Any) -> dspy.Predict:
 
 def examples(value: Any, count: int = 24) -> list[dspy.Example]:
     """Examples with the value as an input."""
-    return [dspy.Example(given=f"question {i}", of=value, gold=value).with_inputs("given", "of") for i in range(count)]
+    rows = []
+    for i in range(count):
+        example = dspy.Example(given=f"question {i}", of=value, gold=value)
+        rows.append(example.with_inputs("given", "of"))
+    return rows
 
 
 def shown(program: dspy.Predict, demos: list[Any]) -> list[str]:
@@ -228,8 +232,11 @@ CANDIDATES = {"bootstrapped": {"candidates": "bootstrapped"}, "found": {"demos":
 @pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
 def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
     """As an input, and as a label that the program answers."""
-    fields = [{"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)} for i in range(30)]
-    trainset = [dspy.Example(row, number=i).with_inputs("point", "number") for i, row in enumerate(fields)]
+    trainset = []
+    for i in range(30):
+        row = {"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)}
+        example = dspy.Example(row, number=i)
+        trainset.append(example.with_inputs("point", "number"))
     options = {"max_demos": 2, "max_metric_calls": 40, "display_progress": False, "num_threads": 1}
     options |= {"log_dir": tmp_path, "max_errors": 1, **candidates}
     engine = fakes.engine_for([])
@@ -251,7 +258,10 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
 def test_any_name_of_an_output_makes_demos(name, is_input):
     """The name may be an input, or a keyword of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
-    rows = [dspy.Example({"question": f"question {i}", name: "old"}).with_inputs(*inputs) for i in range(40)]
+    rows = []
+    for i in range(40):
+        example = dspy.Example({"question": f"question {i}", name: "old"})
+        rows.append(example.with_inputs(*inputs))
     optimizer = PLFewShot(
         lambda example, prediction: prediction[name] == "new",
         candidates="bootstrapped",
@@ -296,7 +306,8 @@ print(engine.num_calls)
 
 def test_sets_are_the_same_in_a_process_that_hashes_otherwise(tmp_path):
     tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "optimizer"), *sys.path])}
+    folders = [str(tests), str(tests / "optimizer"), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     numbers = []
     for seed in ("1", "2"):
         command = [sys.executable, "-c", SETS_IN_A_FOLDER, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What a report holds a program against: random demos, one answer to everything, and whether replies can be read."""
+"""Yardsticks of a report: random demos, one answer, unread replies."""
 
 from itertools import permutations
 

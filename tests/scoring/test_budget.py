@@ -1,4 +1,4 @@
-"""Calls, money and time are set aside before a call, so that no limit is passed whatever is under way."""
+"""Calls, money and time are set aside before a call."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The additive process: crossed effects, preferences of examples, label bias, posterior, and what they learn."""
+"""The additive process: effects, preferences, label bias and posterior."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,8 @@ def preferring(shares, *, num_examples=60, seed=0, known=None):
     """Return scores with these shares of preferences, the rest noise."""
     rng = np.random.default_rng(seed)
     rest = (1 - sum(shares)) * np.eye(NUM)
-    covariance = sum(share * kernel for share, kernel in zip(shares, kernels(), strict=True)) + rest
+    explained = sum(s * kernel for s, kernel in zip(shares, kernels(), strict=True))
+    covariance = explained + rest
     scores = np.linalg.cholesky(covariance) @ rng.normal(size=(NUM, num_examples))
     scores += rng.normal(size=num_examples)
     return scores if known is None else np.where(known, scores, np.nan)
@@ -92,7 +93,8 @@ def shares_of(scores):
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
 def test_preferences_are_found_whatever_is_missing(shares, num_known):
     known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
-    tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
+    num_tables = 5 if num_known == 60 else 20
+    tables = [preferring(shares, seed=seed, known=known) for seed in range(num_tables)]
     np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
 
@@ -133,7 +135,9 @@ class BiasedWorld:
 def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
     world = BiasedWorld(classes=classes, loadings=loadings)
     own = [*(family @ family.T for family in world.known), np.eye(80)]
-    explained = LabelBias(world.known, own, ScoreTable(world.scores), world.classes, FEATURES.references).explained
+    table = ScoreTable(world.scores)
+    bias = LabelBias(world.known, own, table, world.classes, FEATURES.references)
+    explained = bias.explained
     assert correlation(explained, world.explained) > 0.95
     slope = np.polyfit(world.explained.ravel(), explained.ravel(), 1)[0]
     assert slope == pytest.approx(1.0, abs=0.15)
@@ -159,7 +163,8 @@ class World:
         self.scores[holes] = np.nan
 
     def fit(self, scores=None, **options):
-        return AdditiveProcess(self.known, ScoreTable(self.scores if scores is None else scores), **options)
+        table = ScoreTable(self.scores if scores is None else scores)
+        return AdditiveProcess(self.known, table, **options)
 
 
 def variances_of(process):
@@ -194,7 +199,10 @@ def preferred(world):
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)
     linear = [f @ f.T for f in world.known]
     lengths = [np.sqrt(np.diag(k)) for k in linear]
-    sharp = [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(linear, lengths, strict=True)]
+    sharp = []
+    for kernel, length in zip(linear, lengths, strict=True):
+        scale = np.outer(length, length)
+        sharp.append(scale * (kernel / scale) ** 3)
     shares = preference_shares([*linear, *sharp], rest, table.known)
     return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
 
@@ -206,7 +214,9 @@ def test_rows_whose_scores_are_worth_less_say_less():
         world = World(known=40, seed=seed)
         rng = np.random.default_rng(seed)
         scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
-        for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
+        weights = np.where(noisy, 0.1, 1.0)
+        by_weight = ScoreTable(scores, information_weights=weights)
+        for table in (ScoreTable(scores), by_weight):
             process = AdditiveProcess(world.known, table)
             rest = process.mean - world.truth
             errors.append((rest - rest.mean()).var())
