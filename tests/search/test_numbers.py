@@ -51,7 +51,9 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         examples = np.roll(np.arange(24), -3 * i)[: 4 + i % 9].tolist()
         scores[ordering] = {e: float(z[e].argmax() == gold[e]) for e in examples}
         told_here = 0.0 if i == 1 else share_told
-        logs |= {(ordering, e): z[e] - np.logaddexp.reduce(z[e]) for e in examples if rng.random() < told_here}
+        for example in examples:
+            if rng.random() < told_here:
+                logs[ordering, example] = z[example] - np.logaddexp.reduce(z[example])
     table = np.eye(num_labels)[gold]
 
     def told_of(ordering, example):
@@ -77,6 +79,14 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
     )
     first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
     fitted = model.fit(scores, earlier=first.variances, kept=[space.identity, WITHOUT_DEMOS])
+    return {
+        "estimates": [some_scores(first), some_scores(fitted)],
+        **numbers_of_fit(fitted, space, orderings),
+        "others": fitted.predict(space.draw(5, rng)).tolist(),
+    }
+
+
+def numbers_of_fit(fitted, space, orderings):
     best = fitted.estimates()[0].ordering
     gain = fitted.gains(space.identity)[best]
     effect = fitted.calibration(best)
@@ -86,7 +96,6 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
             calibrations += [other.offsets[0], other.before, other.after]
     ways = calibration_effect(fitted, best, best, applied=False)
     return {
-        "estimates": [some_scores(first), some_scores(fitted)],
         "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
         "without demos": [fitted.gains(WITHOUT_DEMOS)[best].expected, fitted.as_it_is(WITHOUT_DEMOS)],
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
@@ -94,7 +103,6 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         "calibration": effect and [*effect.offsets, effect.before, effect.after],
         "calibrations": calibrations,
         "labels": [*ways.shares, *ways.always] if ways else [],
-        "others": fitted.predict(space.draw(5, rng)).tolist(),
     }
 
 

@@ -144,7 +144,7 @@ def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
 
 
 class World:
-    """Return scores that are linear in the features of one family."""
+    """Scores that are linear in the features of one family."""
 
     def __init__(self, family="region", *, known=60, new=40, examples=16, missing=0.0, seed=0):
         rng = np.random.default_rng(seed)
