@@ -86,9 +86,9 @@ def measure_gain(
         num_candidates: The number of finalists.
     """
     both = sorted(before.keys() & after.keys())
-    if not both:  # All calls of the finalist failed, so that nothing tells both apart.
+    if not both:  # All calls of one of them failed, so there is no evidence of a difference.
+        before = after = before or after
         both = sorted(before)
-        after = before
     answered = [(example, before[example], after[example]) for example in both]
     value_before = metric.value((example, label) for example, label, _ in answered)
     value_after = metric.value((example, label) for example, _, label in answered)
@@ -149,7 +149,7 @@ def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> fl
     If few examples decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
     by chance (Bonferroni), or as it takes to replace the original.
     """
-    sure = float((gains > 0).mean())
+    sure = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2
     if squares.sum() ** 2 >= ENOUGH_DIFFERING * (squares**2).sum():
         return sure

@@ -113,7 +113,7 @@ class PaperRun(CompileRun):
             stop = self.play_round(orderings)  # score each on the train split, and refit to the elites.
             stop = stop or self.check_stoppers()
         self.stop = stop
-        if stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
+        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
             return self.outcome_without_difference()
         # Draw K orderings, and return the one that scores best on the selection split.
         share = 1.0

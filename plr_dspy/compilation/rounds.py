@@ -45,7 +45,6 @@ class SearchRounds:
     stop_at_score: float | None = None
     patience: int | None = None
     shifted: bool = False
-    on_round: Callable[[Iteration], object] = lambda last: None
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -91,7 +90,6 @@ class SearchRounds:
             return Stop(self.evaluator.budget.refused or StopReason.TIME)
         if len(affordable) < len(wanted):
             return Stop(StopReason.BUDGET)
-        self.on_round(self._history[-1])
         logger.info("%s", self._history[-1])
         return None
 

@@ -63,7 +63,7 @@ class CompileRun(SearchRounds):
             candidates = self.search.ask()
             stop = self.play_round(candidates) or self.check_stoppers()
         self.stop = stop
-        if stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
+        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
             return self.outcome_without_difference()
 
         # 2. Race: score the best candidates on ever more train examples, and drop the worse ones.
@@ -101,7 +101,7 @@ class CompileRun(SearchRounds):
             return Stop(StopReason.NO_CALLS, addition=NOT_COMPARED)
         return None
 
-    def compare(self, finalists: dict[Candidate, str], share: float = 1.0, *, min_finalists: int = 2) -> Compared:
+    def compare(self, finalists: dict[Candidate, str], share: float = 1.0) -> Compared:
         """Call the finalists on a share of the selection split, within the limits on calls, time and money."""
         plan = self.plan
         budget = self.evaluator.budget
@@ -110,7 +110,7 @@ class CompileRun(SearchRounds):
         num_examples = min(max(MIN_COMPARED, round(share * plan.num_selection_examples)), plan.num_selection_examples)
         num_examples = min(num_examples, max(budget.calls_left // len(finalists), least))
         num_examples = min(num_examples, (budget.max_calls - self.evaluator.log.num_calls) // len(finalists))
-        if len(finalists) < min_finalists or num_examples < max(1, least):
+        if len(finalists) < 2 or num_examples < max(1, least):
             return Compared({}, [], {})
         examples = list(range(self.num_train, self.num_train + num_examples))
         self.begin_phase("final")

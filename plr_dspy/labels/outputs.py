@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, name_of_label, without_none
-from plr_dspy.programs.splits import are_classes
 from plr_dspy.statistics.calibration import Array
 
 LABEL_TYPES = "a Literal, an enum or a bool"  # in messages
@@ -122,17 +121,6 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     if abs(values.sum() - 1.0) > 1e-3:
         raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}: divide by that")
     return np.asarray(values / values.sum())
-
-
-def only_labels(predictor: dspy.Predict, demos: Sequence[Value], examples: Sequence[Value]) -> dict[str, str]:
-    """Return the label of all demos by output, if examples have others."""
-    labels = {}
-    for name in predictor.signature.output_fields:
-        demo_labels = _texts(demos, name)
-        is_only = len(demo_labels) == len(demos) > 1 and len(set(demo_labels)) == 1
-        if is_only and are_classes(_texts(examples, name)):
-            labels[name] = demo_labels[0]
-    return labels
 
 
 def _texts(rows: Sequence[Value], name: str) -> list[str]:

@@ -78,10 +78,15 @@ class LearningOptimizer(DemoOptimizer):
             )
         reason = ""
         if self.signal != "score" and not one_prompt:
-            labels = label_work(setup) if setup.plan.racing else "auto='paper' scores orders as the paper does"
-            if isinstance(labels, LabelWork):
-                return labels
-            reason = labels
+            if not setup.plan.program_calls:
+                reason = "no call is made"
+            elif not setup.plan.racing:
+                reason = "auto='paper' scores orders as the paper does"
+            else:
+                labels = label_work(setup)
+                if isinstance(labels, LabelWork):
+                    return labels
+                reason = labels
         if reason and self._needing_logprobs:
             raise UserError(self._no_logprobs(reason))
         work = super().work(setup)

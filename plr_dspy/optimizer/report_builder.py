@@ -55,6 +55,9 @@ def build_report(
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
+    # Attempts to bootstrap demos are reported apart from the calls that scored candidates.
+    bootstrapping = {attempt.key[0] for attempt in setup.attempts}
+    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):  # Without calls, nearest demos stand in the place of the original.
         original = setup.slots.original
@@ -72,7 +75,7 @@ def build_report(
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=seconds,
-        errors=attempt_errors(setup.attempts) + error_counts(scorer.log.records.items(), names),
+        errors=attempt_errors(setup.attempts) + error_counts(scored, names),
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),

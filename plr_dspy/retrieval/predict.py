@@ -149,6 +149,8 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
+    if state["vectors"] is None:  # It was scored with likeness by words.
+        embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]
     vectors = {"vectors": state["vectors"], "tokens": state["tokens"]}
     pool = Pool(predictor, examples, state["sources"], embedder=embedder, **vectors)

@@ -126,9 +126,11 @@ class Budget:
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
-            reserved = self._cost_of_log + (self._num_under_way + 1) * self.dearest
-            left = self._calls_for_money(reserved)
-            if self.unpriced or reserved > self.share * self.max_cost or self._keeps(left):
+            next_calls = (self._num_under_way + 1) * self.dearest
+            reserved = self._cost_of_log + next_calls
+            # Earlier runs in the same folder count towards the limit, but not towards this run's share for one phase.
+            is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
+            if self.unpriced or is_over or self._keeps(self._calls_for_money(reserved)):
                 return StopReason.COST
         if self.max_seconds is not None:
             has_ended = time.monotonic() - self._started >= self.share * self.max_seconds

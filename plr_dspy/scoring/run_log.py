@@ -194,7 +194,9 @@ class RunLog:
             if self._file is None:
                 return
             content = as_json(line) + b"\n"
-            if os.write(self._file, content) < len(content):
+            num_written = os.write(self._file, content)
+            if num_written < len(content):  # Another thread must not append to half a line.
+                os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
                 raise OSError(f"no space left for {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:

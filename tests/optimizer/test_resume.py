@@ -1,6 +1,7 @@
 """Compiles that are killed, interrupted or fail, and go on from their log_dir."""
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -236,6 +237,22 @@ class TestFolders:
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
         assert engine.num_calls == 0
+
+    def test_half_a_line_on_a_full_disk_is_cut_off(self, tmp_path, engine, monkeypatch):
+        write = os.write
+        num_lines = itertools.count()
+
+        def half(file, content):
+            if content.startswith(b'{"call"') and next(num_lines) == 20:
+                return write(file, content[:10])
+            return write(file, content)
+
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="no space left"):
+            compiled(tmp_path)
+        assert (tmp_path / "calls.jsonl").read_bytes().endswith(b"}\n")
+        report = compiled(tmp_path)
+        assert report.program_calls["resumed"] >= 20
 
     def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch):
         """The first attempt pays for nothing; a later one completes."""

@@ -104,6 +104,17 @@ def test_a_metric_that_is_never_above_0():
     assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
 
 
+def test_the_interval_of_a_difference_reaches_as_far_as_both_programs_score():
+    devset = examples(20, range(18))
+
+    def marks(example, prediction):
+        return 5.0 * exact(example, prediction)
+
+    programs = {"good": Answering(range(18)), "bad": Answering(range(18, 20))}
+    low, high = evaluated(programs, marks, devset).programs["bad"].difference_interval
+    assert low < -4.0 < high
+
+
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
     """No program may gain by answering nothing."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}

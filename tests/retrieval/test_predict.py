@@ -160,6 +160,10 @@ def test_it_is_saved_with_its_pool_and_loaded_in_a_fresh_student(lm, tmp_path, h
     if how == "embeddings":
         with pytest.raises(ValueError, match="embedder"):
             load_program(two_steps(), tmp_path / "p.json")
+    else:  # An embedder that nothing was scored with changes no demo.
+        same_program = load_program(two_steps(), tmp_path / "p.json", embedder=dspy.Embedder(letters))
+        same_program(text="the cat")
+        assert lm.history[-2]["messages"] == first
 
 
 @pytest.mark.parametrize("kind", [dspy.Predict, type("Own", (dspy.Predict,), {})])
