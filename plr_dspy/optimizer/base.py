@@ -315,7 +315,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Make the run of a compile, once it is known what its search learns from."""
+        """Create the run of a compile, once its signal is known."""
         setup = opened.setup
         kind = CompileRun if setup.plan.racing else PaperRun
         return kind(
