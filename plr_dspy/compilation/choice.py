@@ -46,7 +46,7 @@ class Result:
     offsets: tuple[float, ...] = ()
 
     def measured(self, by_metric: MeasuredGain) -> "Result":
-        """Return the result measured by a metric over a set itself."""
+        """Return the result measured by the set metric itself."""
         gain = by_metric.gain
         return replace(self, score=by_metric.comparison.chosen, gain=gain, estimate=gain.expected)
 
@@ -239,7 +239,7 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 def _measure(
     results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
 ) -> list[MeasuredGain]:
-    """Measure the gains of all finalists by a metric over a set itself."""
+    """Measure the gains of all finalists by the set metric itself."""
     before = metric.answers(observations.records[results[0].ordering], {})
     measured = []
     for result in results:
@@ -255,7 +255,7 @@ def _measure(
 def _with_set_metric(
     decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
 ) -> Decision:
-    """Return the decision with its comparison and calibration effect by a metric over a set itself."""
+    """Return the decision with its comparison and calibration effect by the set metric itself."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
     by_metric = measured[decision.chosen]

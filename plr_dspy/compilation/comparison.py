@@ -1,4 +1,4 @@
-"""Compares a finalist with the original, by example scores or by a metric over a set itself."""
+"""Compares a finalist with the original, by example scores or by the set metric itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ class MeasuredGain:
 def measure_gain(
     metric: ConfusionScores, before: Answers, after: Answers, gain: Gain, *, num_orderings: int, num_candidates: int
 ) -> MeasuredGain:
-    """Compare a finalist with the original by the metric over a set itself.
+    """Compare a finalist with the original by the set metric itself.
 
     The expected gain is the score model's, reduced if the metric itself gained less than the scores
     that approximate it. A bootstrap over the examples that both answered limits its certainty.

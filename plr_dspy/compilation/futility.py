@@ -56,7 +56,7 @@ class FutilityCheck:
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed, and raise if hardly any can; records are by prompt."""
+        """Warn if many answers cannot be parsed, and raise if hardly any can; records are grouped by prompt."""
         unparsed = []
         num_calls = 0
         is_readable = False

@@ -108,7 +108,7 @@ def make_plan(
     Args:
         auto: "light", "medium" or "heavy"; None needs `max_metric_calls`.
         size: Size of the problem.
-        max_metric_calls: Budget in program calls, in place of `auto`.
+        max_metric_calls: Budget in program calls, which overrides `auto`.
         signal: What a call returns: "score", or "logprobs" of labels as well.
         searched: "orders" of given demos, or "demos" and their order.
         shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan, if given.

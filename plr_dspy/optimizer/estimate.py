@@ -139,7 +139,7 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile; the log holds the calls that earlier runs paid for.
+    """Return the budget of a compile that began at `started`; `log` holds what earlier runs paid for.
 
     Raises:
         ValueError: If `max_cost` is set and a model has no price.

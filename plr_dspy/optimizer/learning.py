@@ -24,8 +24,8 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Calls to find out whether log-probabilities come: a reply may hold no label, or no LM be called. After the first
-# ones, more are made only if log-probabilities are required, replies cannot be parsed, or no LM was called.
+# Calls to find out whether log-probabilities come: a reply may hold no label, or come without an LM call. After the
+# first ones, more are made only if log-probabilities are required, replies cannot be parsed, or no LM was called.
 FIRST_CALLS, MOST_TRIES = 2, 8
 
 
@@ -112,7 +112,7 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Make the first calls, and note in `work.signal` if log-probabilities come; raise if they must."""
+        """Make the first calls, and note in `work.signal` whether log-probabilities come; raise if they must."""
         setup = opened.setup
         work = opened.work
         scorer = opened.scorer

@@ -21,8 +21,8 @@ class PLReorder(LearningOptimizer):
     Args:
         metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
             Other parameters, such as ``trace``, get their defaults, or None.
-        signal: What the search learns from a call. "score" is the metric's score; "logprobs" adds the
-            log-probabilities of labels, which need a fraction of the calls. They are available if
+        signal: What the search learns from: "score" is the metric's score; "logprobs" adds the
+            log-probabilities of labels, so that it needs a fraction of the calls. They are available if
             exactly one output is a Literal, an enum or a bool, the metric needs only its value, and the
             endpoint returns them. "auto" uses them if available; otherwise, the report says why not.
         calibrate: Choose the order by calibrated answers, and return a `CalibratedProgram`
@@ -32,7 +32,7 @@ class PLReorder(LearningOptimizer):
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
             Algorithm 1 with the paper's values. None takes `max_metric_calls`.
-        max_metric_calls: Budget in program calls, in place of `auto`; never exceeded.
+        max_metric_calls: Budget in program calls, which overrides `auto`; never exceeded.
         max_seconds: No program call starts later than this. The final comparison keeps its share.
         max_cost: Budget in US dollars, including calls in `log_dir`. No call starts that may exceed it,
             judging by the calls so far. Each model needs a price.
@@ -45,9 +45,9 @@ class PLReorder(LearningOptimizer):
             them to `auto`.
         num_demos: Labelled demos to add to a student without any; None makes that an error.
         num_threads: Maximum concurrent program calls; None uses DSPy's setting.
-        max_errors: Failed program calls that end the compile with the last one's exception. None uses
-            DSPy's setting, or a twentieth of the calls made if that is more. Failures on the same
-            example count once. Answers that cannot be parsed are wrong, not failures.
+        max_errors: Number of failed program calls that ends the compile with the last one's exception.
+            None uses DSPy's setting, or a twentieth of the calls made if that is more. Failures on the
+            same example count once. Unparsable answers are wrong, not failures.
         seed: Random seed.
         log_dir: Folder for finished calls (``calls.jsonl``) and the report (``report.json``). A compile
             with the same program, metric, models and examples does not repeat these calls.

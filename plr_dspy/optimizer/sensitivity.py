@@ -24,7 +24,7 @@ from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
 
-SEARCHED = 100  # minimum random orders of which a search should find the best
+SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
 NUM_ORDERS = 10
 MIN_ORDERS = 3
 MIN_EXAMPLES = 10  # minimum examples for each order; fewer hardly tell anything from chance

@@ -174,7 +174,7 @@ class Signal(Part):
     """The signal that the search learnt from."""
 
     used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
-    reason: str  # why only scores were used; empty if requested
+    reason: str  # why only scores were used; empty if that was requested
     labels: list[str]
 
 
@@ -207,7 +207,7 @@ class ProgramState(Part):
 
     Attributes:
         num_demos, demo_tokens: Demos shown by all predictors, and their tokens if demos were chosen.
-        num_failed, num_unread: Failed calls, and calls with an unparsable reply.
+        num_failed, num_unread: Calls without a score, and how many of them had an unparsable reply.
     """
 
     num_demos: int
@@ -225,7 +225,7 @@ class ReportData(Part):
         comparison: None if there was nothing to order, or no time left.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls brought no log-probabilities.
-        program_calls: Calls by phase: "bootstrap" (of demos), "search", "race" (of the best orders),
+        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best orders),
             "final" (comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list prices, if known.
         seconds: Wall-clock time of the compile, or of its last run.
@@ -234,7 +234,7 @@ class ReportData(Part):
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
-        vote: Score of the most frequent label among the nearest examples, as many as the maximum demos.
+        vote: Score of the most frequent label among the `max_demos` nearest examples.
     """
 
     original: ProgramState
