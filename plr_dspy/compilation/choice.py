@@ -1,4 +1,4 @@
-"""The decision among the finalists, by what all scores let one expect of each on new examples."""
+"""The choice among the finalists, by their expected scores on new examples."""
 
 import math
 from collections import defaultdict
@@ -27,15 +27,15 @@ from plr_dspy.statistics.comparisons import paired_probability
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a finalist.
+    """The result of a finalist.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw"; or "calibrated": the original, if it is scored without.
+        origin: "original", "best seen", "mode" or "draw"; or "calibrated": the original with calibrated answers.
         ordering: The finalist.
-        score: The mean score, or the metric over a set, on the compared examples.
-        gain: The gain over the original on new examples, within the range of scores.
-        estimate: The gain without that limit, by which results are compared.
-        offsets: Offsets of the labels that calibrate it; empty if it is not to be calibrated.
+        score: Mean score, or value of a metric over a set, on the compared examples.
+        gain: Gain over the original on new examples, within the range of scores.
+        estimate: Gain without that limit, which ranks results.
+        offsets: Label offsets that calibrate the finalist; empty if uncalibrated.
     """
 
     origin: str
@@ -46,21 +46,21 @@ class Result:
     offsets: tuple[float, ...] = ()
 
     def measured(self, by_metric: MeasuredGain) -> "Result":
-        """Return the result by a metric over a set itself."""
+        """Return the result measured by the set metric itself."""
         gain = by_metric.gain
         return replace(self, score=by_metric.comparison.chosen, gain=gain, estimate=gain.expected)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a compile returns, and what that rests on; most attributes are as in `Report`.
+    """The chosen candidate and the evidence for it; most attributes are as in `Report`.
 
     Attributes:
         ordering: The chosen candidate.
-        chosen: The number of its result among the candidates.
-        offsets: Offsets of the labels that calibrate it.
-        fitted: The model, fitted to all scores, those of the final comparison included.
-        answered: By a metric over a set: examples, with the labels that the original and the chosen one answered.
+        chosen: Index of its result in `candidates`.
+        offsets: Label offsets that calibrate it.
+        fitted: Model fitted to all scores, including those of the final comparison.
+        answered: For a metric over a set, examples with the answers of the original and of the chosen candidate.
     """
 
     ordering: Candidate
@@ -74,9 +74,9 @@ class Decision:
     answered: Sequence[tuple[int, str | None, str | None]] = ()
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
-        """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
+        """Return a function that rescales expected scores to the comparison, by gains over a reference.
 
-        By a metric over a set the model's scores are linear, and those of the comparison are not.
+        For a metric over a set, the model's scores are linear, unlike those of the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -93,10 +93,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a compile found."""
+    """The outcome of a compile."""
 
     decision: Decision
-    distributions: Sequence[PlackettLuce]  # the final ones, of each block
+    distributions: Sequence[PlackettLuce]  # final distribution of each block
     history: list[Iteration]
     program_calls: dict[str, int]  # by phase, as in `Report`
     stop: Stop  # why the search ended
@@ -115,8 +115,8 @@ def compare_finalists(
 
     Args:
         finalists: The finalists with their origins, the original first.
-        examples: Those on which all finalists have scores.
-        observations: All that is known, which decides.
+        examples: Examples on which all finalists have scores.
+        observations: All scores so far, which decide.
         model: The search's model of scores.
         min_probability, by_score: As in `choose`.
     """
@@ -130,14 +130,14 @@ def compare_finalists(
         measured = _measure(results, observations, metric, fitted)
         results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
-    compared: Scores = observations.scores()  # Equal ones may not count the same.
+    compared: Scores = observations.scores()  # Equal scores may not count equally.
     if fitted.calibrating:
         compared = fitted.counted(scores)
     evidence = count_evidence(compared, original, promising)
     chosen = 0
     if fitted.calibrating or evidence.num_differing:
         chosen = choose(results, min_probability=min_probability, by_score=by_score)
-    else:  # None can be better than another.
+    else:  # No finalist can be better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
     if chosen:
@@ -173,7 +173,7 @@ def compare_finalists(
 def _results(
     finalists: Mapping[Candidate, str], examples: Sequence[int], scores: Scores, fitted: FittedModel
 ) -> list[Result]:
-    """Return what became of finalists by the model of scores; the original is the first, as it is."""
+    """Return the finalists' results by the model of scores, the unchanged original first."""
     original, *_ = finalists
     entries = [(origin, ordering) for ordering, origin in finalists.items()]
     if fitted.calibrating:
@@ -201,9 +201,9 @@ def _results(
 
 
 def choose(results: Sequence[Result], *, min_probability: float | None = None, by_score: bool = False) -> int:
-    """Return the number of the result with the best estimate, or as in PLR Algorithm 1 with the best score.
+    """Return the index of the result with the best estimate or, as in PLR Algorithm 1, the best score.
 
-    Results that are not `likely` better than the original, the first, are not chosen. Among equals the first is.
+    Other results must be `likely` better than the original, which is first. Ties go to the first.
     """
     values = [result.score if by_score else result.estimate for result in results]
     allowed = [number for number, result in enumerate(results) if not number or likely(result.gain, min_probability)]
@@ -211,7 +211,7 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Tell whether a gain over the original, as it is and as calibrated, has this probability; None asks for odds."""
+    """Tell whether gains over the original, as is and calibrated, have this probability; None uses `MIN_ODDS`."""
     least = min(gain.probability, gain.probability_calibrated)
     if min_probability is not None:
         return least >= min_probability
@@ -220,9 +220,9 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """Return a gain no surer than the few examples that tell both apart.
+    """Limit the certainty of a gain if few examples tell both orderings apart.
 
-    Near the highest score the best of many had no misses by luck, which the normal model takes for an effect.
+    Near the highest score, the best of many had no misses by luck, which the normal model takes for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
@@ -239,7 +239,7 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
 def _measure(
     results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
 ) -> list[MeasuredGain]:
-    """Return the gains of all finalists by a metric over a set itself."""
+    """Measure the gains of all finalists by the set metric itself."""
     before = metric.answers(observations.records[results[0].ordering], {})
     measured = []
     for result in results:
@@ -255,7 +255,7 @@ def _measure(
 def _with_set_metric(
     decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
 ) -> Decision:
-    """Return the decision with the comparison, and the effect of calibration, by a metric over a set itself."""
+    """Return the decision with its comparison and calibration effect by the set metric itself."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
     by_metric = measured[decision.chosen]
@@ -279,7 +279,7 @@ def _with_set_metric(
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples that could tell orderings apart, those that did, and those of all compared."""
+    """Count the examples that could tell orderings apart, that did, and that all compared ones share."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
@@ -298,9 +298,9 @@ def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
 def calibration_effect(
     fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
 ) -> CalibrationEffect | None:
-    """Compare both orderings as they are and calibrated; None without log-probabilities.
+    """Compare both orderings as is and calibrated; return None without log-probabilities.
 
-    The scores by which the ordering was chosen are those that the model expects: the best of many is shrunk.
+    Scores of the kind that decided the choice are the model's, which shrinks the best of many.
     """
     before = fitted.calibration(original)
     after = fitted.calibration(chosen)

@@ -1,4 +1,4 @@
-"""The comparison of a finalist with the original, by scores of examples or by a metric over a set itself."""
+"""Compares a finalist with the original, by example scores or by the set metric itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
-MIN_ODDS = 3.0  # of being better, over being worse, that it takes to replace the original
-ENOUGH_DIFFERING = 20  # examples that two orderings score differently on, from which on the normal model says how sure
+MIN_ODDS = 3.0  # minimum odds of better to worse to replace the original
+ENOUGH_DIFFERING = 20  # examples on which scores must differ to trust the normal model's probability
 
 
 def comparison(
@@ -23,7 +23,7 @@ def comparison(
     gain: Gain,
     **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare the original with the best of this many candidates by their scores on the same examples."""
+    """Compare the original with the best of `num_candidates` by their scores on the same examples."""
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
     largest = max(scores) - min(scores)
@@ -46,10 +46,10 @@ def comparison(
 
 
 def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
-    """Return the interval of an expected gain, which is shrunk: it may be as large as was seen, or more."""
+    """Return the interval of a shrunken gain, which extends beyond the observed one."""
     margin = DEVIATIONS * gain.deviation
     least = max(gain.expected - margin, -largest)
-    # The interval reaches below 0 only where the gain is not this surely above it.
+    # The interval excludes negative gains only if the gain is positive with this confidence.
     least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
     most = min(max(gain.expected, observed) + margin, largest)
     return round(least, 6), round(most, 6)
@@ -60,9 +60,9 @@ class MeasuredGain:
     """The gain of a finalist by a metric over a set.
 
     Attributes:
-        gain: The gain on new examples.
-        comparison: The finalist and the original on the examples that both answered.
-        answered: These examples with the labels of the original and of the finalist.
+        gain: Gain on new examples.
+        comparison: Comparison with the original on the examples that both answered.
+        answered: These examples with the answers of the original and of the finalist.
     """
 
     gain: Gain
@@ -73,21 +73,20 @@ class MeasuredGain:
 def measure_gain(
     metric: ConfusionScores, before: Answers, after: Answers, gain: Gain, *, num_orderings: int, num_candidates: int
 ) -> MeasuredGain:
-    """Compare a finalist with the original by the metric over a set itself.
+    """Compare a finalist with the original by the set metric itself.
 
-    The expected gain is that of the model of scores, less if the metric itself gained less than the scores that stand
-    for it. It is no surer than a bootstrap over the examples that both answered.
+    The expected gain is the score model's, reduced if the metric itself gained less than the scores
+    that approximate it. A bootstrap over the examples that both answered limits its certainty.
 
     Args:
         metric: The metric.
-        before, after: What the original and the finalist answered.
-        gain: The gain by the model of scores.
-        num_orderings: The number of orderings of which the finalist is the best.
-        num_candidates: The number of finalists.
+        before, after: Answers of the original and of the finalist.
+        gain: Gain by the model of scores.
+        num_orderings: Number of orderings that the finalist is the best of.
+        num_candidates: Number of finalists.
     """
     both = sorted(before.keys() & after.keys())
-    if not both:  # All calls of one of them failed, so there is no evidence of a difference.
-        before = after = before or after
+    if not both:  # All calls of the finalist failed: assume no difference.
         both = sorted(before)
     answered = [(example, before[example], after[example]) for example in both]
     value_before = metric.value((example, label) for example, label, _ in answered)
@@ -123,7 +122,7 @@ def measure_gain(
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
-    if expected:  # It is shrunk.
+    if expected:  # The expected gain is shrunk.
         highest = max(highest, value_after)
     compared = Comparison(
         original=value_before,
@@ -144,10 +143,10 @@ def measure_gain(
 
 
 def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> float:
-    """Return how surely a finalist is better, by gains on new samples.
+    """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If few examples decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
-    by chance (Bonferroni), or as it takes to replace the original.
+    If few examples decide, such as those of a rare label, it is corrected for the number of orderings
+    (Bonferroni), though not below what replacing the original takes.
     """
     sure = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2
@@ -159,13 +158,13 @@ def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> fl
 def effect_on_set_metric(
     effect: CalibrationEffect, metric: ConfusionScores, answers: Mapping[str, Answers], compared: Comparison
 ) -> CalibrationEffect:
-    """Return what calibration does by a metric over a set.
+    """Return the effect of calibration on a metric over a set.
 
     Args:
-        effect: The same by the scores that stand for the metric.
+        effect: Effect on the scores that approximate the metric.
         metric: The metric.
-        answers: What "original", "original_calibrated", "chosen" and "chosen_calibrated" answer.
-        compared: What is expected of the returned one.
+        answers: Answers of "original", "original_calibrated", "chosen" and "chosen_calibrated".
+        compared: Comparison with the chosen candidate.
     """
     values = {name: metric.value(own.items()) for name, own in answers.items()}
     if compared.expected_chosen is not None:

@@ -1,4 +1,4 @@
-"""Ends a search that can find nothing, before its budget does."""
+"""Ends a search that can find nothing, before its budget is spent."""
 
 import logging
 from collections import defaultdict
@@ -11,12 +11,12 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20  # answers from which on most of them say something
-FIRST_ANSWERS = 10  # answers that are enough if hardly any can be read, which are made before all others
-UNPARSED = 0.9  # share of answers that could not be parsed to stop at
-MOSTLY_UNPARSED = 0.5  # the same to warn of
-ENOUGH_SCORES = 60  # scores, all of them the same, that say there is nothing to find
-ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair alike, that say so too
+ENOUGH_ANSWERS = 20  # minimum answers to warn that many cannot be parsed
+FIRST_ANSWERS = 10  # minimum answers to stop if hardly any can be parsed; made before all others
+UNPARSED = 0.9  # share of unparsable answers at which to stop
+MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which to warn
+ENOUGH_SCORES = 60  # equal scores that show there is nothing to find
+ENOUGH_PAIRS = 250  # pairs of equal scores of two orders on one example that show it, too
 
 
 @dataclass
@@ -24,17 +24,17 @@ class FutilityCheck:
     """Tells whether the calls so far show that no search can find anything."""
 
     evaluator: Evaluator
-    num_train: int  # only calls on this many first examples count
+    num_train: int  # number of first examples whose calls count
     sample: Callable[[], str] = str  # returns one of the program's answers
     compares: bool = True  # whether equal scores and answers show that there is nothing to find
-    advice: str = "try another adapter"  # if replies cannot be read
+    advice: str = "try another adapter"  # cure for unparsable replies
     has_warned: bool = False
 
     def check(self) -> str:
-        """Return why more calls would find nothing, or an empty string.
+        """Explain why more calls would find nothing, or return an empty string.
 
         Raises:
-            RuntimeError: If hardly any answer can be parsed.
+            RuntimeError: If hardly any answers can be parsed.
         """
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
@@ -56,7 +56,7 @@ class FutilityCheck:
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed, and raise if hardly any can; records come by prompt."""
+        """Warn if many answers cannot be parsed, and raise if hardly any can; records are grouped by prompt."""
         unparsed = []
         num_calls = 0
         is_readable = False
@@ -79,12 +79,12 @@ class FutilityCheck:
             self.has_warned = True
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Return that no score differs, if that is so; records come by example."""
+        """Report if no score differs; records are grouped by example."""
         scores: list[float] = []
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # By a metric over a set, answered labels tell answers apart, too.
+            # For a metric over a set, labels tell answers apart, too.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"

@@ -28,12 +28,12 @@ class PaperPlan(Plan):
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most."""
+        """Maximum number of orderings in the final comparison."""
         return 1 + self.num_best_seen + int(self.with_mode) + self.num_final_draws
 
     @property
     def search_calls(self) -> int:
-        """Program calls of the search, at most."""
+        """Maximum number of program calls in the search."""
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
@@ -41,12 +41,12 @@ NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # the plan if all choices give th
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
-    """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws.
+    """Return the plan with the paper's values: 15 rounds of 15 orders, an elite share of a fifth, and 10 draws.
 
     Args:
         size: The problem.
-        max_metric_calls: Budget in program calls; None for any number.
-        shape: Other values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None for these.
+        max_metric_calls: Budget in program calls; None for no limit.
+        shape: Overrides of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`, unless None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -73,7 +73,7 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 def random_plan(
     num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
 ) -> PaperPlan:
-    """Return the plan to score random orders, each once, and to compare the best with the original; 0 is one batch."""
+    """Plan to score each random order once and compare the best with the original; `batch=0` means one batch."""
     batch = min(batch or num_orders, num_orders)
     return PaperPlan(
         num_iterations=-(-num_orders // batch),
@@ -92,8 +92,9 @@ def random_plan(
 class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which learns nothing from scores.
 
-    Deviation: the original order, the best orders seen and the mode join the draws of the final distribution. From
-    draws alone PLR Algorithm 1 can end with an order worse than the original or than one it has seen.
+    Deviation: the original order, the best orders seen and the mode join the draws of the final
+    distribution. With draws alone, PLR Algorithm 1 can end with an order worse than the original or one
+    already seen.
     """
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class PaperRun(CompileRun):
             self.min_probability = 0.0
 
     def run(self) -> Outcome:
-        """Sample orders, score them, refit the distribution, and take the best finalist on the selection split."""
+        """Sample orders, score them, refit the distribution, and choose the best finalist on the selection split."""
         trivial = self.reason_not_to_begin()
         if trivial is not None:
             return self.outcome(stop=trivial)

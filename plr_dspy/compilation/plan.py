@@ -1,4 +1,4 @@
-"""The shape of one compile: rounds, orderings and examples of each phase, and the calls that these make."""
+"""The plan of a compile: rounds, orderings, examples and program calls of each phase."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -7,89 +7,89 @@ from typing import Any, ClassVar
 from plr_dspy.errors import UserError
 
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
-MIN_EXAMPLES = 2  # on which a finalist is compared, at least
-MIN_ORDERS = 4  # that the first round scores, at least
-MIN_FIRST = {"score": 4, "logprobs": 2}  # fewest examples that an order is scored on at first, by what a call tells
-SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a call
+MIN_EXAMPLES = 2  # minimum examples to compare a finalist on
+MIN_ORDERS = 4  # minimum orders in the first round
+MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples of an order's first look, by signal
+SIGNALS = ("auto", *MIN_FIRST)  # signals to learn from
 
-NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets look more closely
-ROUNDS = 30  # that a search's calls pay for
-FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # random candidates of the first round over those of a later one, at most
-MORE_THAN_FIRST = 2  # examples each time that the search comes back to an order, over those of its first look
-FINAL_SHARE = 0.15  # of the budget for the final comparison, at most
-RACE_SHARE = 0.15  # of the rest for the race
+NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets mean closer looks
+ROUNDS = 30  # rounds that a search's calls pay for
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later ones
+MORE_THAN_FIRST = 2  # examples of each later look at an order, relative to its first
+FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
+RACE_SHARE = 0.15  # share of the rest for the race
 
-# If orders are searched, an original that is unlike all others must not be replaced by mistake: see "lone original" in
-# `benchmarks/offline.py`. So the race is longer, and scores the original alone first.
-RACED = 3  # orders that the race has calls for on all train examples
-LARGEST_RACE = 0.25  # of the calls that the comparison leaves
-ORIGINAL_SHARE = 0.5  # of the race's calls
+# When searching orders, an original unlike all others must not be replaced by mistake (see "lone original" in
+# `benchmarks/offline.py`). So the race is longer, and scores the original alone first.
+RACED = 3  # orders that the race can score on all train examples
+LARGEST_RACE = 0.25  # maximum share of the calls left by the final comparison
+ORIGINAL_SHARE = 0.5  # share of the race's calls to score the original first
 
-CALLS_PER_SQUARE = 2.5  # calls over the square of the number of examples, at most
-LEAST_CALLS = 20  # smallest such limit
-MAX_ROUNDS = 1_000  # a search ends with its calls, not its rounds, unless the user says so
+CALLS_PER_SQUARE = 2.5  # maximum useful calls, relative to the squared number of examples
+LEAST_CALLS = 20  # maximum useful calls with hardly any examples
+MAX_ROUNDS = 1_000  # so many that calls end a search first, unless the user sets fewer
 
 
 @dataclass(frozen=True)
 class ProblemSize:
-    """What a plan depends on, beside the optimizer's arguments."""
+    """The size of a problem, which its plan depends on."""
 
-    num_train: int  # examples
+    num_train: int  # examples in the train split
     num_selection: int
-    num_distinct: int  # prompts in the space
-    num_attempts: int = 0  # calls of the budget that make demos before the search, at most
+    num_distinct: int  # distinct prompts in the search space
+    num_attempts: int = 0  # maximum calls to make demos before the search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one compile: a search on few examples, a race of the best on more, and a final comparison."""
+    """The plan of a compile: a search on few examples, a race of the best on more, and a final comparison."""
 
     racing: ClassVar[bool] = True  # whether it has a race; else orderings are scored on all train examples at once
 
-    num_iterations: int = 0  # rounds
-    num_samples: int = 1  # orderings of a round
-    num_best_seen: int = 0  # winners of the race, which join the final comparison
-    num_train_examples: int = 0  # that score an ordering, at most
-    num_selection_examples: int = 0  # of the final comparison
-    max_metric_calls: int | None = None  # fewer than allowed if examples are few; None for any number
-    most_searched: int | None = None  # calls for every ordering on every train example, if the limit pays for them
-    elite_fraction: float = 0.125  # of the orderings, which refits the distribution
-    num_final_draws: int = 0  # of the final distribution, which enter the race
-    num_initial: int = 0  # orderings of the first round
-    num_first_examples: int = 1  # that score an ordering at first
-    num_more_examples: int = 0  # each time it is asked for again
-    num_entrants: int = 0  # of the race
+    num_iterations: int = 0  # maximum rounds
+    num_samples: int = 1  # orderings in each round
+    num_best_seen: int = 0  # race winners that join the final comparison
+    num_train_examples: int = 0  # maximum examples to score an ordering on
+    num_selection_examples: int = 0  # examples in the final comparison
+    max_metric_calls: int | None = None  # reduced if examples are few; None if unlimited
+    most_searched: int | None = None  # calls to score all orderings on all train examples, if affordable
+    elite_fraction: float = 0.125  # share of the orderings used to refit the distribution
+    num_final_draws: int = 0  # draws of the final distribution that enter the race
+    num_initial: int = 0  # orderings in the first round
+    num_first_examples: int = 1  # examples of an ordering's first look
+    num_more_examples: int = 0  # more examples at each later look
+    num_entrants: int = 0  # orderings that enter the race
     race_calls: int = 0
-    original_share: float = 0.0  # of these for the original alone, before the first heat
+    original_share: float = 0.0  # share of `race_calls` to score the original first
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most."""
+        """Maximum number of orderings in the final comparison."""
         return 1 + self.num_best_seen
 
     @property
     def final_calls(self) -> int:
-        """Program calls of the final comparison, at most."""
+        """Maximum number of program calls in the final comparison."""
         return self.num_finalists * self.num_selection_examples
 
     @property
     def search_calls(self) -> int:
-        """Program calls of the search before the race, at most."""
+        """Maximum number of program calls in the search before the race."""
         if self.most_searched is not None:
             return self.most_searched
         return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
 
     @property
     def program_calls(self) -> int:
-        """Program calls of search, race and final comparison, at most."""
+        """Maximum number of program calls in search, race and final comparison."""
         planned = self.search_calls + self.race_calls + self.final_calls
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
 def most_calls(num_usable: int) -> int:
-    """Return the program calls that this many examples can make use of.
+    """Return the maximum number of useful program calls for this many examples.
 
-    On n examples chance moves the score of an order by up to 1 / sqrt(4 n). So the best of many orders is the luckiest.
+    On n examples, chance moves an order's score by up to 1 / sqrt(4 n), so the best of many is the luckiest.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -103,13 +103,13 @@ def make_plan(
     searched: str = "orders",
     **shape: float | None,
 ) -> Plan:
-    """Lay out a compile.
+    """Plan a compile.
 
     Args:
         auto: "light", "medium" or "heavy"; None needs `max_metric_calls`.
-        size: The problem.
-        max_metric_calls: Budget in program calls, in place of that of `auto`.
-        signal: What a call tells: "score", or "logprobs" of labels as well.
+        size: Size of the problem.
+        max_metric_calls: Budget in program calls, which overrides `auto`.
+        signal: What a call returns: "score", or "logprobs" of labels as well.
         searched: "orders" of given demos, or "demos" and their order.
         shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan, if given.
 
@@ -141,7 +141,7 @@ def make_plan(
 
 
 def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
-    """Return the rounds, samples and entrants that a budget affords; None if it is too small."""
+    """Return the plan that a budget pays for; None if it is too small."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
     num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)

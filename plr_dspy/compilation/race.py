@@ -1,4 +1,4 @@
-"""The race of the best orderings of a search, which decides what is compared on held-out examples."""
+"""The race of a search's best orderings; its winners are compared on held-out examples."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.space import Candidate, WholeProgram
 
-KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
+KEPT_SHARE = 0.4  # share of the orderings that reach the next heat of a race
 
 
 def run_race(
@@ -22,25 +22,25 @@ def run_race(
     plan: Plan,
     num_calls: int,
 ) -> list[Candidate]:
-    """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
+    """Score ever fewer entrants on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    The original is scored first, by its share of the calls, and in the last heat as often as the others there; it
-    cannot win. Nor can an entrant without an estimate.
+    The original is scored first, with its share of the calls, and in the last heat on as many examples
+    as the others. Neither it nor an entrant without an estimate can win.
 
     Args:
-        entrants: The candidates that race, best first.
-        original: What the user has.
-        observations: What is known of all candidates.
-        schedule: Says which examples come next.
-        score: Adds calls to the observations, and returns the candidates that time and money paid for.
-        estimate: Returns what each candidate scores by the model, given all scores so far.
-        plan: Says how many win, and how many examples there are.
-        num_calls: Program calls of the race; each heat has an equal share of them.
+        entrants: Candidates that race, best first.
+        original: The student's own candidate.
+        observations: All scores so far.
+        schedule: Decides which examples come next.
+        score: Adds calls to the observations, and returns the candidates within the time and cost limits.
+        estimate: Returns the model's estimate of each candidate's score, given all scores so far.
+        plan: Sets the number of winners and of examples.
+        num_calls: Program calls of the race, shared equally among the heats.
 
     Returns:
         The winners, best first; among them the best whole program and the best ordering.
     """
-    # Entrants that the search has not scored catch up with the least scored one, by half of the calls at most.
+    # Unscored entrants first catch up with the least scored one, using at most half of the calls.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)
@@ -76,11 +76,11 @@ def run_race(
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the calls that bring orderings from these numbers of examples to a level."""
+    """Return the calls that raise these numbers of scored examples to a level."""
     return sum(max(0, level - count) for count in counts)
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return this many of the best, and before them the best whole program and the best ordering, if both are there."""
+    """Return this many of the best, starting with the best whole program and the best ordering, if any."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

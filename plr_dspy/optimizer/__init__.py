@@ -1,1 +1,1 @@
-"""`PLReorder`, and what all optimizers of an order share."""
+"""The optimizers and their common base classes."""

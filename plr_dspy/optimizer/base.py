@@ -1,4 +1,4 @@
-"""What all optimizers of demos share: one compile from the arguments to the report."""
+"""The base class of the optimizers: runs a compile from its arguments to its report."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenCompile:
-    """A compile that can make calls."""
+    """A compile that is ready to make calls."""
 
     setup: CompileSetup
-    work: MetricWork  # makes a program call
+    work: MetricWork  # makes program calls
     scorer: Evaluator
-    responses: LabelResponses | None = None  # what the search learns from calls beside scores
+    responses: LabelResponses | None = None  # label responses for the search, if any
 
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
-    """What all optimizers of demos share: checks, budget, log, progress, errors and report.
+    """Base class of the optimizers: checks, budget, log, progress, errors and report.
 
-    Subclasses have a `plan`, mostly a `search`, and override what else differs. Arguments are as in `PLReorder`.
+    Subclasses define `plan`, usually `search`, and whatever else differs. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides; then a student without demos is a candidate as it is.
-        balances_splits: Whether both splits get equal shares of each class.
+        chooses_by_score: Whether the metric decides; if so, a student without demos competes unchanged.
+        balances_splits: Whether both splits have the same class shares.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -107,16 +107,16 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @abstractmethod
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Lay out a compile of this size; a ValueError says that the budget is too small."""
+        """Plan a compile of this size; raise a ValueError if the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a compile; it asks for random orders unless a subclass has another."""
+        """Create the search; by default, it proposes random orders."""
         return RandomSearch(
             setup.slots.space, num_orderings=setup.plan.num_initial, num_samples=setup.plan.num_samples, seed=setup.seed
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Return what makes a program call; it knows what the search learns from it."""
+        """Create the object that makes and scores program calls."""
         labels: list[str] = []
         if isinstance(self.metric, SetMetric):
             labels = self.metric.output_labels(setup.program, setup.scored_examples)
@@ -134,23 +134,23 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> dspy.Module:
-        """Search for the best order of the student's demos; `PLFewShot` also for those to show.
+        """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
 
         Args:
-            student: The program; it is not changed.
-            trainset: Examples that score candidates. `PLFewShot` makes demos of some, which score nothing.
-            teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; None
-                takes the student.
-            valset: Examples of the final comparison; None or empty takes 20 % of the trainset.
-            seed: Instead of the constructor's.
+            student: Program to optimize; it is not changed.
+            trainset: Examples to score candidates on. `PLFewShot` uses some as demos instead.
+            teacher: Program whose correct answers become demos in `PLFewShot`, or a list that begins
+                with one; None uses the student.
+            valset: Examples for the final comparison; if None or empty, 20 % of the trainset.
+            seed: Overrides the constructor's seed.
 
         Returns:
-            A compiled copy, with the report as plain data at ``reorder_report``.
+            A compiled copy, with the report as plain data in ``reorder_report``.
 
         Raises:
-            TypeError, ValueError: If an argument is bad, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or hardly any answer can be read.
-            Exception: Of the program or the metric, see `max_errors`.
+            TypeError, ValueError: If an argument is invalid, before any program call.
+            RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
+            Exception: From the program or the metric; see `max_errors`.
         """
         started = time.monotonic()
         self.report = self.best_program = None
@@ -167,12 +167,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> Estimate:
-        """Say what `compile` with these arguments would cost; no program call is made.
+        """Estimate the cost of `compile` with these arguments, without any program calls.
 
-        Prompts of `PLFewShot` are taken to show half as many demos as they may.
+        Prompts of `PLFewShot` are assumed to show half the maximum number of demos.
 
         Raises:
-            TypeError, ValueError: For bad arguments, as `compile` does.
+            TypeError, ValueError: If an argument is invalid, as in `compile`.
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
         make_budget(setup)
@@ -187,8 +187,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         seed: int | None = None,
         teacher: Teacher = None,
     ) -> CompileSetup:
-        """Check the arguments of a compile, and lay it out; no program call is made."""
-        self.check_together()  # They may have been set since.
+        """Check the arguments and set up the compile, without any program calls."""
+        self.check_together()  # Arguments may have been reassigned.
         options = self._options()
         valset = valset or []
         seed = self._seed(seed)
@@ -208,8 +208,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup
 
     def _options(self) -> CompileOptions:
-        """Return what compiles read of this optimizer."""
-        # Users' subclasses may have `get_params` of their own, with values that are never the same.
+        """Collect the options that a compile reads."""
+        # Users' subclasses may override `get_params` and return new values each time.
         options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
         for option in fields(CompileOptions):
             if hasattr(self, option.name):
@@ -217,13 +217,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return CompileOptions(**options)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return a setup with the plan for what its calls tell."""
+        """Return the setup with a plan for this signal."""
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return what can be ordered or chosen."""
+        """Return the demos that can be ordered or chosen."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots = ProgramSlots(program)
         if not slots.slots:
@@ -237,10 +237,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
-        """Open what a compile needs to make calls, and close it at the end; yield it when all demos are made."""
+        """Yield a compile that can make calls, once its demos are made; close its resources at the end."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
-            torch.device("cpu"),  # wherever the caller's own tensors go
+            torch.device("cpu"),  # whatever the caller's default device
             open_log(
                 folder,
                 partial(self._identity, setup),
@@ -272,28 +272,28 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer_of(setup, work, payer))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make the demos that calls make before the search; return the setup with them."""
+        """Make demos by program calls before the search; return the setup with them."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
+        """Describe what determines the scores: the program, its models, the metric and the examples."""
         settings = setup.settings()
         adapter = dspy.settings.adapter or dspy.ChatAdapter()
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
             "calibrate": self.calibrate is not False,
-            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
+            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
         }
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
-        """Return what messages call the examples that records name by number, and what the log calls them."""
+        """Return the scored examples' names in messages, and their keys in the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
-        """Search, and conclude by what is known when it ends, be it by an error."""
+        """Search, then conclude with the results so far, even after an error."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
@@ -304,18 +304,18 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             run = self._make_run(opened)
             outcome = run.run()
             return self._conclude(opened, run, outcome, started)
-        except BaseException as error:  # It may be an interrupt while the report was made.
-            opened.scorer.log.stop()  # Calls that are still under way come too late.
+        except BaseException as error:  # including interrupts while the report is built
+            opened.scorer.log.stop()  # Ignore calls still in progress.
             run = run or self._make_run(replace(opened, responses=None))
             self._conclude(opened, run, outcome or run.unfinished(error), started)
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
+        """Return the label responses for the search, if any; a first call may be needed to find out."""
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Make the run of a compile, once it is known what its search learns from."""
+        """Create the run of a compile, once its signal is known."""
         setup = opened.setup
         kind = CompileRun if setup.plan.racing else PaperRun
         return kind(
@@ -357,19 +357,19 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
-            except OSError as error:  # what was paid for must not be lost to a full disk
+            except OSError as error:  # A full disk must not lose paid-for results.
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Make what the compile returns; `program_in` makes a program as scored."""
+        """Build the compile's result; `program_in` builds a program as scored."""
         return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
-    """Return the scorer of a compile by what makes its calls."""
+    """Create the scorer of a compile; `payer` makes its calls."""
     bootstrapped = [attempt.key for attempt in setup.attempts]
     return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
@@ -381,7 +381,7 @@ def _program_as_scored(
     ordering: Ordering | WholeProgram,
     offsets: Sequence[float],
 ) -> dspy.Module:
-    """Make the program in an order, calibrated by the offsets that it was scored with, if any."""
+    """Build the program in this order, calibrated with the offsets it was scored with, if any."""
     program = setup.slots.build(ordering)
     record_settings(program)
     if offsets:

@@ -1,4 +1,4 @@
-"""What PLFewShot chooses from, such as demos that a teacher's right answers make."""
+"""The demos that PLFewShot chooses from, including a teacher's correct answers."""
 
 import logging
 import random
@@ -29,16 +29,16 @@ from plr_dspy.scoring.run_log import CallRecord, error_counts
 
 logger = logging.getLogger(__name__)
 
-# Share of the trainset that demos are made of, and the most examples; the others score.
+# Share of the trainset to use as demos, and the maximum number; the rest is for scoring.
 POOL_SHARE, LARGEST_POOL = 0.25, 50
-ATTEMPTS = 2  # examples that a teacher is run on, at most, for each demo wanted
-NOT_KNOWN = "..."  # stands for what a teacher will answer
+ATTEMPTS = 2  # maximum examples to run a teacher on for each demo wanted
+NOT_KNOWN = "..."  # placeholder for a teacher's answer
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
-    """Return the examples that become demos by their numbers, with distinct inputs and evenly mixed classes.
+    """Choose the examples to use as demos, by index, with distinct inputs and evenly mixed classes.
 
-    They do not depend on the order of the trainset, and have no inputs of the valset.
+    They do not depend on the trainset's order, and share no inputs with the valset.
     """
     sources = [source_of(example.inputs()) for example in trainset]
     taken = {source_of(example.inputs()) for example in valset}
@@ -55,9 +55,9 @@ def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> d
 def pools_of(
     program: dspy.Module, *, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt], given: Sequence[Any]
 ) -> dict[str, list[PooledDemo]]:
-    """Return the pool of each predictor: demos that its prompt shows, each text once.
+    """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own come first, then those of attempts, labelled examples, and the user's list.
+    The student's own come first, then bootstrapped ones, labelled examples, and the user's list.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
@@ -84,9 +84,9 @@ def pools_of(
 def stand_ins(
     program: dspy.Module, examples: Mapping[int, dspy.Example], wanted: int, *, beside_labelled: bool
 ) -> list[Attempt]:
-    """Return the attempts at this many demos before they are made, with demos that stand in for theirs.
+    """Plan the attempts to bootstrap this many demos, with placeholder demos.
 
-    Beside labelled examples that have all outputs, which are labels, there are none: a right answer would add nothing.
+    There are none if all outputs are labels that the labelled examples have: a correct answer would add nothing.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -110,9 +110,9 @@ def stand_ins(
 
 
 class TeacherWork(MetricWork):
-    """Runs the teacher of a compile on examples, as DSPy's `BootstrapFewShot` does; records hold the demos.
+    """Runs the teacher on examples, as DSPy's `BootstrapFewShot` does; records hold the demos.
 
-    So a teacher without demos that no optimizer has compiled is shown labelled examples, and metrics that take three
+    An uncompiled teacher without demos is shown labelled examples, and metrics that take three
     arguments get DSPy's trace.
     """
 
@@ -130,7 +130,7 @@ class TeacherWork(MetricWork):
         labelled: dict[str, list[Any]] = {}
         is_bare = not any(predictor.demos for predictor in teacher.predictors())
         if is_bare and (setup.teacher is None or not is_compiled(teacher)):
-            rng = random.Random(0)  # As LabeledFewShot, which itself would take the program's model away.
+            rng = random.Random(0)  # Like LabeledFewShot, which itself would drop the program's model.
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
         self.teacher = ProgramFactory(teacher).build(labelled)
@@ -139,7 +139,7 @@ class TeacherWork(MetricWork):
         self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the teacher on an example, without its demos that show this example."""
+        """Run the teacher on an example, without any demos that show it."""
         for name, predictor in self._predictors.items():
             predictor.demos = [demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])]
         prediction = self._answered(self.teacher, example)
@@ -155,16 +155,16 @@ class TeacherWork(MetricWork):
             if not demos:
                 continue
             *earlier, demo = demos
-            if earlier:  # Of several calls the last one or an earlier one, drawn as by DSPy.
+            if earlier:  # Like DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            # The program may write to what it has answered.
+            # The program may modify its answers.
             fields[name] = {field: own_value(value) for field, value in demo.items()}
         return CallRecord(None, value=fields)
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
-    """Raise unless the teacher has the predictors of the student, with equal signatures."""
+    """Raise unless the teacher has the student's predictors, with equal signatures."""
     signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
     needed = {name: predictor.signature for name, predictor in student.named_predictors()}
     if list(signatures) != list(needed) or not all(needed[name].equals(signatures[name]) for name in needed):
@@ -175,7 +175,7 @@ def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
 
 
 def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attempt]:
-    """Run the teacher of a compile on one example after the other, until enough of its answers were right."""
+    """Run the teacher on one example at a time until enough of its answers are correct."""
     options = setup.options
     log = teaching.log
     budget = teaching.budget
@@ -210,7 +210,7 @@ def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attem
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Return why no attempt made a demo, by the most frequent error, and what to do; as the end of a sentence."""
+    """Explain why no demo was made, and suggest what to do; as the end of a sentence."""
     errors = Counter(attempt.cell.error for attempt in attempts if attempt.cell.error)
     if not attempts:
         return ": a quarter of max_seconds or max_cost is too little for a call: raise it"
@@ -227,6 +227,6 @@ def why_none(attempts: Sequence[Attempt]) -> str:
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
-    """Count the attempts that ended in an exception, by its type."""
+    """Count the attempts that raised an exception, by type."""
     records = [(("", attempt.example), replace(attempt.cell, outcome="gave no demo")) for attempt in attempts]
     return error_counts(records, {attempt.example: f"trainset[{attempt.example}]" for attempt in attempts})

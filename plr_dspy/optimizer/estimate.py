@@ -1,4 +1,4 @@
-"""What a compile will cost, and the budget that limits it."""
+"""The estimated cost of a compile, and the budget that limits it."""
 
 import math
 import sys
@@ -19,22 +19,23 @@ from plr_dspy.retrieval.predict import RetrievingPredict
 from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
 
-SAMPLED_PROMPTS = 20  # examples whose prompts' tokens are counted for the mean
-BOOTSTRAP_SHARE = 0.25  # of the dollars, at most, for demos that a teacher makes
+SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
+BOOTSTRAP_SHARE = 0.25  # maximum share of time and money for a teacher's demos
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a compile would cost; `print` says it in two lines.
+    """The estimated cost of a compile; `print` shows it in two lines.
 
     Attributes:
-        program_calls: Program calls of all phases; a compile never makes more.
-        bootstrap_calls: Those of them that make demos before the search.
-        plan: The phases after that, with their examples and program calls.
-        prompt_tokens: Tokens of all prompts, about, by the tokenizer of GPT-4o; None if prompts cannot be made.
-        cost: US dollars by litellm's list prices, about, for answers as long as the demos', without hidden reasoning
-            and without `max_cost`. None if no price is known, or a language model scores the answers.
-        affordable_calls: As many of the `program_calls` as `max_cost` pays for, about; None if `cost` is.
+        program_calls: Maximum program calls in all phases.
+        bootstrap_calls: Those that make demos before the search.
+        plan: Later phases, with their examples and program calls.
+        prompt_tokens: Approximate tokens of all prompts, as GPT-4o counts them; None if prompts cannot be built.
+        cost: Approximate US dollars at litellm's list prices, for answers as long as the demos',
+            ignoring hidden reasoning and `max_cost`. None if a price is unknown, or the metric calls a
+            language model.
+        affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost` is None.
     """
 
     program_calls: int
@@ -64,7 +65,7 @@ class Estimate:
 
 
 def estimate_cost(setup: CompileSetup) -> Estimate:
-    """Return what a compile costs, the calls that make its demos included."""
+    """Estimate the cost of a compile, including the calls that make its demos."""
     plan = setup.plan
     num_attempts = len(setup.attempts)
     num_calls = plan.program_calls + num_attempts
@@ -95,12 +96,12 @@ def estimate_cost(setup: CompileSetup) -> Estimate:
 class CallSize(NamedTuple):
     """Mean size of a program call."""
 
-    tokens: float | None  # of its prompts; None if prompts cannot be made
-    cost: float | None  # dollars; None if a price or the size of an answer is not known, or the metric calls a model
+    tokens: float | None  # of all its prompts; None if they cannot be built
+    cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
 
 
 def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> CallSize:
-    """Return the mean size of a call of the program, or of its teacher, with answers as long as those of demos."""
+    """Return the mean size of a call to the program or its teacher, for answers as long as the demos'."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     count = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
@@ -115,7 +116,7 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
                 if answers:
                     sizes["completion_tokens"] = count(answers) / len(answers)
                 tokens[str(lm.model)].update(sizes)
-    except Exception:  # An adapter fails, or litellm does not know a message: no reason to refuse an estimate.
+    except Exception:  # A failing adapter, or a message unknown to litellm, is no reason to refuse an estimate.
         return CallSize(None, None)
     cost = cost_of(tokens)
     if cost is None or math.isnan(cost) or language_models(setup.options.metric):
@@ -126,7 +127,7 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
 
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
-    """Return the prompt for an example; what it lacks is taken to be as in the first demo."""
+    """Return the prompt for an example; missing inputs are taken from the first demo."""
     known: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:
@@ -138,10 +139,10 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile that started then; the log has what earlier runs paid for.
+    """Return the budget of a compile that began at `started`; `log` holds what earlier runs paid for.
 
     Raises:
-        ValueError: If a model has no price.
+        ValueError: If `max_cost` is set and a model has no price.
     """
     options = setup.options
     max_calls = sys.maxsize

@@ -1,4 +1,4 @@
-"""What all scores let one expect of the arrangements of demos, and of the ways to show them."""
+"""Expected scores of the arrangements of demos, and of the ways to show them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from plr_dspy.search.space import Candidate, WholeProgram
 
 @dataclass(frozen=True)
 class ExpectedScore:
-    """What a candidate is expected to score on new examples."""
+    """A candidate's expected score on new examples."""
 
     candidate: Candidate
-    offsets: Sequence[float]  # of labels, which calibrate it
+    offsets: Sequence[float]  # label offsets that calibrate its answers
     score: float
     interval: tuple[float, float]
-    num_examples: int  # that it was scored on
+    num_examples: int  # examples that it was scored on
     num_demos: int
-    tokens: int  # of its demos
+    tokens: int  # tokens of its demos
 
     def alternative(self, name: str, ordering: dict[str, list[int]] | None = None) -> Alternative:
-        """Return the part of a report that says so."""
+        """Return the report's entry for the candidate."""
         return Alternative(
             name=name,
             score=round(self.score, 6),
@@ -41,10 +41,9 @@ class ExpectedScore:
 
 
 def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list[ExpectedScore]:
-    """Return what all scored candidates are expected to score, best first.
+    """Return the expected scores of all scored candidates, best first.
 
-    A score is that of the original as it is and the expected gain over it, so that its interval has the error of both
-    means.
+    A score is the unchanged original's plus the expected gain, so its interval includes both errors.
     """
     original = run.original
     decision = outcome.decision
@@ -62,7 +61,7 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     for candidate in candidates:
         score = scaled(means[candidate])
         offsets: Sequence[float] = ()
-        # The original is not calibrated if that is not better, or it was returned as it was.
+        # Do not calibrate the original if that is no better, or if it was returned unchanged.
         if candidate == reference and (before >= score or decision.chosen == 0):
             score = before
         elif fitted.calibrating:
@@ -90,8 +89,8 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
 def best_by_number(
     setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
 ) -> dict[int, ExpectedScore]:
-    """Return the best arrangement of each number of demos; the chosen one comes before all with as many demos."""
-    if outcome.stop.reason is StopReason.ERROR:  # Scores may be those of failures.
+    """Return the best arrangement for each number of demos; the chosen one takes precedence."""
+    if outcome.stop.reason is StopReason.ERROR:  # Scores may come from failures.
         return {}
     best: dict[int, ExpectedScore] = {}
     for candidate_score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
@@ -104,7 +103,7 @@ def best_by_number(
 def compare_ways(
     setup: CompileSetup, slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate
 ) -> RetrievalReport:
-    """Compare the ways to show demos by the best of each."""
+    """Compare the ways to show demos by the best candidate of each."""
     best: dict[str, ExpectedScore] = {}
     for score in expected:
         best.setdefault(_way_of(setup, slots, score), score)
@@ -122,7 +121,7 @@ def compare_ways(
 
 
 def _way_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
-    """Return the way in which a candidate shows demos."""
+    """Name the way in which a candidate shows demos."""
     if expected.candidate == setup.original:
         return "your program, calibrated" if expected.offsets else "your program"
     if slots.variation(expected.candidate) is not None:

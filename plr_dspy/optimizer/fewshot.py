@@ -38,31 +38,33 @@ Demo: TypeAlias = dspy.Example | dict[str, Any]
 
 @arguments
 class PLFewShot(LearningOptimizer):
-    """Choose which demos a program shows, how many, and in what order, for a budget of program calls.
+    """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
-    A quarter of the trainset, 50 examples at most, becomes demos, and the rest scores. The student as it is competes,
-    and stays unless something is three times as likely to be better as to be worse.
+    A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
+    unchanged student competes, and stays unless a candidate is three times as likely to be better as
+    worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos to every input. "retrieved" shows each input the most similar ones of the
-            whole trainset, in the best of five ways; the result and its file hold the trainset. With "auto" both
-            compete. With "retrieved" and ``max_metric_calls=0`` no call is made.
-        embedder: A ``dspy.Embedder`` that says how similar inputs are; None compares their words (TF-IDF).
-        max_demos, min_demos: Demos that each predictor shows; if there are fewer, it can show all.
-        candidates: What makes demos: "labeled" examples of the trainset, right answers of a teacher to them
-            ("bootstrapped"), or "both", which asks no teacher if every output is a label that the examples have; or a
-            list of demos. The student's own always take part.
-        max_demo_tokens: Limit on the tokens of all demos together, as GPT-4o counts them. Only the student as it is may
-            have more.
-        max_bootstrapped: Examples whose answers make demos. A teacher is run on twice as many at most.
-        metric_threshold: Least score of an answer that makes a demo; None takes any above 0.
+        demos: "fixed" shows the same demos for every input. "retrieved" shows the most similar ones of
+            the whole trainset for each input, in the best of five ways; the result and its file hold
+            the trainset. With "auto", both compete. "retrieved" with ``max_metric_calls=0`` makes no
+            calls.
+        embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words (TF-IDF).
+        max_demos, min_demos: Limits on each predictor's demos; if there are fewer, it can show all.
+        candidates: Source of the demos: "labeled" takes examples of the trainset, "bootstrapped" a
+            teacher's correct answers to them, and "both" calls no teacher if all outputs are labels
+            that the examples have; or a list of demos. The student's own always compete.
+        max_demo_tokens: Maximum tokens of all demos together, as GPT-4o counts them. Only the unchanged
+            student may exceed it.
+        max_bootstrapped: Maximum examples to bootstrap demos from. A teacher is run on at most twice as many.
+        metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`. Demos are named by their numbers in the pool, which ``report.slots`` lists with
-            their origins. ``report.best_by_number`` has the best arrangement of each number of demos.
+        report: As in `PLReorder`. Demos are numbered as in the pool, which ``report.slots`` lists with
+            their origins. ``report.best_by_number`` has the best arrangement for each number of demos.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -85,11 +87,11 @@ class PLFewShot(LearningOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._makers: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
-        self._vectors: dict[Any, dict[str, Array]] = {}  # of texts, by embedder
+        self._makers: dict[int, Callable[[], dspy.Module]] = {}  # program builders by number of demos
+        self._vectors: dict[Any, dict[str, Array]] = {}  # embeddings of texts, by embedder
 
     def check_together(self) -> None:
-        """Raise a ValueError where arguments do not go together, or a TypeError for an update that cannot choose."""
+        """Raise a ValueError if arguments conflict, or a TypeError if the update rule cannot choose demos."""
         super().check_together()
         if self.min_demos > self.max_demos:
             raise UserError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
@@ -105,10 +107,10 @@ class PLFewShot(LearningOptimizer):
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
 
     def program_with(self, num_demos: int) -> dspy.Module:
-        """Make the program with the best arrangement of a number of demos that the last compile scored.
+        """Build the program with the best arrangement of this many demos in the last compile.
 
         Args:
-            num_demos: Shown by all predictors together.
+            num_demos: Number of demos over all predictors.
         """
         if self.report is None or not self._makers:
             raise UserError("program_with needs scored demos: call compile with a budget of calls first")
@@ -119,7 +121,7 @@ class PLFewShot(LearningOptimizer):
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return what can be chosen once a teacher has made as many attempts as there may be."""
+        """Return the demos to choose from, assuming that the teacher makes all allowed attempts."""
         given = self._given
         examples = {} if given else demo_examples(trainset, valset, rng)
         if not (given or examples or any(predictor.demos for predictor in program.predictors())):
@@ -132,7 +134,7 @@ class PLFewShot(LearningOptimizer):
             attempts = stand_ins(program, examples, self.max_bootstrapped, beside_labelled=self.candidates == "both")
         findable: Mapping[int, dspy.Example] = {}
         if self.demos != "fixed" and not given:
-            # Prompts do not depend on the order of the trainset.
+            # Prompts must not depend on the trainset's order.
             findable = {index: trainset[index] for index in by_content(trainset)}
         slots = self._slots(program, examples, findable, attempts)
         if not (slots.slots or attempts):
@@ -174,9 +176,9 @@ class PLFewShot(LearningOptimizer):
         findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
     ) -> PoolSlots:
-        """Return what can be chosen after these attempts."""
+        """Return the slots and their pools after these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
-        # Fixed and found demos together: each one is rendered once.
+        # Pool fixed and retrieved demos together, to render each one once.
         pools = pools_of(program, labelled=labelled, attempts=attempts, given=self._given)
         only_findable = {f"trainset[{number}]" for number in findable.keys() - examples.keys()}
         fixed = {}
@@ -212,14 +214,14 @@ class PLFewShot(LearningOptimizer):
         return RetrievalSlots(program, fixed, nearest=nearest, found=found_in, **limits)
 
     def _with_slots(self, setup: CompileSetup, slots: PoolSlots) -> CompileSetup:
-        """Return a setup that chooses from other demos, with a plan for them."""
+        """Return the setup with these slots, and with a plan for them."""
         setup = replace(setup, slots=slots, original=slots.original, plan=NOTHING_TO_DO)
         return self._with_plan(setup) if slots.space.num_distinct > 1 else setup
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make the demos that a teacher makes, and lay out the search among them."""
+        """Bootstrap demos with the teacher, and plan the search among all demos."""
         if self._needing_logprobs:
-            self.work(setup)  # It raises if there can be none, before any call.
+            self.work(setup)  # This raises, before any call, if there can be none.
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teaching)
@@ -234,7 +236,7 @@ class PLFewShot(LearningOptimizer):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Make what the compile returns, and keep how to make the best program of each number of demos."""
+        """Build the compile's result, and keep builders of the best program for each number of demos."""
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         expected = expected_scores(slots, run, outcome)

@@ -1,4 +1,4 @@
-"""What PLReorder and PLFewShot share: what the search learns from a call, and the search."""
+"""The base class of PLReorder and PLFewShot: the search and its learning signal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Calls that tell whether log-probabilities come: a reply may be no label, an example be answered without an LM. Beyond
-# the first ones, more are made only if log-probabilities must come, replies cannot be parsed, or no LM was asked.
+# Calls to find out whether log-probabilities come: a reply may hold no label, or come without an LM call. After the
+# first ones, more are made only if log-probabilities are required, replies cannot be parsed, or no LM was called.
 FIRST_CALLS, MOST_TRIES = 2, 8
 
 
 @arguments
 class LearningOptimizer(DemoOptimizer):
-    """Learns a Plackett-Luce distribution from scores, and from log-probabilities of labels if they come.
+    """Learns a Plackett-Luce distribution from scores, and from log-probabilities of labels if available.
 
-    Arguments are as in `PLReorder`. Subclasses have an argument `auto` of their own.
+    Arguments are as in `PLReorder`. Subclasses define their own `auto` argument.
     """
 
     auto: ClassVar[str | None] = "light"
@@ -46,7 +46,7 @@ class LearningOptimizer(DemoOptimizer):
     min_probability: Probability | None = None  # type: ignore[misc]
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments do not go together."""
+        """Raise a ValueError if arguments conflict."""
         if self.auto is None and self.max_metric_calls is None:
             raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
         if self.calibrate is not False and self.signal == "score":
@@ -62,14 +62,14 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Return that there are no log-probabilities, and what to do."""
+        """Explain that there are no log-probabilities, and what to do."""
         return (
             f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
             "out to go on with scores; BatchCalibration(predictor=...) calibrates one predictor of several"
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it."""
+        """Create the work that makes calls; it reads log-probabilities if the program and the metric allow it."""
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
@@ -117,18 +117,18 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Make the first calls, and say in `work.signal` if log-probabilities come; raise if they must."""
+        """Make the first calls, and note in `work.signal` whether log-probabilities come; raise if they must."""
         setup = opened.setup
         work = opened.work
         scorer = opened.scorer
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first record that says whether log-probabilities come, or the last one tried; None if none could be paid.
+        # The first conclusive record, or the last one tried; None if the budget paid for none.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_TRIES, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # A student without demos may never say a label; with demos it does.
+            if example == FIRST_CALLS:  # Without demos, a student may never answer with a label.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:
@@ -154,7 +154,7 @@ class LearningOptimizer(DemoOptimizer):
 
 
 def label_work(setup: CompileSetup) -> LabelWork | str:
-    """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
+    """Create work that reads log-probabilities, or explain why the program or the metric rules it out."""
     output = label_output(setup.program)
     metric = setup.options.metric
     examples = setup.scored_examples

@@ -1,4 +1,4 @@
-"""The report of a compile that has ended."""
+"""Builds the report of a finished compile."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-LONGEST = 500  # characters of a field's text in a report
+LONGEST = 500  # maximum characters of a field in a report
 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """What a compile returns, and what its report says of the demos chosen."""
+    """A compile's program, and its report's entries on the chosen demos."""
 
     program: dspy.Module
     best_by_number: list[Alternative] = field(default_factory=list)
@@ -49,7 +49,7 @@ def build_report(
     signal: Signal | None,
     seconds: float,
 ) -> Report:
-    """Make the report of a compile that has ended; names are those of examples."""
+    """Build the report of a finished compile; `names` are the examples'."""
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -59,7 +59,7 @@ def build_report(
     bootstrapping = {attempt.key[0] for attempt in setup.attempts}
     scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
     original = setup.original
-    if isinstance(setup.slots, PoolSlots):  # Without calls, nearest demos stand in the place of the original.
+    if isinstance(setup.slots, PoolSlots):  # Without calls, retrieval takes the place of the original.
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),
@@ -88,7 +88,7 @@ def build_report(
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
-    """Return what took part in the final comparison."""
+    """List the candidates of the final comparison."""
     return [
         Candidate(
             origin=result.origin,
@@ -103,7 +103,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
 
 
 def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
-    """Count what the program shows in an ordering, and how the calls that scored it ended."""
+    """Count the demos that an ordering shows, and the outcomes of its calls."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
@@ -116,7 +116,7 @@ def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, score
 
 
 def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram) -> list[SlotReport]:
-    """Make the part of the report for each predictor with demos."""
+    """Build the report's entry for each predictor with demos."""
     ordering = setup.slots.shown(outcome.decision.ordering)
     original_ordering = setup.slots.shown(original)
     distributions = iter(outcome.distributions)
@@ -140,7 +140,7 @@ def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | Wh
 
 
 def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[str, str]:
-    """Return the beginnings of a demo's fields as prompts show them, without secrets and media."""
+    """Return a demo's fields as prompts show them, shortened, without secrets or media."""
     texts = {}
     for name, info in predictor.signature.fields.items():
         if name in demo:

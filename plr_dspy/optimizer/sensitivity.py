@@ -1,4 +1,4 @@
-"""Whether the order of a program's demos matters, before a budget is spent on finding a better one."""
+"""Checks whether the order of demos matters, before a budget is spent on a search."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
 
-SEARCHED = 100  # random orders whose best a search is expected to find, at least
+SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
 NUM_ORDERS = 10
 MIN_ORDERS = 3
-MIN_EXAMPLES = 10  # fewest examples that the calls must pay for on each order; fewer hardly tell anything from chance
-WORTHWHILE = 0.01  # from this gain on, a search is said to be worth its calls
+MIN_EXAMPLES = 10  # minimum examples for each order; fewer hardly tell anything from chance
+WORTHWHILE = 0.01  # smallest gain that makes a search worth its calls
 
 
 @dataclass(frozen=True)
 class OrderSensitivity:
-    """How much the order of a program's demos matters on new examples; `print` says it in words.
+    """How much the order of a program's demos matters on new examples; `print` explains it.
 
     Attributes:
-        scores: Mean score of each order, the program's own first; the others are random, or all there are.
-        num_distinct, num_examples: Orders of the demos, and examples that scored each of `scores`.
-        num_unusable: Answers that could not be read, and prompts too long for the model; they count as wrong.
-        p_value: How often chance puts mean scores this far apart if all orders score the same on new examples.
+        scores: Mean score of each order, the program's own first, then random ones, or all there are.
+        num_distinct, num_examples: Distinct orders of the demos, and examples that each order was scored on.
+        num_unusable: Unparsable answers and prompts too long for the model, which count as wrong.
+        p_value: Probability of mean scores this far apart if all orders score the same on new examples.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
-        expected_gain, gain_interval: True score of the best of `num_searched` orders over the program's own, and its
-            95 % interval.
+        expected_gain, gain_interval: True gain of the best of `num_searched` orders over the program's
+            own, and its 95 % interval.
     """
 
     scores: list[float]
@@ -59,7 +59,7 @@ class OrderSensitivity:
 
     @property
     def matters(self) -> bool:
-        """Tell whether orders lie further apart than chance alone would put them, at the level of 5 %."""
+        """Whether orders differ by more than chance, at the 5 % level."""
         return self.p_value <= SIGNIFICANT
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class OrderSensitivity:
 
 @arguments
 class RandomSample(DemoOptimizer):
-    """Scores random orders, all on the same examples; `order_sensitivity` makes it, and no user."""
+    """Scores random orders on the same examples; for `order_sensitivity` only."""
 
     name = "order_sensitivity"
     student_name = "program"
@@ -119,7 +119,7 @@ class RandomSample(DemoOptimizer):
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
-        """Score the orders, and say how far apart they lie."""
+        """Score the orders, and measure how much they differ."""
         prepared = self._prepare(program, dataset, [])
         num_distinct = prepared.slots.space.num_distinct
         if num_distinct < 2:
@@ -146,10 +146,10 @@ class RandomSample(DemoOptimizer):
 
 
 def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int]:
-    """Return the scores ``[o, e]`` of the orders on as many examples as the budget pays for, and the unread answers.
+    """Score the orders within the budget; return the scores ``[o, e]`` and the number of unparsable answers.
 
-    A failed call counts as the mean of the other orders on its example. By a metric over a set, each order is scored
-    near its own answers.
+    A failed call counts as the mean of the other orders on its example. A metric over a set is
+    linearized at each order's own answers.
     """
     scorer = opened.scorer
     metric = scorer.influence
@@ -158,7 +158,10 @@ def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int
     if metric is not None:
         asked = metric.alternate_labels(num_usable)
     asked = asked[: opened.setup.plan.num_train_examples]
-    # If hardly any of the first answers can be read, no further call is made.
+    # Failures in earlier runs may have used up calls.
+    while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
+        asked.pop()
+    # Stop early if hardly any of the first answers can be parsed.
     scorer.table(orders, asked[: math.ceil(ENOUGH_ANSWERS / len(orders))])
     FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
     examples, rows = scorer.table(orders, sorted(asked))
@@ -191,21 +194,21 @@ def order_sensitivity(
     accept_changes: bool = False,
     display_progress: bool = True,
 ) -> OrderSensitivity:
-    """Say whether the order of a program's demos matters, and what a search might gain.
+    """Measure whether the order of a program's demos matters, and what a search might gain.
 
-    An order that an optimizer chose looks better on its own examples than it is: pass others.
+    An order that an optimizer chose looks too good on its own examples: pass others.
 
     Args:
-        program: With demos in one predictor at least; it is not changed.
+        program: Program with demos in at least one predictor; it is not changed.
         dataset: Examples with inputs and labels. All orders are scored on the same ones.
-        num_orders: The program's own included; all there are if these are fewer.
-        max_metric_calls: Budget in program calls; never exceeded. None pays for all examples.
+        num_orders: Number of orders, including the program's own; all if there are fewer.
+        max_metric_calls: Budget in program calls; never exceeded. None uses all examples.
         metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 
     Raises:
-        TypeError, ValueError: If an argument is bad, before any program call.
-        RuntimeError: If hardly any of the first answers could be read.
-        Exception: Of the program or the metric, as from `PLReorder.compile`.
+        TypeError, ValueError: If an argument is invalid, before any program call.
+        RuntimeError: If hardly any of the first answers can be parsed.
+        Exception: From the program or the metric, as in `PLReorder.compile`.
     """
     given = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
     return RandomSample(**given).measure(program, dataset)

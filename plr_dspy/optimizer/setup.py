@@ -1,4 +1,4 @@
-"""What a compile works on: its options, the program, and the examples, laid out before the first call."""
+"""The setup of a compile before its first call: options, program, examples and plan."""
 
 import logging
 import random
@@ -26,24 +26,24 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as DSPy's optimizers take it
+Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-# Arguments that do not change a compile, or that `CompileSetup.settings` names otherwise.
+# Arguments that do not affect a compile, or that `CompileSetup.settings` adds itself.
 NAMED_ELSEWHERE = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
 class Attempt(NamedTuple):
-    """What a teacher makes of an example."""
+    """A teacher's attempt to make demos from an example."""
 
-    example: int  # its number in the trainset
-    key: tuple[str, str]  # of its record in the log
-    demos: dict[str, Any]  # by predictor; empty if the answer was not right
+    example: int  # index in the trainset
+    key: tuple[str, str]  # key of its record in the log
+    demos: dict[str, Any]  # by predictor; empty if the answer was wrong
     cell: CallRecord
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The arguments and traits of an optimizer that its compiles read, under the same names."""
+    """The arguments and attributes of an optimizer that its compiles read."""
 
     metric: AnyMetric
     name: str
@@ -56,7 +56,7 @@ class CompileOptions:
     max_metric_calls: int | None
     max_seconds: float | None
     max_cost: float | None
-    arguments: Mapping[str, object]  # all that matter, as plain data
+    arguments: Mapping[str, object]  # all relevant arguments, as plain data
     max_demos: int = 0
     max_bootstrapped: int = 0
     metric_threshold: float | None = None
@@ -64,27 +64,27 @@ class CompileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoChoices:
-    """What a compile can order or choose."""
+    """The demos that a compile can order or choose."""
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # what the user has
-    others: Sequence[Any] = ()  # demos beside those of the program, which never score
-    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # that demos are made of, by their numbers
-    findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # that found demos are made of
+    original: Candidate  # stays unless another is better
+    others: Sequence[Any] = ()  # demos not in the program; never used for scoring
+    demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
+    findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # makes demos; None if the student does
-    attempts: Sequence[Attempt] = ()  # as many as there may be, later those made; the plan does not count their calls
+    attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup(DemoChoices):
-    """A compile that has passed all checks, and has not made a call."""
+    """A compile that has passed all checks and made no calls yet."""
 
     options: CompileOptions
     seed: int
     splits: Splits
-    models: Sequence[dspy.BaseLM]  # of the predictors
-    examples: Examples  # all that were passed, the trainset first
+    models: Sequence[dspy.BaseLM]  # the predictors' models
+    examples: Examples  # the trainset, then the valset
     plan: Plan = NOTHING_TO_DO
 
     @property
@@ -94,12 +94,12 @@ class CompileSetup(DemoChoices):
 
     @property
     def needs_calls(self) -> bool:
-        """Whether there is a choice that calls may decide."""
+        """Whether calls are needed to make a choice."""
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
 
     @property
     def size(self) -> ProblemSize:
-        """What the plan depends on."""
+        """The problem size that the plan depends on."""
         return ProblemSize(
             num_train=len(self.splits.train),
             num_selection=len(self.splits.selection),
@@ -108,9 +108,9 @@ class CompileSetup(DemoChoices):
         )
 
     def with_plan(self, plan: Plan) -> "CompileSetup":
-        """Return this setup with a plan, which races with the calls that its search cannot use.
+        """Return this setup with a plan, adapted to the size of its search space.
 
-        A search that can score every candidate needs no race, except for an original that it does not score.
+        A search that can score every candidate needs no race, except for an original outside its space.
         """
         space = self.slots.space
         every = space.num_distinct * plan.num_train_examples
@@ -123,7 +123,7 @@ class CompileSetup(DemoChoices):
         return replace(self, plan=plan)
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that decides the course of the compile, as plain data."""
+        """Return everything that determines the compile, as plain data."""
         options = self.options
         metric = options.metric
         metric_name = getattr(metric, "__name__", type(metric).__name__)
@@ -147,7 +147,7 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments that settings show as plain data; of objects a digest."""
+    """Return the arguments for the settings as plain data, with digests of objects."""
     plain = {name: _plain(value) for name, value in arguments.items() if name not in NAMED_ELSEWHERE}
     if "update" in arguments:
         rule = arguments["update"]
@@ -172,7 +172,7 @@ def make_setup(
     valset: Examples,
     rng: random.Random,
 ) -> CompileSetup:
-    """Split the examples, and return the setup of a compile without a plan."""
+    """Split the examples, and set up a compile without a plan."""
     name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
@@ -204,7 +204,7 @@ def make_setup(
 
 
 def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
-    """Check what the user passes, and return a copy of the student."""
+    """Check the user's arguments, and return a copy of the student."""
     if isinstance(student, CalibratedProgram):
         raise UserError(
             f"{options.student_name} is calibrated for the order of its demos: pass student.program, and calibrate the "
@@ -224,7 +224,7 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
 
 
 def _forget_earlier_compile(program: dspy.Module) -> None:
-    """Remove what earlier optimizers attached, DSPy's ones included: every copy would hold it."""
+    """Remove attributes that optimizers (including DSPy's) added: every copy would hold them."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     candidates = attributes.get("candidate_programs")

@@ -1,7 +1,7 @@
-"""What simpler ways would score: random demos, the same answer to everything, and a vote of neighbours.
+"""Scores of simpler methods: random demos, a constant answer, and a vote of neighbours.
 
-A report names them beside the gain, so that a gain over a weak program is not taken for a good program. None of them
-makes a program call.
+Reports show them next to the gain, so that a gain over a weak program is not mistaken for a good
+program. They make no program calls.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score
 
-MOST_ASKED = 500  # examples that a metric is asked for, at most
-LONGEST = 2.0  # seconds that a metric may take for all of them
-MOST_ANSWERS = 5  # of the most frequent answers, among which the best one is found
-NUM_RANDOM = 200  # random orderings whose scores are averaged
+MOST_ASKED = 500  # maximum examples to call the metric on
+LONGEST = 2.0  # maximum seconds for these metric calls
+MOST_ANSWERS = 5  # most frequent answers to try as the constant
+NUM_RANDOM = 200  # random orderings to average over
 
 
 class Yardsticks(NamedTuple):
-    """What simpler ways would score; None if that is not known."""
+    """Scores of simpler methods; None if unknown."""
 
     random: Alternative | None
     constant: Alternative | None
@@ -47,14 +47,14 @@ class Yardsticks(NamedTuple):
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
-    """Return what simpler ways would score."""
+    """Return the scores that simpler methods would get."""
     if decision.comparison is None:
         return Yardsticks(None, None, _vote(setup))
     return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Return what random demos are expected to score: as many as may be shown, in a random order."""
+    """Estimate the score of random demos, as many as may be shown, in a random order."""
     slots = setup.slots
     fitted = decision.fitted
     drawn = run.random_orderings()
@@ -88,9 +88,9 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
 
 
 def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95 % interval of the mean of random orderings, by their scores by example.
+    """Return half the width of the 95 % interval of random orderings' mean score.
 
-    It adds the variance between orderings to that between examples, which the orderings may share.
+    It adds the variances between orderings and between examples, which orderings may share.
     """
     if len(rows) < 2:
         return math.inf
@@ -102,7 +102,7 @@ def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Return the score of one answer to all examples: the most frequent one, or by a set metric the best of some."""
+    """Score one answer to all examples: the most frequent, or for a set metric the best of several."""
     if setup.splits.classes is None:
         return None
     examples = setup.scored_examples[:MOST_ASKED]
@@ -119,7 +119,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers of the examples, with the fields that are the same for all who have them."""
+    """Return the most frequent answers, without fields that differ between examples."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -131,14 +131,14 @@ def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
         for name, value in same_class[0].items():
             if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
-        if len(outputs) == 1 and len(answer) == 1:  # The metric may map the label to an output of another name.
+        if len(outputs) == 1 and len(answer) == 1:  # The metric may map the label to an output with another name.
             answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
 
 
 def _vote(setup: CompileSetup) -> Alternative | None:
-    """Return the score of the most frequent answer among each example's neighbours."""
+    """Score the most frequent answer among each example's nearest neighbours."""
     slots = setup.slots
     predictors = setup.program.named_predictors()
     names = set(predictors[0][1].signature.input_fields)
@@ -162,7 +162,7 @@ def _vote(setup: CompileSetup) -> Alternative | None:
 
 
 def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Score answers by the metric; return None if it takes long, calls a model, or reads what these answers lack."""
+    """Score answers by the metric; return None if it is slow, calls a model, or needs missing fields."""
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None

@@ -1,4 +1,4 @@
-"""Draws the figure of a report. This module needs matplotlib."""
+"""Draws the figure of a report; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError as error:
 
 
 class Picture(Figure):
-    """A figure that notebooks show although pyplot does not know it."""
+    """A figure that notebooks show without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -23,7 +23,7 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Draw the scores of the rounds by program calls, then the scores of both programs with their intervals."""
+    """Plot the rounds' scores against program calls, then both programs' scores with intervals."""
     picture = Picture(figsize=(7.0, 3.5), layout="constrained")
     axis = picture.subplots()
     calls = [iteration.program_calls for iteration in report.history]

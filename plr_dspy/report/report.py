@@ -1,4 +1,4 @@
-"""The report of a compile: its data, printed, saved, loaded and drawn."""
+"""The report of a compile, to print, save, load and plot."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Report(ReportData):
     """What a compile did and chose.
 
-    `print(report)` shows the most important lines, and `print(report.details())` all of them. The attributes are those
-    of `plr_dspy.report.schema.ReportData`.
+    `print(report)` shows the key lines, and `print(report.details())` all of them. The attributes are
+    those of `plr_dspy.report.schema.ReportData`.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Report(ReportData):
         return self.model_dump()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON; the file appears whole or not at all."""
+        """Write the report as JSON, atomically."""
         write_atomically(Path(path), self.model_dump_json(indent=2).encode() + b"\n")
 
     @classmethod
@@ -39,7 +39,7 @@ class Report(ReportData):
         """Read a report that `save` wrote.
 
         Raises:
-            ValueError: If the file holds no report, or one of another schema version.
+            ValueError: If the file is not a report of this schema version.
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
@@ -50,17 +50,17 @@ class Report(ReportData):
             ) from error
 
     def details(self) -> str:
-        """Return all lines of the report, those of `print(report)` first."""
+        """Return all lines of the report, starting with those of `print(report)`."""
         return "\n".join(text.details(self))
 
     def plot(self) -> Picture:
-        """Draw the scores by program calls and by number of demos, with matplotlib (extra `plots`)."""
+        """Plot the scores against program calls with matplotlib (extra `plots`)."""
         from plr_dspy.report.figure import figure
 
         return figure(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of the details and the figure."""
+        """Write an HTML page with the details and the figure."""
         picture = b64encode(self.plot()._repr_png_()).decode()
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'

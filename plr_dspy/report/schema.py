@@ -14,7 +14,7 @@ ScoreRange = tuple[float, float, float]  # a score, then the ends of its 95 % in
 
 
 class Part(BaseModel):
-    """A part of a report. It is immutable; use `model_copy` to change a copy."""
+    """An immutable part of a report; use `model_copy` to change a copy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,10 +23,10 @@ class Iteration(Part):
     """One round of a search: ask, evaluate, tell.
 
     Attributes:
-        num_samples, num_new: Orderings scored, and those scored for the first time.
-        best_score_so_far, best_ordering: The best of all rounds as the search estimates it. The ordering is a
+        num_samples, num_new: Orderings scored, and how many for the first time.
+        best_score_so_far, best_ordering: The estimated best of all rounds so far. The ordering is a
             permutation for each block, or the name of a whole program.
-        program_calls: Calls since the start.
+        program_calls: Program calls so far.
     """
 
     index: int
@@ -52,8 +52,8 @@ class Candidate(Part):
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         score: Mean score on the selection split.
-        expected_gain, probability, probability_worse: Gain over the original on new examples, and the probabilities
-            that it scores above, or below, the original there.
+        expected_gain, probability, probability_worse: Gain over the original on new examples, and the
+            probabilities of a higher, or lower, score there.
     """
 
     origin: str
@@ -68,10 +68,10 @@ class SlotReport(Part):
     """A predictor's demos and the order chosen for them.
 
     Attributes:
-        ordering, original: Indices of the shown demos by position in the prompt, and of those that the student showed.
-        blocks: Demo indices that can trade places. One block, unless the adapter regroups demos.
-        distributions: States of the final distribution of each block, for `PlackettLuce.from_state`. For a pool the
-            first demo of a draw is shown last.
+        ordering, original: Indices of the demos in prompt order, in the returned program and in the student.
+        blocks: Demo indices that can swap places; one block unless the adapter regroups demos.
+        distributions: State of each block's final distribution, for `PlackettLuce.from_state`. With a
+            pool, the first demo drawn is shown last.
         demos, origins: All demos as text, and their sources if they are from a pool, such as "trainset[3]".
     """
 
@@ -86,12 +86,12 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """The score of another way to answer, such as random demos.
+    """The score of another method, such as random demos.
 
     Attributes:
         score, interval: Expected score on new examples and its 95 % interval, if known.
         tokens: Tokens of all its demos, as GPT-4o counts them.
-        num_demos, ordering: In `best_by_number`, number and indices of its demos for each slot.
+        num_demos, ordering: In `best_by_number`, number of demos, and their indices for each slot.
     """
 
     name: str
@@ -104,11 +104,11 @@ class Alternative(Part):
 
 
 class RetrievalReport(Part):
-    """The choice between fixed demos and demos that are found for each input, and its `alternatives`.
+    """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: The chosen variation of the nearest demos, and its description. None if demos are fixed.
-        num_pooled: Demos in the program's file that it selects from.
+        variation, text: Chosen retrieval variation (None if demos are fixed), and its description.
+        num_pooled: Demos in the program's file to retrieve from.
     """
 
     variation: str | None
@@ -122,12 +122,13 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
-        expected_gain, gain_interval: Gain on new examples, shrunk because the order is the best of many, and its 95 %
-            interval by the model of scores.
-        probability, probability_worse: Probability that the chosen order is better, or worse, on new examples; 0 if
-            the original stayed.
-        expected_original, expected_chosen: Scores on new examples, with 95 % intervals.
+        interval, confidence: Confidence interval of the gain, widened for the number of orders
+            (Bonferroni), and its level.
+        expected_gain, gain_interval: Expected gain on new examples, shrunk because the order is the
+            best of many, and its 95 % interval.
+        probability, probability_worse: Probabilities that the chosen order is better, or worse, on new
+            examples; 0 if the original stayed.
+        expected_original, expected_chosen: Expected scores on new examples, with 95 % intervals.
     """
 
     original: float
@@ -148,18 +149,18 @@ class Comparison(Part):
 class Evidence(Part):
     """The examples that can tell orders apart."""
 
-    num_met: int  # on which two orders or more were scored
-    num_differing: int  # where their scores differed
-    num_compared: int  # on which the original and the most promising other order were both scored
+    num_met: int  # examples on which at least two orders were scored
+    num_differing: int  # examples on which scores differed
+    num_compared: int  # examples on which both the original and the most promising order were scored
 
 
 class ErrorCount(Part):
-    """Calls that ended in one type of exception.
+    """Calls that raised one type of exception.
 
     Attributes:
-        type, message: Name of the exception's class, and the first line of the first message.
-        outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (of a teacher).
-        examples: Up to five of the examples, such as "trainset[12]".
+        type, message: The exception's class, and the first line of the first message.
+        outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (a teacher's call).
+        examples: Up to five examples, such as "trainset[12]".
     """
 
     type: str
@@ -170,23 +171,24 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """What the search learnt from a call."""
+    """The signal that the search learnt from."""
 
     used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
-    reason: str  # why it used scores alone; empty if that was asked for
+    reason: str  # why only scores were used; empty if that was requested
     labels: list[str]
 
 
 class CalibrationEffect(Part):
-    """What calibration does without a search, estimated from the calls of the search.
+    """The effect of calibration without a search, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders. Replies without a
-            label count as scored; in `original_calibrated` only if answers are calibrated.
-        offsets: Offsets of the labels that calibrate the chosen order.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders.
+            Replies without a label keep their scores; in `original_calibrated` only if answers are
+            calibrated.
+        offsets: Label offsets that calibrate the chosen order.
         applied: Whether the returned program is calibrated.
-        shares: Shares of labels that answers are calibrated to, ``[L]``. Empty if no calibration scores better.
-        always: Mean score of answering each label to all examples, ``[L]``.
+        shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration scores better.
+        always: Mean score of always answering with each label, ``[L]``.
     """
 
     num_examples: int
@@ -201,11 +203,11 @@ class CalibrationEffect(Part):
 
 
 class ProgramState(Part):
-    """What the prompts of a program show, and how the calls that scored it ended.
+    """The demos in a program's prompts, and the outcomes of the calls that scored it.
 
     Attributes:
-        num_demos, demo_tokens: Demos that all predictors together show, and their tokens if demos were chosen.
-        num_failed, num_unread: Calls without a score, and those of them whose reply could not be read.
+        num_demos, demo_tokens: Demos shown by all predictors, and their tokens if demos were chosen.
+        num_failed, num_unread: Calls without a score, and how many of them had an unparsable reply.
     """
 
     num_demos: int
@@ -220,19 +222,19 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        comparison: None if there was nothing to order, or no time for it.
+        comparison: None if there was nothing to order, or no time left.
         evidence, signal: None if the metric did not score orders.
         calibration: None if the calls brought no log-probabilities.
-        program_calls: Calls by phase: "bootstrap" (of demos), "search", "race" of the best orders, "final"
-            comparison, "total", and those that `log_dir` held ("resumed").
-        tokens, cost: Billed tokens by model, and US dollars for them by litellm's list prices, if known.
+        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best orders),
+            "final" (comparison), "total", and "resumed" (from `log_dir`).
+        tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list prices, if known.
         seconds: Wall-clock time of the compile, or of its last run.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
-        settings: Everything that decides the run, the seed included.
-        best_by_number: The best arrangement of each number of demos, if demos were chosen.
+        settings: Everything that determines the run, including the seed.
+        best_by_number: The best arrangement for each number of demos, if demos were chosen.
         random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of the most frequent answer to all examples; by a metric over a set, of the best frequent one.
-        vote: Score of the most frequent label of the nearest examples, as many as demos may be shown.
+        constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
+        vote: Score of the most frequent label among the `max_demos` nearest examples.
     """
 
     original: ProgramState
@@ -263,7 +265,7 @@ class ReportData(Part):
 
     @property
     def retrieves(self) -> bool:
-        """Whether the chosen program finds demos for each input."""
+        """Whether the chosen program retrieves demos for each input."""
         return self.retrieval is not None and self.retrieval.variation is not None
 
     @property
@@ -273,14 +275,14 @@ class ReportData(Part):
 
     @property
     def original_stays(self) -> bool:
-        """Whether the returned program is the student as it was."""
+        """Whether the returned program is the unchanged student."""
         if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
     def chosen_of_number(self) -> Alternative | None:
-        """The chosen arrangement among `best_by_number`. None if no fixed demos were chosen."""
+        """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
         if self.retrieves:
             return None
         chosen = {slot.predictor: slot.ordering for slot in self.slots}

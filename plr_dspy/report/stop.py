@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class StopReason(str, Enum):
-    """Why the search of a compile ended, or the compile itself; values are the messages."""
+    """Why a search or a compile ended; values are the messages."""
 
     BUDGET = "budget used up"
     TIME = "time limit"
@@ -24,12 +24,12 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A reason to stop with its details.
+    """A reason to stop, with details.
 
     Attributes:
         reason: The reason.
-        detail: What to say in place of the reason's own message.
-        addition: What to say after that.
+        detail: Message that replaces the reason's own.
+        addition: Text to append to the message.
     """
 
     reason: StopReason

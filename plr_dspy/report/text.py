@@ -1,4 +1,4 @@
-"""Writes what a compile did and chose, in words: the lines of `print(report)` and of `report.details()`."""
+"""Describes a compile in words: the lines of `print(report)` and of `report.details()`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # An order is called better if it is at least this likely to be better.
-ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would tell little.
-MANY_UNREAD = 0.1  # A report begins with the replies that cannot be read if they have at least this share.
+MIN_WIN_PROBABILITY = 0.9  # minimum probability to call an order better
+ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would not help.
+MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
-FIELD_WIDTH = 40  # characters of a demo's field
+FIELD_WIDTH = 40  # maximum characters of a demo's field
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -20,14 +20,14 @@ KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(st
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number with its noun, such as "3 demos"."""
+    """Format a number with its noun, such as "3 demos"."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"
 
 
 def dollars(cost: float) -> str:
-    """Write US dollars to the cent, and less than ten cents to two digits."""
+    """Format US dollars to the cent, or below ten cents to two digits."""
     decimals = 2
     if 0 < cost < 0.1:
         decimals = 1 - math.floor(math.log10(cost))
@@ -35,19 +35,19 @@ def dollars(cost: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a text to at most this width."""
+    """Shorten a text to at most this width."""
     if len(text) <= width:
         return text
     return text[: width - 1].rstrip() + "…"
 
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
-    """Write the shares of labels."""
+    """Format the shares of labels."""
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
 
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:
-    """Write a score with its interval, if any; the sign "+" is for differences."""
+    """Format a score with its interval, if any; use the sign "+" for differences."""
     text = f"{score:{sign}.3f}"
     if interval:
         text += f" [{', '.join(f'{end:{sign}.3f}' for end in interval)}]"
@@ -84,7 +84,7 @@ def summary(report: ReportData) -> Iterator[str]:
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
-    """Warn of many replies that cannot be read: no score tells that as clearly."""
+    """Warn of many unparsable replies, which scores do not show as clearly."""
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
@@ -118,7 +118,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """List the scores of both programs and of simpler ways."""
+    """List the scores of both programs and of simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"
@@ -168,7 +168,7 @@ def _simpler_ways(report: ReportData) -> list[Alternative]:
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
-    """State why the original stays, and what would tell more."""
+    """Explain why the original stays, and how to learn more."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen by its label probabilities, not by these scores"
@@ -202,10 +202,10 @@ def _why_original_stays(report: ReportData) -> str:
 
 
 def _advice(report: ReportData) -> Iterator[str]:
-    """State what would tell more: calls, examples, or demos that make a difference."""
+    """Advise how to learn more: with calls, examples, or demos that make a difference."""
     evidence = report.evidence
     settings = report.settings
-    if evidence is None or not evidence.num_met:  # The search ended before two orders met.
+    if evidence is None or not evidence.num_met:  # No two orders share a scored example.
         return
     if not evidence.num_differing:
         yield (
@@ -223,7 +223,7 @@ def _advice(report: ReportData) -> Iterator[str]:
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler ways that score as much as the program, surely or possibly."""
+    """Name the simpler methods that score, or may score, as much as the program."""
     comparison = report.comparison
     if comparison is None:
         return
@@ -267,7 +267,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
     if calibrated_score > max(effect.original, effect.chosen) and not report.settings.get("calibrate"):
         optimizer = "BatchCalibration"
         metric = str(report.settings.get("metric"))
-        if "(" in metric:  # Only metrics over a set have arguments, and calibration takes them.
+        if "(" in metric:  # Only metrics over a set have arguments; calibration accepts them.
             optimizer += f"(metric={metric})"
         yield (
             f"your program, calibrated without a search, is expected to score {calibrated_score:.3f}: use {optimizer}, "
@@ -276,7 +276,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _fewer_demos(report: ReportData) -> Iterator[str]:
-    """Name the smallest number of demos whose interval reaches the score of the chosen ones."""
+    """Name the smallest number of demos whose interval reaches the chosen demos' score."""
     chosen = report.chosen_of_number
     if chosen is None:
         return
@@ -288,7 +288,7 @@ def _fewer_demos(report: ReportData) -> Iterator[str]:
 
 
 def details(report: ReportData) -> Iterator[str]:
-    """Yield the lines of the summary, then what a researcher asks for."""
+    """Yield the lines of the summary, then details for researchers."""
     yield from summary(report)
     settings = report.settings
     names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
@@ -326,7 +326,7 @@ def details(report: ReportData) -> Iterator[str]:
 
 
 def _demos(slot: SlotReport) -> Iterator[str]:
-    """List the demos that the prompts of a predictor show."""
+    """List the demos in a predictor's prompts."""
     if not slot.ordering:
         yield f"{slot.predictor}: shows none of {count(slot.num_demos, 'demo')}"
         return

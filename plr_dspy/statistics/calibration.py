@@ -11,9 +11,9 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 Array = NDArray[np.float64]
 
-MAX_P_VALUE = 0.01  # of a chi-squared test, for labels to be uneven
-FAR_FROM_EVEN = 0.2  # total variation distance from even shares, as that of .7 and .3
-MIN_GAP = 1e-6  # by which an unseen label stays less likely than all others
+MAX_P_VALUE = 0.01  # maximum p value of a chi-squared test to call labels uneven
+FAR_FROM_EVEN = 0.2  # total variation distance from even shares, such as that of .7 and .3
+MIN_GAP = 1e-6  # minimum log-probability gap of an unseen label below all others
 
 
 def batch_offsets(
@@ -23,7 +23,7 @@ def batch_offsets(
 
     Args:
         log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
-        prior: Share of inputs that each label is right for, ``[L]``; None for even shares.
+        prior: Share of inputs that each label is correct for, ``[L]``; None for even shares.
         unseen: Which labels are unseen, ``[N, L]``; their probability counts as 0.
         weights: Weights of the inputs, ``[N]``.
     """
@@ -36,7 +36,7 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return log weighted means over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
+    """Return logs of weighted means over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
@@ -44,7 +44,7 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``.
 
-    Labels that are `held`, ``[L]``, or have a share of 0 get the smallest offset of the others.
+    Labels that are `held` (``[L]``) or have a share of 0 get the smallest offset of the others.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -60,7 +60,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 def calibrated(
     log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike = False
 ) -> Array:
-    """Return calibrated log-probabilities ``[..., L]``; an unseen label cannot become the likeliest one."""
+    """Return calibrated log-probabilities ``[..., L]``; an unseen label cannot become the likeliest."""
     is_unseen = np.asarray(unseen)
     scaled = np.asarray(log_probabilities) * scales
     logs = log_softmax(scaled + np.asarray(offsets), axis=-1)
@@ -70,11 +70,10 @@ def calibrated(
 
 
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
-    """Return the shares that a calibration may aim at, ``[S, L]``, likeliest first.
+    """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    They are even, unless the examples, ``[L]`` by label, clearly have other shares:
-    these come first. With `between` come the square roots of these shares, for
-    metrics that rare labels decide.
+    They are even. If label counts ``[L]`` are clearly uneven, their own shares come first and, with
+    `between`, the square roots of these next, for metrics that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -89,7 +88,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
 
 
 def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
-    """Tell whether label counts ``[L]`` are clearly uneven, or also `far` from even."""
+    """Tell whether label counts ``[L]`` are clearly uneven and, if `far`, far from even."""
     counts = np.asarray(counts, dtype=np.float64)
     if not counts.any():
         return False
@@ -102,14 +101,14 @@ def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples that each label is right for, ``[L]``, by scores ``[E, L]``; right labels share an example."""
+    """Count the examples that each label is correct for, ``[L]``, from scores ``[E, L]``; ties share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the shares that a search tries, ``[S, L]``, by scores ``[E, L]``; NaN stands for uncalibrated answers."""
+    """Return the shares that a search tries, ``[S, L]``, from scores ``[E, L]``; NaN means uncalibrated."""
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:
@@ -120,7 +119,7 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the label of each of 2 or more inputs, ``[N]``, calibrated by all others; see `batch_offsets`."""
+    """Return the labels ``[N]`` of 2 or more inputs, each calibrated on all others; see `batch_offsets`."""
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)
     weights = np.broadcast_to(weights, len(logs))

@@ -19,9 +19,8 @@ NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # at each end of the intervals
 SIGNIFICANT = 0.05  # The order of demos matters if the p value is at most this.
-MANY_ORDERS = 10**9  # stands for all larger numbers of orders
-# Added to the noise, as examples with the largest difference: a few examples that
-# agree must not look certain.
+MANY_ORDERS = 10**9  # cap on the number of orders
+# Examples with the largest difference are added to the noise: a few that agree must not look certain.
 PSEUDO_EXAMPLES = 2
 
 
@@ -36,8 +35,8 @@ def paired_interval(
 
     Args:
         differences: Differences of scores, one for each example.
-        confidence: Level at which all `num_comparisons` hold together (Bonferroni).
-        largest: Largest possible difference, if it is more than was seen.
+        confidence: Joint confidence level of all `num_comparisons` (Bonferroni).
+        largest: Largest possible difference, if larger than those seen.
     """
     mean, error, freedom = _with_pseudo_examples(differences, largest)
     tail = (1 - confidence) / (2 * num_comparisons)
@@ -46,7 +45,7 @@ def paired_interval(
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability of a mean above 0, by `paired_interval`; .5 if all are 0."""
+    """Return the probability that the mean is above 0, as in `paired_interval`; .5 if all are 0."""
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5
@@ -76,36 +75,35 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 class Spread(NamedTuple):
-    """How far the scores of orders lie apart, with 95 % intervals."""
+    """How much the scores of orders differ, with 95 % intervals."""
 
-    p_value: float  # of means as far apart, if all orders score the same on new examples
+    p_value: float  # of means this far apart, if all orders score the same on new examples
     deviation: float  # standard deviation of the true scores of all orders
     deviation_interval: tuple[float, float]
-    expected_gain: float  # true score of the best order over that of the program's own, or 0
+    expected_gain: float  # true gain of the best order over the program's own, at least 0
     gain_interval: tuple[float, float]
 
 
 def spread(
     scores: Array, *, num_distinct: int, num_searched: int, bounds: tuple[float, float] | None = None, seed: int = 0
 ) -> Spread:
-    """Separate the spread of orders from chance.
+    """Separate real differences between orders from chance.
 
-    The true scores of orders are normal; their standard deviation s has a flat
-    prior. Mean scores add noise. The program's own order may have been chosen, so
-    it is no part of the sample unless all orders are scored. Intervals begin at 0
-    if chance alone explains the scores.
+    The true scores of orders are normal; their standard deviation s has a flat prior. Mean scores add
+    noise. The program's own order may have been selected, so it is not part of the sample unless all
+    orders are scored. Intervals start at 0 if chance alone explains the scores.
 
     Args:
-        scores: Scores ``[R, E]`` of at least 3 orders (or all 2): the own order,
-            then a random sample.
+        scores: Scores ``[R, E]`` of at least 3 orders (or all 2): the program's own, then a
+            random sample.
         num_distinct: Number of distinct orders.
-        num_searched: Number of orders whose best one is the gain.
-        bounds: Bounds of mean scores, if scores of examples may exceed them.
+        num_searched: Number of orders whose best defines the gain.
+        bounds: Bounds of mean scores, if examples' scores can exceed them.
         seed: Seed of the draws.
     """
     rng = np.random.default_rng(seed)
     scores = np.round(scores, 9)
-    # The order of the examples must not change what is drawn.
+    # The order of the examples must not affect the draws.
     scores = scores[:, np.lexsort(scores)]
     lowest = min(0.0, float(scores.min()))
     highest = max(1.0, float(scores.max()))
@@ -136,8 +134,7 @@ def spread(
         gains = best - effects[:, 0]
     else:
         gains = best + _mean_draws(sample.mean(axis=0) - scores[0], disagreement, rng)
-    # Two pseudo-examples at each end (Agresti and Coull): an own order that was
-    # always right is not perfect.
+    # Two pseudo-examples at each end (Agresti and Coull): an order that was always right is not perfect.
     own_scores = np.append(scores[0], [lowest, lowest, highest, highest])
     own_error = float(own_scores.std()) / math.sqrt(len(own_scores))
     most = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
@@ -170,9 +167,9 @@ def _p_value(scores: Array, rng: np.random.Generator) -> float:
 def _effects(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator
 ) -> tuple[Array, Array, float]:
-    """Draw effects of orders ``[D, n]`` and s ``[D]``; return these and the unbiased s squared.
+    """Draw effects of orders ``[D, n]`` and s ``[D]``; return them and the unbiased estimate of s squared.
 
-    An effect is the true score of an order less the mean of all. Scores are ``[n, E]``.
+    An effect is an order's true score minus the mean of all. Scores are ``[n, E]``.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -202,7 +199,7 @@ def _freedom(covariance: Array, num_examples: int) -> float:
     """Return the degrees of freedom of n orders whose noise has this covariance ``[n, n]``.
 
     They are the geometric mean of n - 1 and those of the noise, which are fewer if
-    examples prefer similar orders. The sum of squares is the unbiased one of Z. Bai
+    examples prefer similar orders. The sum of squares is the unbiased estimate of Z. Bai
     and H. Saranadasa (Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
