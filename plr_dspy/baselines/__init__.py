@@ -17,7 +17,7 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # orders scored per line of the log
+BATCH = 15  # orders scored per log line
 COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
 
 
@@ -47,7 +47,7 @@ class TopKOrder(DemoOptimizer):
     Args:
         metric: As in `PLReorder`.
         num_candidates: Number of random orders, the paper's T x B.
-        num_finalists: Number of orders on the selection split, the paper's K.
+        num_finalists: Number of orders compared on the selection split, the paper's K.
         max_metric_calls: Maximum program calls. None makes at most
             ``num_candidates * train + (num_finalists + 1) * selection`` calls.
         all others: As in `PLReorder`.

@@ -155,7 +155,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return each order's probing cells; empty if the budget runs out first."""
+        """Return each order's probing cells; empty if time or budget runs out first."""
         scorer = self.evaluator
         if self._work.first:
             written = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -311,11 +311,11 @@ class LocalE(LabelOptimizer):
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Metric by example. Not used; `evaluate_programs` compares orders by it.
+        metric: Metric by example, not used here: `evaluate_programs` compares orders by it.
         variant: "lu", the original; "plr", as in arXiv:2603.21373: lowest mean entropy.
         num_candidates: Number of random orders, including the original.
         temperature: Temperature for writing probing inputs.
-        all others: As in `PLReorder`; max_metric_calls reduces the probing inputs.
+        all others: As in `PLReorder`; max_metric_calls limits the probing inputs.
     """
 
     name = "LocalE"

@@ -37,7 +37,7 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # replies; stop if none of these has label probabilities
+NUM_FIRST = 6  # first replies; stop if none has label probabilities
 MAX_FOLDS = 10  # for cross-validating a linear calibration
 
 # Weight of squared distances of scales from 1 and offsets from 0. Lower weights lose
@@ -274,7 +274,7 @@ class LabelReplies:
         )
 
     def with_silent(self, answers: Numbers) -> Numbers:
-        """Extend answers to all inputs that `ran`, with -1 for the others."""
+        """Extend answers to all inputs that `ran`, with -1 for those not read."""
         answered = np.full(self.ran.max() + 1, -1)
         answered[self.inputs] = answers
         return answered[self.ran]

@@ -31,10 +31,10 @@ class Calibration:
     """A calibration of label probabilities: ``scales * log p + offsets``, normalised.
 
     Attributes:
-        method: How it was found; "none" changes nothing.
+        method: Method that found it; "none" changes nothing.
         labels: Labels, as in demos, ``[L]``.
         offsets, scales: One value per label, ``[L]``; scales default to 1.
-        num_inputs: Number of inputs behind it; of examples in `PLReorder`.
+        num_inputs: Number of inputs behind it; for `PLReorder`, of examples.
         shares: Label shares that answers are calibrated to, ``[L]``, if any.
     """
 

@@ -17,9 +17,9 @@ class CalibrationReport:
 
     Attributes:
         calibration: The calibration; None if answers stay as they are.
-        metric: Measure of ways to answer: "accuracy", or a metric over a set.
+        metric: Measure used to compare ways to answer: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
-        num_examples: Number of examples of the trainset.
+        num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Numbers of failed calls, of replies that

@@ -13,7 +13,7 @@ from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, name_of
 from plr_dspy.programs.splits import are_classes
 from plr_dspy.statistics.calibration import Array
 
-LABEL_TYPES = "a Literal, an enum or a bool"  # in messages
+LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
 REANCHOR = "dspy.experimental.ReAnchor"
 
 

@@ -34,7 +34,7 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """Whether to ask for log-probabilities: until a refusal, or a first reply without any."""
+    """Requests for log-probabilities, until a refusal or a first reply without any."""
 
     purpose: str = ""  # what needs them; empty if they are optional
     wanted: bool = True  # whether calls ask for them
@@ -99,11 +99,11 @@ class Reading(NamedTuple):
 
     label: str | None  # as in demos; None if the adapter read none
     log_probabilities: tuple[float, ...]  # normalised, [L]
-    unseen: tuple[int, ...] = ()  # labels not among the likeliest tokens, by number
+    unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
 
 Decision: TypeAlias = Callable[[Reading], Reading]  # returns the answer and its probabilities
-Fields: TypeAlias = dict[str, Value]  # of a reply, as returned by an adapter
+Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return them
 
 
 class LabelReader:
@@ -327,7 +327,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
 
 
 def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the labels whose rest a token begins, or the longest that it completes."""
+    """Return the labels whose rest starts with a token, or is the longest that it completes."""
     ended = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():

@@ -26,7 +26,7 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # of logged log-probabilities
+DECIMALS = 4  # decimals of logged log-probabilities
 LONGEST_CALL = 0.05  # seconds; a slower metric may call a model unnoticed
 LONGEST_PROBE = 10.0  # seconds to score all labels with a metric
 PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels

@@ -35,7 +35,7 @@ PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 # Errors that other demos might avoid.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # part of the prompt's, but priced separately
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # included in prompt tokens, but priced separately
 SECONDS_AFTER_INTERRUPT = 2.0
 FAILED_SHARE = 0.05  # share of calls that may fail, if DSPy allows fewer
 
@@ -177,7 +177,7 @@ class ProgramEvaluator:
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
         """Make the calls for these cells in sequence, as far as the budget allows.
 
-        A cell without an order belongs to work that runs its own program. Raises the last exception after
+        A cell without an order belongs to work that runs its own program. Raise the last exception after
         `max_errors` failures, or once every other call would fail.
         """
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -336,7 +336,7 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call an unchanged program on examples; return the records and the evaluator.
 
-    Calls prefixes of the sizes `first` before all examples; `check` gets the records after each step.
+    Call it on prefixes of the sizes `first`, then on all examples; `check` gets the records after each step.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

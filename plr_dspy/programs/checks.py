@@ -62,7 +62,7 @@ def arguments(kind: type[_T]) -> type[_T]:
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         if len(values) > 1:
             raise UserTypeError(f"{type(self).__name__} takes arguments by name; got {len(values)} without one")
-        if values:  # Pass it by name, for errors to show.
+        if values:  # Pass it by name, so that errors show the name.
             name = next(field.name for field in fields(self) if not field.kw_only)
             if name in named:
                 raise UserTypeError(f"{type(self).__name__} got several values for {name}: pass one")
@@ -254,7 +254,7 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read a file from `program.save`, for `load_state`.
+    """Read a file written by `program.save`, for `load_state`.
 
     Raises:
         OSError: if the file cannot be read.

@@ -14,7 +14,7 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# Largest size of a module's lists, dicts and sets that are copied, not shared.
+# A module's lists, dicts and sets up to this size are copied, not shared.
 LARGEST_OWN = 1_000
 
 

@@ -1,4 +1,4 @@
-"""Digest programs, metrics and examples: only changes that affect scores change a digest, in any process.
+"""Digest programs, metrics and examples: equal in every process, changed by whatever affects scores.
 
 A function counts by its source, defaults, closure and the globals that it names, an object by its class and
 public attributes, and anything from an installed package by its name. How a service is reached does not count.

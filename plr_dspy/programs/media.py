@@ -10,7 +10,7 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Stands for any part that is not text: litellm counts all pictures alike, and no sounds.
+# Stands for any part that is not text: litellm counts all pictures alike and cannot count sounds.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 

@@ -42,7 +42,7 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Indices of demos that can trade places: most adapters show incomplete demos first.
+        blocks: Groups of demo indices that can trade places; most adapters show incomplete demos first.
         space: Orders or arrangements of this slot alone.
         classes: The classes of each block's demos; demos of one class give the same answer.
         pool: The demos of the pool, if it is one.
@@ -269,7 +269,7 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Give all predictors of a program without demos the same labelled examples; return their names.
+    """Give the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
     A program with any demos stays unchanged: its optimizer left the other predictors without demos on purpose.
     A predictor whose prompt would not show the examples gets none. At least two examples remain for scoring.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
 EXAMPLES_PER_CLASS = 4  # Answers are classes if each has at least this many examples on average.
-COMMON_SHARE = 0.1  # If a demo matches more than this share of the examples, it shares only a common value.
+COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
 
@@ -153,7 +153,7 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
     A demo shows an example if all inputs that both name are equal, or if it contains all the example's input
     values under any names, as inner predictors rename them. If a demo matches more than a tenth of the
-    examples, only those count whose inputs it all has by name.
+    examples, only those count whose inputs it has in full, by name.
 
     Args:
         demos: Examples or dicts.

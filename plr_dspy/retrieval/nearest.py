@@ -30,7 +30,7 @@ REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Settings for choosing the demos in a pool whose inputs are most similar to a call's.
+    """Settings that choose, for each call, the demos in a pool with the most similar inputs.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
@@ -130,7 +130,7 @@ class Pool:
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
     def knows(self, inputs: Fields) -> bool:
-        """Return whether a call's inputs need no call of the embedder."""
+        """Return whether a call's inputs can be compared without calling the embedder."""
         return self.embedder is None or _text_of(inputs, self.names) in self._known
 
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
@@ -155,7 +155,7 @@ class Pool:
         return best_first
 
     def _unlike(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Choose candidates, by position, as in J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
+        """Choose positions of diverse candidates, as in J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
         vectors: Any = self.vectors[candidates]
         products = vectors @ vectors.T
         cosines = np.asarray(products.todense() if sparse.issparse(products) else products)

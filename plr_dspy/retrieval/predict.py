@@ -24,7 +24,7 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How a predictor finds demos in a pool; if `guarded`, none unless the scored example is known."""
+    """How a predictor finds demos in a pool; if `guarded`, only when the scored example is known."""
 
     pool: Pool
     nearest: NearestDemos
@@ -116,7 +116,7 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
-    """Return the retrievals of a program's predictors that have one, by name."""
+    """Return a program's retrievals, by predictor name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
 

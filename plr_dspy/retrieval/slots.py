@@ -17,7 +17,7 @@ from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos; without a search, larger pools prefer frequent labels, which helped with 1,000, not 100
+LARGE_POOL = 320  # demos; without a search, pools this large prefer frequent labels, which helped with 1,000, not 100
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
@@ -43,7 +43,7 @@ def make_pools(
     """Return the pools of the predictors with demos to retrieve, by name.
 
     Args:
-        program: Its predictors say which fields are compared.
+        program: Its predictors determine which fields are compared.
         retrieved: Demos that each predictor may find for an input.
         examples: Examples that these are made from, by trainset index.
         embedder, known: As in `Pool`.
@@ -71,7 +71,7 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that find demos for each input.
 
-    Besides the arguments of `PoolSlots`: `nearest`, the variations by name, and `found`, the pools to search.
+    Besides the arguments of `PoolSlots`, takes `nearest`, the variations by name, and `found`, the pools to search.
     """
 
     def __init__(
