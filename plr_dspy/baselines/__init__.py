@@ -1,6 +1,6 @@
-"""Published alternatives to `PLReorder`: the order given, and the best of many random ones.
+"""Published alternatives to `PLReorder`: the given order, and the best of many random orders.
 
-`label_methods` has those that look at label probabilities.
+`label_methods` has the methods that use label probabilities.
 """
 
 from typing import Annotated
@@ -17,12 +17,12 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # orders scored between two lines of the log
-COMPARED_SHARE = 0.2  # of a budget for the final comparison, at most
+BATCH = 15  # orders scored per log line
+COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
 
 
 class StaticOrder(DemoOptimizer):
-    """Leave the demos as they are, without any program call, and write a report.
+    """Keep the given order without any program calls, and write a report.
 
     All arguments are as in `PLReorder`.
     """
@@ -31,24 +31,24 @@ class StaticOrder(DemoOptimizer):
     chooses_by_score = False
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan no call."""
+        """Plan no calls."""
         return NOTHING_TO_DO
 
 
 @arguments
 class TopKOrder(DemoOptimizer):
-    """Search at random: "Top-K" of arXiv:2603.21373.
+    """Choose the best of many random orders: "Top-K" of arXiv:2603.21373.
 
-    Score random orders on the train split, and the best of them on the selection split.
+    Score random orders on the train split, then the best on the selection split.
 
-    Deviation: the original order is a candidate, a finalist, and wins ties. The paper
-    compares the best random orders alone.
+    Deviation: the original order is a candidate and a finalist, and wins ties. The paper
+    compares only the best random orders.
 
     Args:
         metric: As in `PLReorder`.
         num_candidates: Number of random orders, the paper's T x B.
-        num_finalists: Number of best orders on the selection split, the paper's K.
-        max_metric_calls: Budget in program calls, never exceeded. None takes at most
+        num_finalists: Number of orders compared on the selection split, the paper's K.
+        max_metric_calls: Maximum program calls. None makes at most
             ``num_candidates * train + (num_finalists + 1) * selection`` calls.
         all others: As in `PLReorder`.
     """
@@ -59,7 +59,7 @@ class TopKOrder(DemoOptimizer):
     num_finalists: Count = 10
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan as many orders as the budget pays for, each on the whole train split."""
+        """Plan as many orders as the budget allows, each on the whole train split."""
         num_train = size.num_train
         num_selection = size.num_selection
         num_orders = min(self.num_candidates, size.num_distinct)

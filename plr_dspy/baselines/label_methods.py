@@ -40,9 +40,9 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal the label bias of a prompt
+CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal a prompt's label bias
 OTHERS = ", or use PLReorder or TopKOrder, which need none"
-WRITTEN_TOKENS = 128  # of a probing input and its answer, at most
+WRITTEN_TOKENS = 128  # maximum tokens of a probing input and its answer
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 Rows = Mapping[Candidate, Mapping[int, CallRecord]]
@@ -50,15 +50,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """Base of the methods, which differ in their criterion and their probing inputs.
+    """Base class of the methods, which differ in criterion and probing inputs.
 
-    They choose by label probabilities alone. The metric does not decide.
+    They choose by label probabilities alone, not by the metric.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Probing inputs are the fillers, or written by the LM at this temperature.
-    # If there is neither, they are inputs of the train split.
+    # Probing inputs are the fillers, or are written by the LM at this temperature.
+    # With neither, they come from the train split.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -66,7 +66,7 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return what to maximise, from an order's distributions over labels ``[E, L]``."""
+        """Return the score to maximise, from an order's label distributions ``[E, L]``."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
         """Raise unless the program has one predictor with one finite output."""
@@ -90,11 +90,11 @@ class LabelOptimizer(DemoOptimizer):
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan each order on as many probing inputs as the budget pays for."""
+        """Plan each order on as many probing inputs as the budget allows."""
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # Each order writes an input, and answers those of all.
+        if self.temperature:  # Each order writes one input and answers all inputs.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -140,7 +140,7 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders, and choose the best; the original wins ties."""
+        """Probe all orders and choose the best; the original wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
         self.begin_phase("search")
@@ -155,7 +155,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the cells of the probing inputs; empty if time or money is up."""
+        """Return each order's probing cells; empty if time or budget runs out first."""
         scorer = self.evaluator
         if self._work.first:
             written = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -166,7 +166,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Call once first: if the LM gives no log-probabilities, no other call is made.
+        # Make one call first, and no others if the LM gives no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -174,7 +174,7 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return the criterion of each order; also fill `means`."""
+        """Return each order's criterion, and fill `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
@@ -184,7 +184,7 @@ class LabelRun(CompileRun):
                 f"none of {len(cells)} calls gave any label a probability, so the orders cannot be compared; "
                 f"one said: {answered[0].error}: {answered[0].message}"
             )
-        # Leave out inputs that failed for an order, or orders if that leaves no input.
+        # Drop inputs that failed for any order; if none remain, drop orders that failed.
         failed: set[int] = set()
         for row in rows.values():
             failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -202,15 +202,15 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """Reads label probabilities of probing inputs.
+    """Reads label probabilities for probing inputs.
 
-    If the LM writes the inputs, "example" 0 is to write one from an order's demos
+    If the LM writes the inputs, a call on "example" 0 writes one from an order's demos
     (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
-        first: Number of the first probing input, 0 or 1.
-        num_probing: Number of examples.
-        inputs: Probing inputs that are known.
+        first: Index of the first probing input, 0 or 1.
+        num_probing: Number of examples, writing included.
+        inputs: Known probing inputs.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -234,7 +234,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Take the first distinct inputs that the LM has written, None for failures."""
+        """Use the first distinct inputs that the LM wrote; None marks a failure."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -252,7 +252,7 @@ class ProbingWork(LabelReadingWork):
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a cell with label probabilities, or a written input."""
+        """Return a record with label probabilities or a written input."""
         if example < self.first:
             return CallRecord(None, value=self._written_input(program))
         cell = super().__call__(program, example - self.first)
@@ -261,7 +261,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _written_input(self, program: dspy.Module) -> dict[str, str]:
-        """Write a new input like the program's demos."""
+        """Let the LM write a new input like the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -282,7 +282,7 @@ class ProbingWork(LabelReadingWork):
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return adapter, signature and inputs: completions continue after the demos, chats are asked."""
+    """Return adapter, signature and inputs: completion LMs continue the demos, chat LMs are asked."""
     plain = PlainTextAdapter()
     input_fields = predictor.signature.input_fields
     messages = plain.format_demos(predictor.signature, predictor.demos)
@@ -302,7 +302,7 @@ def _writing_prompt(
 class LocalE(LabelOptimizer):
     """Choose the order with the highest mean entropy of its label distributions.
 
-    The LM writes the probing inputs from each candidate's demos; no label is used.
+    The LM writes the probing inputs from each candidate's demos; no labels are used.
     The program must have one predictor with text inputs and one output that is a
     Literal, an enum or a bool. The LM must give log-probabilities. It makes at most
     ``num_candidates * (1 + num_candidates)`` program calls.
@@ -311,11 +311,11 @@ class LocalE(LabelOptimizer):
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: By example. It is not used: `evaluate_programs` compares orders by it.
-        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest mean entropy.
-        num_candidates: Number of random orders, the original one included.
-        temperature: Temperature at which probing inputs are written.
-        all others: As in `PLReorder`; max_metric_calls reduces the probing inputs.
+        metric: Metric by example, not used here: `evaluate_programs` compares orders by it.
+        variant: "lu", the original; "plr", as in arXiv:2603.21373: lowest mean entropy.
+        num_candidates: Number of random orders, including the original.
+        temperature: Temperature for writing probing inputs.
+        all others: As in `PLReorder`; max_metric_calls limits the probing inputs.
     """
 
     name = "LocalE"
@@ -330,13 +330,13 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """Choose the order whose predicted labels have the highest entropy of their shares.
+    """Choose the order with the highest entropy of its predicted labels' shares.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu", the original; "plr", as arXiv:2603.21373 words it: lowest entropy of any input.
+        variant: "lu", the original; "plr", as in arXiv:2603.21373: lowest entropy of any input.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -350,18 +350,18 @@ class GlobalE(LocalE):
 
 @arguments
 class PDO(LabelOptimizer):
-    """Choose the order whose mean label distribution is nearest to a prior, by KL divergence.
+    """Choose the order whose mean label distribution is closest to a prior in KL divergence.
 
-    Program and LM must be as for `LocalE`, but only "few-shot" needs text inputs. It
-    makes a program call for each order and input.
+    Requirements are as for `LocalE`, but only "few-shot" needs text inputs. It makes one
+    program call per order and input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
 
     Args:
-        setting: "few-shot": an empty input, and even shares. "unlabelled": the train
-            split without its labels, and even shares. "prior": the same, and `prior`.
-        prior: Probability of each label; None takes the shares in the trainset.
+        setting: "few-shot": an empty input and equal shares. "unlabelled": train inputs
+            without labels and equal shares. "prior": the same inputs and `prior`.
+        prior: Probability of each label; None uses the trainset's shares.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -400,16 +400,16 @@ class DEmO(LabelOptimizer):
     """Return a program that orders its demos for each input (`PerInputOrder`).
 
     It keeps the orders whose mean label distribution over content-free inputs
-    ("[N/A]", "", "[MASK]") is nearest to even. For each input, the program takes the
-    one under which the input adds most to the probability of the predicted label.
-    It makes ``3 * num_candidates`` program calls. The program makes `num_kept` LM calls
-    for each input. Program and LM must be as for `LocalE`.
+    ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
+    order in which the input most raises the predicted label's probability.
+    It makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM calls
+    per input. Requirements are as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Orders to choose from for each input. The report has the fairest.
+        num_kept: Number of orders to choose from per input; the report has the fairest.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

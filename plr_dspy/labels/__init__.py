@@ -1,1 +1,1 @@
-"""Outputs with few possible values: how probable each label is in a program's calls, and calibration of that."""
+"""Read and calibrate the label probabilities of outputs with few possible values."""

@@ -1,4 +1,4 @@
-"""BatchCalibration: the DSPy optimizer that removes the label bias of a classifier."""
+"""BatchCalibration: the DSPy optimizer that removes a classifier's label bias."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # replies; stop if none of them has label probabilities
-MAX_FOLDS = 10  # of the cross-validation of a linear calibration
+NUM_FIRST = 6  # first replies; stop if none has label probabilities
+MAX_FOLDS = 10  # for cross-validating a linear calibration
 
-# Weight of squared distances of scales from 1 and offsets from 0. Weaker ones lose
+# Weight of squared distances of scales from 1 and offsets from 0. Lower weights lose
 # more on 10 and 20 examples than they gain on 100.
 PENALTY = 2.0
 
@@ -49,25 +49,25 @@ Numbers = NDArray[np.int64]
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """Calibrates the label probabilities of a classifier, and answers by them.
+    """Calibrates a classifier's label probabilities and answers by them.
 
     The student needs an output that is a Literal, an enum or a bool, and an LM with
     log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
 
     Args:
-        method: "batch" divides by mean probabilities over inputs of the trainset
+        method: "batch" divides by mean probabilities over trainset inputs
             (H. Zhou et al., arXiv:2309.17249). "linear" fits a scale and an offset per
             label to labelled examples, if cross-validation finds a gain (M. Abbas et
             al., AISTATS 2024).
-        num_inputs: Largest number of examples to call the program on. Each label has
-            about its share of them. With a metric, labels take turns and are weighted.
-        prior: Share of inputs that each label is right for, by label. With None,
-            "batch" finds the best shares by cross-validation if examples have labels.
-            Otherwise shares are even. "linear" takes none.
-        metric: Metric over a set, such as ``F1("positive")``, to compare by instead of
+        num_inputs: Maximum number of examples to call the program on. Each label has
+            about its share of them. With a metric, labels alternate and are weighted.
+        prior: Share of inputs for which each label is right. With None, "batch" finds
+            the best shares by cross-validation if examples have labels; otherwise,
+            shares are equal. Not for "linear".
+        metric: Metric over a set, such as ``F1("positive")``, to use instead of
             accuracy; for "batch" with labelled examples.
         predictor: Name of the predictor to calibrate; None if only one qualifies.
-        seed: Seed of the choice of examples.
+        seed: Seed for choosing examples.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
@@ -108,8 +108,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             seed: Overrides the constructor's.
 
         Returns:
-            The calibrated program. Its `calibration` is None if answers stay as they
-            are. It has the report as plain data in ``calibration_report``.
+            The calibrated program, with the report as plain data in
+            ``calibration_report``. Its `calibration` is None if answers stay as they are.
         """
         self.report = None
         seed = self._seed(seed)
@@ -152,7 +152,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return program
 
     def _usable(self, student: dspy.Module, output: LabelOutput, trainset: Examples) -> tuple[list[dspy.Example], bool]:
-        """Return the examples that can be used, and whether their labels are."""
+        """Return the usable examples, and whether their labels are used."""
         distinct = _distinct(student, trainset)
         labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labelled) > 1
@@ -181,7 +181,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         drawn = [usable[i] for i in order]
         if self.metric is None:
             return drawn[:count], np.ones(count)
-        # Rare labels decide: labels take turns, and are weighted by their shares.
+        # Rare labels matter most: alternate labels, weighted by their shares.
         scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
         chosen = scores.alternate_labels(len(drawn))[:count]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
@@ -197,7 +197,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Add the best way to answer by the labels of examples; of equals it is the first one."""
+        """Add the way to answer that scores best on labelled examples; the first wins ties."""
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
         answers = {AS_IT_IS: replies.answered, LIKELIEST: logs.argmax(axis=1)}
@@ -231,7 +231,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
 
     def _score(self, answers: Numbers, examples: Examples, output: LabelOutput, weights: Array) -> float:
-        """Return the accuracy or metric of label numbers ``[n]``; -1 is wrong."""
+        """Return the accuracy or metric of label numbers ``[n]``; -1 counts as wrong."""
         if self.metric is None:
             return float((answers == output.numbers(examples)).mean())
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
@@ -247,10 +247,10 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Replies to the n of E inputs for which they give label probabilities."""
+    """Replies with label probabilities, for n of the E inputs."""
 
     labels: list[str]
-    inputs: Numbers  # their numbers, [n]
+    inputs: Numbers  # input indices, [n]
     log_probabilities: Array  # [n, L]
     unseen: NDArray[np.bool_]  # labels not among the likeliest tokens, [n, L]
     answered: Numbers  # the program's own answers, -1 for none, [n]
@@ -259,7 +259,7 @@ class LabelReplies:
     num_unread: int  # replies that the adapter could not read
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return the report of a calibration that is still to be found."""
+        """Return a report that still lacks a calibration."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -274,13 +274,13 @@ class LabelReplies:
         )
 
     def with_silent(self, answers: Numbers) -> Numbers:
-        """Return answers to all inputs that `ran`, -1 for the others."""
+        """Extend answers to all inputs that `ran`, with -1 for those not read."""
         answered = np.full(self.ran.max() + 1, -1)
         answered[self.inputs] = answers
         return answered[self.ran]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Calibrate mean probabilities to shares ``[L]``; None for even ones."""
+        """Calibrate mean probabilities to shares ``[L]``; None for equal shares."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -289,7 +289,7 @@ class LabelReplies:
     def calibration(
         self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
-        """Return a calibration by these replies."""
+        """Return a calibration based on these replies."""
         numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
             method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
@@ -306,10 +306,10 @@ def read_replies(
     num_threads: int | None = None,
     max_errors: int | None = None,
 ) -> LabelReplies:
-    """Call a program on examples, and read the label probabilities in its replies.
+    """Call a program on examples and read the label probabilities in its replies.
 
-    Unless `as_it_is`, it answers the likeliest label, so that a reply that cannot be
-    read costs no second call.
+    Unless `as_it_is`, it answers with the likeliest label, so that an unreadable reply
+    costs no second call.
     """
 
     def check(records: list[CallRecord]) -> None:
@@ -325,7 +325,7 @@ def read_replies(
             work,
             len(examples),
             called="calibration input",
-            first=(1, NUM_FIRST),  # A first call that is refused stays the only one.
+            first=(1, NUM_FIRST),  # If the first call is refused, make no others.
             check=check,
             on_cell=bar.update,
             num_threads=num_threads,
@@ -374,15 +374,15 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
     calibration", AISTATS 2024.
 
     Deviation: The paper multiplies probabilities by a full matrix. One scale per label
-    for log-probabilities needs fewer examples, and contains batch calibration.
+    for log-probabilities needs fewer examples and generalises batch calibration.
 
     Args:
         log_probabilities: Log-probabilities of labels, ``[N, L]``.
         answers: Right labels, ``[N]``.
-        seed: Seed of the folds.
+        seed: Seed for the folds.
 
     Returns:
-        Scales and offsets, ``[L]``; None if cross-validation finds no certain gain.
+        Scales and offsets, ``[L]``; None if cross-validation finds no clear gain.
     """
     num_examples = len(answers)
     shuffled = np.random.default_rng(seed).permutation(num_examples)
@@ -402,7 +402,7 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
 
 
 def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
-    """Return the scales and offsets with the least penalised loss."""
+    """Return the scales and offsets that minimise the penalised loss."""
     num_examples, num_labels = log_probabilities.shape
     rows = np.arange(num_examples)
     unchanged = np.repeat([1.0, 0.0], num_labels)

@@ -1,4 +1,4 @@
-"""Programs that decide by label probabilities: calibrated, or with an order per input."""
+"""Programs that decide by label probabilities: calibrated, or with an order for each input."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.statistics.calibration import Array, calibrated
 
 PURPOSE = "calibration"
-PROBABILITIES = "probabilities"  # the field that calibrated predictions add
+PROBABILITIES = "probabilities"  # field added to calibrated predictions
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files of later versions may hold more.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files from later versions may hold more.
 class Calibration:
     """A calibration of label probabilities: ``scales * log p + offsets``, normalised.
 
     Attributes:
-        method: How it was found; "none" changes nothing.
+        method: Method that found it; "none" changes nothing.
         labels: Labels, as in demos, ``[L]``.
-        offsets, scales: Numbers of the labels, ``[L]``; scales default to 1.
-        num_inputs: Number of inputs behind it; of `PLReorder`, of examples.
-        shares: Shares of labels that answers are calibrated to, ``[L]``, if any.
+        offsets, scales: One value per label, ``[L]``; scales default to 1.
+        num_inputs: Number of inputs behind it; for `PLReorder`, of examples.
+        shares: Label shares that answers are calibrated to, ``[L]``, if any.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Calibration:
         return cls("none", names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return calibrated log-probabilities, and the likeliest label by them."""
+        """Return calibrated log-probabilities and the likeliest label."""
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, scales=self.scales, unseen=is_unseen)
         return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)
@@ -87,17 +87,17 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
 
 
 class CalibratedProgram(dspy.Module):
-    """A program that answers the likeliest label by calibrated probabilities.
+    """A program that answers with the likeliest label by calibrated probabilities.
 
-    ``prediction.probabilities`` has the calibrated probability of each label, or is None
-    if the reply says nothing of labels. `load_program` loads it.
+    ``prediction.probabilities`` has each label's calibrated probability, or is None if
+    the reply gives none. `load_program` loads the program.
 
     Args, and attributes of the same names:
         program: A program with an output that is a Literal, an enum or a bool. It is
             copied.
-        calibration: A calibration of `BatchCalibration`. With None, probabilities are
-            shown and decide nothing.
-        predictor: Name of the predictor with that output; None if only one has one.
+        calibration: A calibration from `BatchCalibration`. With None, probabilities are
+            shown but decide nothing.
+        predictor: Name of the predictor with that output; None if there is only one.
     """
 
     calibration: Calibration | None
@@ -114,17 +114,17 @@ class CalibratedProgram(dspy.Module):
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}")
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy saves nothing of frozen programs.
+        set_compiled(self.program, False)  # DSPy does not save frozen programs.
         self._set(calibration, predictor)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the program's prediction with its label calibrated."""
+        """Return the program's prediction with a calibrated label."""
         with self._reading() as reader:
             prediction = self.program(*args, **inputs)
         return _with_probabilities(prediction, reader)
 
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
-        """Do what `forward` does, with the program's async calls."""
+        """Do what `forward` does, using the program's async calls."""
         with self._reading() as reader:
             call = dspy.asyncify(self.program)
             if hasattr(self.program, "aforward"):
@@ -138,7 +138,7 @@ class CalibratedProgram(dspy.Module):
         return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
-        """Set the calibration of a predictor; raise if it is of other labels."""
+        """Set a predictor's calibration; raise if its labels differ."""
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
             raise UserError(
@@ -149,15 +149,15 @@ class CalibratedProgram(dspy.Module):
         self.calibration = calibration
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Return the parameters that DSPy saves and loads, with the calibration."""
+        """Return the parameters that DSPy saves and loads, including the calibration."""
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
-    # Optimizers freeze what they compile; a larger program would then not save it.
+    # Optimizers freeze what they compile, and DSPy does not save frozen parts.
     _compiled = property(lambda self: False, lambda self, value: None)
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
-    """Put probabilities first, as `dspy.majority` votes on the last field."""
+    """Put probabilities first, because `dspy.majority` votes on the last field."""
     if not isinstance(prediction, dspy.Prediction):
         return prediction
     probabilities = None
@@ -174,7 +174,7 @@ def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
 
 
 class _SavedCalibration(Parameter):  # type: ignore[misc]
-    """The calibration of a program, as a parameter that DSPy saves and loads."""
+    """A program's calibration, as a parameter that DSPy saves and loads."""
 
     def __init__(self, program: CalibratedProgram) -> None:
         self._program = program
@@ -201,8 +201,8 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 class PerInputOrder(dspy.Module):
     """A program that orders its demos for each input.
 
-    It calls the LM once per order, and takes the one in which the input adds most to
-    the probability of the predicted label. Without orders it is the program itself.
+    It calls the LM once per order, and uses the order in which the input most raises the
+    predicted label's probability. Without orders, it acts like the program itself.
 
     Args:
         program: A program with one LM call, whose finite output is the answer.
@@ -213,11 +213,11 @@ class PerInputOrder(dspy.Module):
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
         super().__init__()
         self.program = ProgramFactory(program).build({})
-        set_compiled(self.program, False)  # DSPy saves nothing of frozen programs.
+        set_compiled(self.program, False)  # DSPy does not save frozen programs.
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the answer in the order in which the input has most influence."""
+        """Return the answer in the order in which the input has the most influence."""
         requests = LogprobRequests("DEmO")
         answers = []
         for order in self.orders:
@@ -237,7 +237,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer in an order, and what its reply says of labels, if it does."""
+        """Return the answer in an order, and the reading of its reply, if any."""
         predictors = dict(self.program.named_predictors())
         demos = {}
         for name, permutation in permutations.items():
@@ -245,7 +245,7 @@ class PerInputOrder(dspy.Module):
         program = ProgramFactory(self.program).build(demos)
         output = needed_output(program, "DEmO")
         likeliest = Calibration.none(output.labels).applied
-        # A program may write to its inputs, which the next order must not see.
+        # A program may modify its inputs; the next order must not see that.
         own_args = [own_value(value) for value in args]
         own_inputs = {name: own_value(value) for name, value in inputs.items()}
         answer = None

@@ -1,4 +1,4 @@
-"""What a calibration found, as plain data and in words."""
+"""The result of a calibration, as plain data and text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ LIKELIEST = "likeliest label"
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What `BatchCalibration` did and found; `print` it for a summary.
+    """The result of `BatchCalibration`; `print` it for a summary.
 
     Attributes:
         calibration: The calibration; None if answers stay as they are.
-        metric: What compared ways to answer: "accuracy", or a metric over a set.
+        metric: Measure used to compare ways to answer: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
-        num_examples: Number of examples of the trainset.
+        num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls: Number of program calls.
-        num_failed, num_unread, num_silent: Number of calls that failed, of replies
-            that could not be read, and of replies that say nothing of labels.
+        num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
+            could not be read, and of replies without label probabilities.
         scores: Accuracy or metric of each way to answer that was compared: "as it is",
             "likeliest label", "calibrated to" some shares, and "always" one label, the
-            most frequent one or the best by the metric. Empty if labels did not decide.
+            most frequent or the best by the metric. Empty if labels were not used.
         chosen: The chosen way, if any were compared.
-        gain_interval: Interval (95 %) of the accuracy of the chosen way minus that of
-            the program as it is; None with a metric over a set.
+        gain_interval: 95 % confidence interval of the chosen way's gain in accuracy
+            over the program as it is; None with a metric over a set.
     """
 
     calibration: Calibration | None
@@ -47,14 +47,14 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The share of each label that answers are calibrated to, if any."""
+        """Return the label shares that answers are calibrated to, if any."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
     @property
     def result(self) -> str:
-        """The result in a few words."""
+        """Return the result in a few words."""
         if self.calibration is None:
             return "answers stay as they are"
         if self.calibration.method == "none":

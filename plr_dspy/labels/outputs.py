@@ -12,7 +12,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, name_of_label, without_none
 from plr_dspy.statistics.calibration import Array
 
-LABEL_TYPES = "a Literal, an enum or a bool"  # in messages
+LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
 REANCHOR = "dspy.experimental.ReAnchor"
 
 
@@ -22,12 +22,12 @@ class LabelOutput:
 
     predictor: str
     name: str
-    labels: Mapping[str, Value]  # by their texts in demos
-    annotation: Annotation  # of the field in calls, without None
-    optional: bool = False  # whether the answer may be None, too
+    labels: Mapping[str, Value]  # values by text in demos
+    annotation: Annotation  # the field's type in calls, without None
+    optional: bool = False  # whether the answer may also be None
 
     def label_of(self, fields: Value) -> str | None:
-        """Return the text of the label in an answer, example or demo, if any."""
+        """Return the label's text in an answer, example or demo, if any."""
         if not isinstance(fields, (Mapping, dspy.Example)):
             return None
         value = fields.get(self.name)
@@ -41,7 +41,7 @@ class LabelOutput:
         positions = {text: number for number, text in enumerate(self.labels)}
         label_numbers = []
         for example in examples:
-            # Data may hold the text of an enum's member.
+            # Data may hold an enum member as text.
             text = self.label_of(example) or example.get(self.name)
             number = -1
             if isinstance(text, str):
@@ -50,7 +50,7 @@ class LabelOutput:
         return np.array(label_numbers, dtype=np.int64)
 
     def num_none(self, examples: Sequence[Value]) -> int:
-        """Count the examples or demos with None, if that is an answer, too."""
+        """Count the examples or demos with None, if that is a valid answer."""
         return sum(self.optional and self.name in example and example[self.name] is None for example in examples)
 
     def counts(self, examples: Sequence[Value]) -> Array:
@@ -75,9 +75,9 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Find the one output with few possible values, or return why there is none.
+    """Return the one output with few possible values, or the reason why there is none.
 
-    Search only one predictor if `only` names it.
+    If `only` names a predictor, search it alone.
     """
     predictors = dict(program.named_predictors())
     if only is not None:
@@ -101,7 +101,7 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = "") -> LabelOutput:
-    """Return the `label_output`, or raise a ValueError with the purpose and the cure."""
+    """Return the `label_output`, or raise a ValueError that states purpose and cure."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
@@ -113,7 +113,7 @@ def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return the shares of labels, ``[L]``, from shares by value or by text."""
+    """Return label shares, ``[L]``, from a prior by value or by text."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}")
@@ -121,6 +121,17 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     if abs(values.sum() - 1.0) > 1e-3:
         raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}: divide by that")
     return np.asarray(values / values.sum())
+
+
+def only_labels(predictor: dspy.Predict, demos: Sequence[Value], examples: Sequence[Value]) -> dict[str, str]:
+    """Return, by output, the only label in the demos, if examples have others."""
+    labels = {}
+    for name in predictor.signature.output_fields:
+        demo_labels = _texts(demos, name)
+        is_only = len(demo_labels) == len(demos) > 1 and len(set(demo_labels)) == 1
+        if is_only and are_classes(_texts(examples, name)):
+            labels[name] = demo_labels[0]
+    return labels
 
 
 def _texts(rows: Sequence[Value], name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read log-probabilities of labels from a program's own calls, and answer by them."""
+"""Read label log-probabilities from a program's own calls, and answer by them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
-NUM_ALTERNATIVES = 20  # tokens per position: the most of OpenAI, and vLLM's default
+NUM_ALTERNATIVES = 20  # tokens per position: OpenAI's maximum and vLLM's default
 LEAST = -30.0  # smallest log-probability; servers write -9999 for unknown ones
 
 
@@ -34,11 +34,11 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """Ask for log-probabilities until a request is refused, or the first reply has none."""
+    """Requests for log-probabilities, until a refusal or a first reply without any."""
 
-    purpose: str = ""  # what needs them, if calls without are useless
-    wanted: bool = True  # whether calls ask
-    given: bool = False  # whether a reply had some
+    purpose: str = ""  # what needs them; empty if they are optional
+    wanted: bool = True  # whether calls ask for them
+    given: bool = False  # whether a reply had any
     reason: str = ""  # why there are none
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
@@ -47,10 +47,10 @@ class LogprobRequests:
             self._stop(f"{lm.model} gives no log-probabilities")
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Note the error of a call that asked; return whether to call again without."""
-        # Refusals have many types. A parse error quotes the reply, which may hold any word.
+        """Note the error of a call that asked; return whether to retry without asking."""
+        # Refusals have many types. A parse error quotes the reply, which may contain any word.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        # `dspy.TwoStepAdapter` reads replies by another LM, which may fail, too.
+        # `dspy.TwoStepAdapter` reads replies with another LM, which may fail too.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
         if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
@@ -58,7 +58,7 @@ class LogprobRequests:
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
-        """Raise `NoProbabilities` if they are needed and there are none."""
+        """Raise `NoProbabilities` if they are needed but missing."""
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, and {self.reason}: use a model and provider "
@@ -72,7 +72,7 @@ class LogprobRequests:
 
 @dataclass(eq=False)
 class _NotedCalls(BaseCallback):  # type: ignore[misc]
-    """Note LM calls and their history, to remove log-probabilities later."""
+    """Records LM calls and their history, to remove log-probabilities later."""
 
     calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
     history: list[dict[str, Value]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def forget(self) -> None:
-        """Remove log-probabilities from histories and memory cache: 3 MB per 150 tokens."""
+        """Remove log-probabilities, 3 MB per 150 tokens, from histories and memory cache."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -99,18 +99,18 @@ class Reading(NamedTuple):
 
     label: str | None  # as in demos; None if the adapter read none
     log_probabilities: tuple[float, ...]  # normalised, [L]
-    unseen: tuple[int, ...] = ()  # labels not among the likeliest tokens, by number
+    unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
 
 Decision: TypeAlias = Callable[[Reading], Reading]  # returns the answer and its probabilities
-Fields: TypeAlias = dict[str, Value]  # of a reply, as an adapter returns them
+Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return them
 
 
 class LabelReader:
-    """Read the replies of an adapter's calls; a mixin for the adapter's type."""
+    """Mixin for an adapter's type that reads the replies to its calls."""
 
-    readings: list[Reading | None]  # per call with the output; None if silent of labels
-    unread: Reading | None  # first reply that the adapter could not read, without decisions
+    readings: list[Reading | None]  # one per call with the output; None if no label was read
+    unread: Reading | None  # first reply that the adapter could not read, if there is no decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -135,7 +135,7 @@ class LabelReader:
 
     @contextmanager
     def _asking(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
-        """Yield the arguments of a call to read, else None; suppress a refusal."""
+        """Yield arguments that ask for log-probabilities, or None; suppress a refusal."""
         if not self._reads(signature):
             yield None
             return
@@ -168,11 +168,11 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # Copies that the program makes of the predictor have its stage.
+        # The program's copies of the predictor share its stage.
         return getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
-        """Do what the adapter does, and decide a reply that it cannot read."""
+        """Do what the adapter does, and decide replies that it cannot read."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
@@ -183,7 +183,7 @@ class LabelReader:
             reading = _reading_of(logprobs, self.label_output, None)
             if reading is None:
                 raise
-            if self._decision is not None:  # It replaces this answer.
+            if self._decision is not None:  # The decision replaces this answer.
                 return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
@@ -202,10 +202,10 @@ class LabelReader:
         return completions
 
     def _decided(self, fields: Fields) -> Reading | None:
-        """Return the reading of a completion, and decide its answer."""
+        """Return a completion's reading, and decide its answer."""
         output = self.label_output
         label = output.label_of(fields)
-        # None may be an answer, too.
+        # None may also be an answer.
         if label is None and (self._decision is None or fields.get(output.name) is None):
             return None
         reading = _reading_of(fields.get("logprobs"), output, label)
@@ -215,7 +215,7 @@ class LabelReader:
         return reading
 
     def behind(self, answer: Value) -> Reading | None:
-        """Return the last reading with the label of a program's answer, or the last one."""
+        """Return the last reading with the answer's label; without a label, the last one."""
         label = self.label_output.label_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
@@ -229,8 +229,8 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in the replies to a program's calls; yield the `LabelReader`.
 
-    It is a copy of the context's adapter. After a refusal it calls again without.
-    A decision gives the answer, also if the adapter cannot read a reply with this output alone.
+    It is a copy of the context's adapter, and retries without asking after a refusal.
+    A decision replaces the answer, even of an unreadable reply with this output alone.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -256,7 +256,7 @@ def labels_read(
 def _reading_type(kind: type) -> type:
     if issubclass(kind, LabelReader):
         return kind
-    # Errors name the user's adapter.
+    # Errors should name the user's adapter.
     reading_type = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     for name in {"format", "parse"} & vars(reading_type).keys():
         delattr(reading_type, name)  # DSPy wrapped it twice, which doubles callbacks.
@@ -264,7 +264,7 @@ def _reading_type(kind: type) -> type:
 
 
 def _places(logprobs: Value) -> Sequence[Value]:
-    """Return the tokens of a reply, with their alternatives."""
+    """Return a reply's tokens with their alternatives."""
     return getattr(logprobs, "content", None) or ()
 
 
@@ -284,17 +284,17 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
-    least = min(after[""].values())  # of a label that is not among the alternatives
+    least = min(after[""].values())  # for labels not among the alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, LEAST)).tolist()), unseen)
 
 
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """Return probabilities of labels, ``[L]``, by log-probabilities of tokens `after` texts.
+    """Return label probabilities, ``[L]``, from log-probabilities of tokens `after` texts.
 
-    If a token begins several labels, the tokens after it decide. If these are unknown,
-    the labels share it evenly. Case matters only between labels that differ in nothing else.
+    If a token begins several labels, the tokens after it decide; if these are unknown,
+    the labels share it equally. Case matters only if labels differ in nothing else.
     """
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
@@ -302,7 +302,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # Texts, the rests of labels after them, and the probability to distribute.
+    # A text, the rest of each label after it, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
@@ -317,17 +317,17 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(fitting) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in fitting}, mass))
                 continue
-            # A label that is itself another token has no share in this one.
+            # A label that is another token itself has no share in this one.
             others = set(spellings.values()) - {spelling}
             sharing = [i for i in fitting if rests[i] not in others] or fitting
             masses[sharing] += mass / len(sharing)
-        # Whatever does not continue a label ends the complete one.
+        # Probability that continues no label belongs to the complete one.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
 
 def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the labels whose rest a token begins, or ends with the word."""
+    """Return the labels whose rest starts with a token, or is the longest that it completes."""
     ended = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
@@ -337,10 +337,10 @@ def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
 
 
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Return the index of the token in which the label begins, if possible after the field's name.
+    """Return the index of the token where the label begins, preferably after the field's name.
 
-    It is the last occurrence of the `answered` label, as reasoning comes first. Without
-    one it is the first label, what follows the header, or the first token.
+    It is the last occurrence of the `answered` label, as reasoning comes first; without
+    one, the first label, the token after the header, or the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -1,4 +1,4 @@
-"""Program calls with label probabilities, and the scores that a metric gives to labels."""
+"""Make program calls with label probabilities, and score labels with a metric."""
 
 import logging
 import math
@@ -26,10 +26,10 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # of log-probabilities in the log
-LONGEST_CALL = 0.05  # seconds; a slower metric may call a model unseen
-LONGEST_PROBE = 10.0  # seconds to ask a metric for all labels
-PROBE_SHARE = 0.1  # of `max_seconds` for that
+DECIMALS = 4  # decimals of logged log-probabilities
+LONGEST_CALL = 0.05  # seconds; a slower metric may call a model unnoticed
+LONGEST_PROBE = 10.0  # seconds to score all labels with a metric
+PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels
 
 SEVERAL = "the program calls its classifier several times for an answer"
 ALL_ALIKE = "the metric gives every label the same score"
@@ -37,13 +37,13 @@ UNASKED = "the program answered without its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Reads the log-probabilities of labels. Records hold the answered label, and no scores.
+    """Reads the log-probabilities of labels. Records hold the answered label but no scores.
 
     Args:
         examples: Examples to call programs on.
         output: The output with the labels.
-        purpose: What needs log-probabilities, in messages.
-        as_it_is: Whether programs answer as they are, or else the likeliest label.
+        purpose: What needs log-probabilities, for messages.
+        as_it_is: Whether programs answer unchanged, or with the likeliest label.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class LabelReadingWork(MetricWork):
 
 
 class LabelWork(MetricWork):
-    """Do what `MetricWork` does, and read the log-probabilities of labels if they explain the score.
+    """A `MetricWork` that also reads label log-probabilities if they explain the score.
 
     Args:
         metric: Scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
         scores: The `label_scores` ``[E, L]``.
-        calibrating: Whether programs answer the likeliest label.
-        original: The user's program, which answers as it is all the same.
+        calibrating: Whether programs answer with the likeliest label.
+        original: The user's program, which always answers unchanged.
     """
 
-    shares: Array | None = None  # possible shares of examples that labels are right for, [S, L]
+    shares: Array | None = None  # possible shares of labels among right answers, [S, L]
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class LabelWork(MetricWork):
             if stays_original:
                 wrong.told |= _rounded_fields(reader.unread)
             raise
-        label = self.output.label_of(prediction)  # read first, as metrics may write to it
+        label = self.output.label_of(prediction)  # read first, as metrics may modify the prediction
         record = self._scored(example, prediction)
         if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
@@ -134,7 +134,7 @@ class LabelWork(MetricWork):
                 )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if stays_original and (only_reading or reader.unread):
-            # It is scored as it is; calibrated, it would answer by its first reply.
+            # Score the original unchanged; calibrated, it would use its first reply.
             return replace(record, **_rounded_fields(reader.unread or only_reading))
         lacking = UNASKED
         if reader.readings:
@@ -144,7 +144,7 @@ class LabelWork(MetricWork):
         return replace(record, **_rounded_fields(only_reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return why a reading does not explain the score, if so."""
+        """Return the reason why a reading does not explain the score, if any."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
@@ -155,9 +155,9 @@ class LabelWork(MetricWork):
         return ""
 
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
-        """Return the scores of labels, and access to log-probabilities in the log."""
+        """Return label scores, and access to the logged log-probabilities."""
         scores = self.scores
-        if self.influence is not None:  # It updates the table in place.
+        if self.influence is not None:  # Influence updates its table in place.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -170,14 +170,14 @@ class LabelWork(MetricWork):
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a record with a reading."""
+    """Return a reading's fields for a record."""
     if reading is None:
         return {}
     return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
 
 
 def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a record with a reading, as a resumed compile sees them."""
+    """Return a reading's fields for a record, rounded as a resumed compile sees them."""
     if reading is not None:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)
@@ -185,7 +185,7 @@ def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
 
 
 def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
-    """Return the demos of each predictor, and how it finds others."""
+    """Return each predictor's demos and retrieval settings."""
     demos = {}
     for name, predictor in program.named_predictors():
         retrieval = getattr(predictor, "retrieval", None)
@@ -196,7 +196,7 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return the score of each label on each example, ``[E, L]``, or why there is none."""
+    """Return each label's score on each example, ``[E, L]``, or the reason why there is none."""
     values = list(output.labels.values())
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
@@ -215,7 +215,7 @@ def label_scores(
             num_slow += seconds > LONGEST_CALL
             if calls.stopped:  # The metric caught the exception.
                 break
-            # The first call may load something; some are slow for wrong labels alone.
+            # The first call may load something; some are slow only for wrong labels.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
                 return "the metric takes too long to be asked for every label"
     except (Exception, SystemExit) as error:
@@ -229,7 +229,7 @@ def label_scores(
 
 
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
-    """Raise if no example has one of the labels, and the metric gives every label the same score."""
+    """Raise if no example has one of the labels and the metric scores all labels alike."""
     output = label_output(program)
     if not isinstance(output, LabelOutput) or output.num_none(examples):
         return
@@ -245,11 +245,11 @@ def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]
-    """Stop a metric before it calls a language model."""
+    """Stops a metric before it calls a language model."""
 
     stopped = False
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
         self.stopped = True
-        # Neither DSPy nor metrics mean to catch this exception.
+        # Neither DSPy nor metrics normally catch this exception.
         raise SystemExit("the metric calls a language model")

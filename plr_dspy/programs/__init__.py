@@ -1,1 +1,1 @@
-"""A DSPy program as something to score: its demos, its copies, its examples and its calls."""
+"""Prepare DSPy programs for scoring: demos, copies, examples and calls."""

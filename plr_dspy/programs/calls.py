@@ -1,4 +1,4 @@
-"""Make program calls side by side, and record scores, wrong answers and failures."""
+"""Make program calls concurrently and record scores, wrong answers and failures."""
 
 import logging
 import threading
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Other demos might avoid these.
+# Errors that other demos might avoid.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # parts of the prompt's, with their own prices
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # included in prompt tokens, but priced separately
 SECONDS_AFTER_INTERRUPT = 2.0
-FAILED_SHARE = 0.05  # of the calls, if that is more than DSPy allows
+FAILED_SHARE = 0.05  # share of calls that may fail, if DSPy allows fewer
 
 
 class WrongAnswer(Exception):
-    """The program ended without an answer, which other demos might avoid; `told` are further fields of its record."""
+    """The program gave no answer, which other demos might avoid; `told` holds extra fields for its record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -54,19 +54,19 @@ class WrongAnswer(Exception):
 
 
 class MetricWork:
-    """Make program calls on examples, and score the answers by a metric.
+    """Calls programs on examples and scores the answers with a metric.
 
     Args:
         metric: The metric.
         examples: The examples.
-        labels: The labels that the output's type allows, for a metric over a set.
+        labels: Labels that the output's type allows, for a metric over a set.
     """
 
     signal: Signal | None = None  # what a search learns from calls
-    ways_out = ""  # what else can be done if too many calls fail
+    ways_out = ""  # advice if too many calls fail
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
-        self.sample = ""  # the first answer, with its score
+        self.sample = ""  # the first answer and its score
         self.examples = examples
         self.models = language_models(metric)
         self._over_set = metric if isinstance(metric, SetMetric) else None
@@ -76,11 +76,11 @@ class MetricWork:
             self.influence = ConfusionScores(self._over_set, self._over_set.right_labels(examples), labels)
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Call a program on an example; raise `WrongAnswer` without an answer."""
+        """Call a program on an example; raise `WrongAnswer` if it gives no answer."""
         return self._scored(example, self._answered(program, example))
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
-        # The program may write to its inputs.
+        # The program may modify its inputs.
         inputs = own_copy(self.examples[example]).inputs()
         original = dict(self.examples[example].inputs().items())
         try:
@@ -92,7 +92,7 @@ class MetricWork:
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may ask for the usage, which DSPy sets only if nobody else tracks it.
+            # Metrics may read the usage, which DSPy sets only if nothing else tracks it.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         score = as_score(self._metric(own_copy(self.examples[example]), prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
@@ -102,7 +102,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return the name of an exception's class, with its package if a provider's has the same name."""
+    """Return an exception's class name, with its package if a provider uses the same name."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -111,7 +111,7 @@ def error_name(error: BaseException) -> str:
 
 
 def first_line(error: BaseException, redact: Redactor) -> str:
-    """Return the first line of an error's message without secrets."""
+    """Return the first line of an error's message, with secrets removed."""
     line = str(error).strip().split("\n", 1)[0]
     writable = line.encode(errors="backslashreplace").decode()
     return redact(writable)[:200]
@@ -123,20 +123,20 @@ def _is_of_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """Makes the program calls of orders, in the requested sequence: the `Payer` of a DSPy program.
+    """Calls the program for each order, in the requested sequence: the `Payer` of a DSPy program.
 
-    All failures on one example count as one, so that a broken example does not end a run that meets it often.
+    All failures on one example count as one, so that a single broken example does not end a run.
 
     Args:
-        slots: Build a program for each order.
+        slots: Builds a program for each order.
         work: Makes a call.
-        names: What messages call the examples.
-        log: Keeps the records.
-        num_threads: Number of calls at once; None takes DSPy's setting.
-        max_errors: The number of failures that ends the run; None takes DSPy's setting.
+        names: Names of the examples in messages.
+        log: Stores the records.
+        num_threads: Number of concurrent calls; None uses DSPy's setting.
+        max_errors: Number of failures that ends the run; None uses DSPy's setting.
         on_cell: Called after each call.
-        budget: Says whether a further call may begin.
-        interrupted: Set by a signal; ends the run even if a program swallowed the interrupt.
+        budget: Decides whether another call may start.
+        interrupted: Set by a signal; ends the run even if a program swallows the interrupt.
     """
 
     def __init__(
@@ -170,15 +170,15 @@ class ProgramEvaluator:
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return what identifies a prompt."""
+        """Return a string that identifies a prompt."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self._slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls of these cells, or only the first ones if the budget allows no more.
+        """Make the calls for these cells in sequence, as far as the budget allows.
 
-        Cells without an order are those of work that runs a program of its own. The last exception is raised at
-        `max_errors` failures, or if every further call would fail.
+        A cell without an order belongs to work that runs its own program. Raise the last exception after
+        `max_errors` failures, or once every other call would fail.
         """
         orderings = {ordering for ordering in cells.values() if ordering is not None}
         programs = {ordering: self._slots.build(ordering, guarded=True) for ordering in orderings}
@@ -186,7 +186,7 @@ class ProgramEvaluator:
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
-            # What the program contains may be bound to this thread.
+            # Parts of the program may be bound to this thread.
             self._call_all(pending, programs)
         else:
             self._call_in_threads(pending, programs)
@@ -210,14 +210,14 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # The calls under way are paid for.
+            # Wait for running calls, as they are paid for.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
             pool.shutdown(wait=False)
 
     def _call_all(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make the pending calls one after the other, until something ends the run."""
+        """Make the pending calls one by one until something ends the run."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
                 if not pending or not self.budget.begin():
@@ -235,25 +235,25 @@ class ProgramEvaluator:
                 except WrongAnswer as wrong:
                     message = first_line(wrong, self._redact)
                     record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
-                except BaseException as error:  # An error of the program or the metric is never a silent 0.
+                except BaseException as error:  # Never score an error in the program or metric as 0.
                     message = first_line(error, self._redact)
                     if _is_of_metric(error):
                         message = f"in the metric: {message}"
                     record = CallRecord(None, FAILED, error_name(error), message)
                     failure = error
             if self._interrupted.is_set() and threading.current_thread() is threading.main_thread():
-                raise KeyboardInterrupt  # The program swallowed it.
+                raise KeyboardInterrupt  # The program swallowed the interrupt.
             tokens = usage.counts()
             self.budget.end(tokens)
             if not self.log.add(key, record, tokens):
-                return  # The compile has ended without this call.
+                return  # The compile ended before this call did.
             with self._lock:
                 if failure is not None:
                     self._note(failure, example, f"{record.error}: {record.message}")
                 self._on_cell()
 
     def _note(self, failure: BaseException, example: int, message: str) -> None:
-        """Log that a call failed, and end the run if need be."""
+        """Log a failed call, and end the run if necessary."""
         name = self._names[example]
         self._failed_examples.add(example)
         if message not in self._warnings:
@@ -295,14 +295,14 @@ class ProgramEvaluator:
 
 
 class Usage(UsageTracker):
-    """Tracks the usage of one program call, and the replies that come without any."""
+    """Tracks one program call's token usage, and its replies that report none."""
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
         counted = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
         super().add_usage(lm, usage_entry if counted else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the tokens by model and kind; cached ones are among the prompt's."""
+        """Return token counts by model and kind; the prompt's include cached ones."""
         counts = {}
         for model, usage in self.get_total_tokens().items():
             numbers = {kind: number for kind, number in usage.items() if kind.endswith("_tokens") or kind == UNCOUNTED}
@@ -313,7 +313,7 @@ class Usage(UsageTracker):
 
 
 def adapter_advice() -> str:
-    """Return what to try if the adapter cannot read the replies, as the end of a sentence."""
+    """Return advice for replies that the adapter cannot read, as the end of a sentence."""
     adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
     other = "PlainTextAdapter() for small and base models"
     if adapter == "PlainTextAdapter":
@@ -334,9 +334,9 @@ def calls_on(
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call a program as it is on examples, and return the records.
+    """Call an unchanged program on examples; return the records and the evaluator.
 
-    Before all examples, these `first` numbers of them are called. After each part, `check` gets the records.
+    Call it on prefixes of the sizes `first`, then on all examples; `check` gets the records after each step.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

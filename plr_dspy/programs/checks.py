@@ -1,4 +1,4 @@
-"""Checks of what a user gives: arguments of optimizers, programs and examples, and files of saved programs."""
+"""Check what users pass: optimizer arguments, programs, examples and files of saved programs."""
 
 import inspect
 import logging
@@ -27,7 +27,7 @@ from plr_dspy.programs.copying import is_language_model, language_models
 logger = logging.getLogger(__name__)
 
 PICKLE = ".pkl"
-"""The suffix of files that can run code when they are loaded."""
+"""Suffix of files that can run code when loaded."""
 
 
 def _as_folder(value: object) -> Path:
@@ -38,7 +38,7 @@ def _as_folder(value: object) -> Path:
 
 
 Flag = StrictBool
-WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # the largest number in a file of JSON
+WholeNumber = Annotated[int, Field(strict=True, le=2**63 - 1)]  # the largest integer in JSON files
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
 def arguments(kind: type[_T]) -> type[_T]:
-    """Make the annotated attributes of a class the arguments of its constructor."""
+    """Turn a class's annotated attributes into constructor arguments."""
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     checked_class: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
     validate = checked_class.__init__
@@ -62,7 +62,7 @@ def arguments(kind: type[_T]) -> type[_T]:
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         if len(values) > 1:
             raise UserTypeError(f"{type(self).__name__} takes arguments by name; got {len(values)} without one")
-        if values:  # By its name, so that errors can state it.
+        if values:  # Pass it by name, so that errors show the name.
             name = next(field.name for field in fields(self) if not field.kw_only)
             if name in named:
                 raise UserTypeError(f"{type(self).__name__} got several values for {name}: pass one")
@@ -77,16 +77,16 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """The arguments of everything that makes calls. They are also checked when they are set later."""
+    """The arguments shared by all classes that make calls; later assignments are checked too."""
 
-    # These types are quoted because signatures show them so.
+    # Quoted, so that signatures show these names.
     num_threads: "Count | None" = None
     max_errors: "Count | None" = None
     seed: "Seed" = 0
     display_progress: "Flag" = True
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments do not go together."""
+        """Raise a ValueError if arguments conflict."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
@@ -100,18 +100,18 @@ class Checked:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
-        """Return the seed of a compile, which wins over the constructor's."""
+        """Return the seed passed to compile, or else the constructor's."""
         return self.seed if seed is None else Checked(seed=seed).seed
 
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """Raise what pydantic finds as one line that names the argument and shows its value."""
+    """Turn pydantic's errors into one line that names each argument and shows its value."""
     try:
         yield
     except ValidationError as error:
         details: dict[Any, Any] = {}
-        # There is one for each type that the argument may have.
+        # Pydantic reports one error per allowed type.
         for detail in error.errors(include_url=False):
             first = details.setdefault((detail["loc"][:1], id(detail["input"])), detail)
             if first is not detail:
@@ -120,7 +120,7 @@ def _in_a_line() -> Iterator[None]:
 
 
 def _sentence(detail: Any) -> str:
-    """Return what pydantic finds wrong with an argument, as "seed must be a valid integer; got 1.5"."""
+    """Turn a pydantic error into a sentence, such as "seed must be a valid integer; got 1.5"."""
     name = "".join(map(str, detail["loc"][:1]))
     message: str = detail["msg"].removeprefix("Value error, ")
     if message.startswith("Input should "):
@@ -131,19 +131,19 @@ def _sentence(detail: Any) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as one line of limited length."""
+    """Return a value's repr as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise unless a program can run on these examples as DSPy is configured.
+    """Raise unless a program can run on these examples with DSPy's settings.
 
     Args:
         student: The program.
-        name: What messages call it.
+        name: Its name in messages.
         to_order: Whether it must have predictors whose demos can be ordered.
-        datasets: Lists of examples, by what messages call them.
+        datasets: Lists of examples, by their names in messages.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}: pass an instance of one")
@@ -177,9 +177,9 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
 
 
 def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
-    """Warn of async tools in agents that run synchronously, where every call of them fails."""
+    """Warn about async tools in synchronous agents, where calling them always fails."""
     modules = list(student.named_sub_modules())
-    # DSPy warns where `forward` is read as an attribute of a module.
+    # DSPy warns if `forward` is read as a module's attribute.
     forwards = [vars(module).get("forward", getattr(type(module), "forward", None)) for _, module in modules]
     is_async = any("syncify." in getattr(forward, "__qualname__", "") for forward in forwards)
     if is_async or dspy.settings.allow_tool_async_sync_conversion:
@@ -202,7 +202,7 @@ def _is_async(function: object) -> bool:
 
 
 def _check_examples(student: dspy.Module, dataset: str, examples: object) -> None:
-    """Raise unless these are examples with the inputs that a program needs."""
+    """Raise unless these are examples with all inputs that a program needs."""
     if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
         raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
     needed = _needed_inputs(student)
@@ -225,7 +225,7 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
 
 
 def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
-    """Return the types of the inputs without which a program cannot be called, by name."""
+    """Return the types of a program's required inputs, by name."""
     if isinstance(program, (dspy.Predict, dspy.ChainOfThought)):
         fields_by_name = program.predictors()[0].signature.input_fields.items()
         types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
@@ -239,7 +239,7 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return which demo keeps `program.save("x.json")` from working, and what to do; empty if none does."""
+    """Return a message about the first demo that JSON cannot hold, with a cure; empty if there is none."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -254,11 +254,11 @@ def json_obstacle(program: dspy.Module) -> str:
 
 
 def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Read what `program.save` wrote, as `load_state` takes it.
+    """Read a file written by `program.save`, for `load_state`.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it holds no saved program, or is a pickle and these are not allowed.
+        ValueError: if it holds no saved program, or is a pickle without `allow_pickle`.
     """
     path = Path(path)
     if path.suffix not in (".json", PICKLE):

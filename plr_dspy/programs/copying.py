@@ -1,4 +1,4 @@
-"""Copies of a program that share all but their modules, and the language models that a program holds."""
+"""Copy a program's modules and share the rest; find the language models in a program."""
 
 import copy
 import sys
@@ -14,15 +14,15 @@ from plr_dspy.dspy_compat import BaseModule
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
-# The size up to which each copy of a module has lists, dicts and sets of its own.
+# A module's lists, dicts and sets up to this size are copied, not shared.
 LARGEST_OWN = 1_000
 
 
 class ProgramFactory:
-    """Copies a program, which is never changed, once for each order to score.
+    """Copies a program for each order to score, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. Here a copy has modules of its
-    own, with their small lists, dicts and sets, and copies of whatever leads to a module (containers, bound methods,
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. Here, only modules are
+    copied, with their small lists, dicts and sets, and whatever leads to a module (containers, bound methods,
     objects that hold the program). Everything else is shared.
     """
 
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy in which the named predictors have these demos, in new lists."""
+        """Return a copy whose named predictors have these demos, in new lists."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -39,18 +39,18 @@ class ProgramFactory:
 
 
 def language_models(program: Any) -> list[Any]:
-    """Return the LMs in the attributes of a program or another object, and in containers and objects there."""
+    """Return the LMs that can be reached from a program or another object."""
     values, _ = _reachable(program)
     return [value for value in values.values() if is_language_model(value)]
 
 
 def is_language_model(value: Any) -> bool:
-    """Return whether predictors can call it: an LM, or a client that answers decision requests itself."""
+    """Return whether a value is an LM, or a client that handles decision requests itself."""
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of the object itself."""
+    """Return an object's own attributes."""
     try:
         return dict(vars(value))
     except Exception:  # Proxies may raise anything.
@@ -58,7 +58,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _shared_parts(program: dspy.Module) -> dict[int, Any]:
-    """Return what all copies of a program share, by its id."""
+    """Return the objects that all copies of a program share, by id."""
     values, holders = _reachable(program)
     copied = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
     pending = list(copied)
@@ -68,7 +68,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls change these in place, such as demos, traces or a cache of answers.
+        # Optimizers and calls change these in place: demos, traces, caches of answers.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_OWN:
                 copied[id(value)] = value
@@ -81,7 +81,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return what a program holds, by its id, and the ids of what holds it."""
+    """Return all objects in a program, by id, and the ids of their holders."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]
@@ -98,9 +98,9 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return what a copy of a value would hold copies of.
+    """Return the parts of a value that may need copying with it.
 
-    That is nothing for LMs, examples, and what has to be closed (threads, files).
+    LMs, examples, and objects that must be closed (threads, files) have none.
     """
     kind = type(value)
     is_closed = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")
@@ -116,7 +116,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    # Queues and other objects of Python's own are shared.
+    # Share queues and other standard-library objects.
     if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

@@ -1,8 +1,7 @@
-"""Digests of programs, metrics and examples: a change that decides scores changes them, in any process.
+"""Digest programs, metrics and examples: equal in every process, changed by whatever affects scores.
 
-Functions are known by their source text, default values, closures and the global variables that they name, objects by
-their class and public attributes, and what belongs to an installed package by its name. How a service is reached does
-not count.
+A function counts by its source, defaults, closure and the globals that it names, an object by its class and
+public attributes, and anything from an installed package by its name. How a service is reached does not count.
 """
 
 import ast
@@ -26,19 +25,19 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of the settings by which a model is reached.
+# Names of settings for reaching a model.
 ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
-# Attributes of DSPy's objects that record calls, or differ in the last bit.
+# Attributes of DSPy objects that record calls, or may differ in the last bit.
 NOT_DECIDING = ("callbacks", "history", "corpus_embeddings", "index")
 
 
 def digest(value: object) -> str:
-    """Return `#` and 16 hexadecimal digits that stand for a value, the same in every process."""
+    """Return a value's digest, the same in every process: `#` and 16 hexadecimal digits."""
     return _Digests().of(value)
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
-    """Return digests of what decides the scores of a program, by names for messages."""
+    """Return digests of everything that affects a program's scores, by names for messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -48,10 +47,10 @@ def describe(program: dspy.Module, metric: object, models: Sequence[object], ada
 
 
 class _Digests:
-    """Digests of nested values, in which the class alone stands for the `named` modules."""
+    """Computes digests of nested values; `named` modules count by class alone."""
 
     def __init__(self, named: Sequence[dspy.Module] = ()) -> None:
-        # The values are kept, as Python may give the id of a deleted value to another.
+        # Keep the values, as Python may reuse the id of a deleted one.
         self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in named}
 
     def of(self, value: object) -> str:
@@ -60,10 +59,10 @@ class _Digests:
             return _hash([name, value])
         if id(value) in self._known:
             return self._known[id(value)][1]
-        self._known[id(value)] = (value, name)  # It may contain itself.
+        self._known[id(value)] = (value, name)  # A value may contain itself.
         try:
             result = _hash([name, self._content(value)])
-        except Exception:  # Users' attributes may raise, and what runs cannot be pickled.
+        except Exception:  # User attributes may raise, and some objects cannot be pickled.
             result = name
         self._known[id(value)] = (value, result)
         return result
@@ -81,7 +80,7 @@ class _Digests:
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
-    """Return what distinguishes a value from others of its class."""
+    """Return the parts that distinguish a value from others of its class."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
@@ -124,7 +123,7 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
 
 
 def _parts_of_function(function: FunctionType) -> dict[str, object]:
-    """Return the source text of a function, and the variables that it may read."""
+    """Return a function's source and the variables that it may read."""
     variables: dict[str, object] = {}
     code = _name(function)
     if not is_library(function.__module__):
@@ -139,7 +138,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return the name of a class and what it and its bases define, unless they are a library's."""
+    """Return a class's name, and the members defined by it and its bases outside libraries."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
@@ -147,7 +146,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
             members |= vars(base)
     for name, member in members.items():
         if name in ("__call__", "__init__") or not name.startswith(("__", "_abc_")):
-            # Static methods, properties and cached properties have their function in an attribute.
+            # Static methods, properties and cached properties wrap a function.
             for holder in ("__func__", "fget", "func"):
                 member = getattr(member, holder, member)
             parts[name] = member
@@ -155,7 +154,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the global variables that a function names, and the attributes that it names of the user's modules."""
+    """Return the globals that a function names, and the attributes of user modules that it names."""
     variables: dict[str, object] = {}
     names = _names(function.__code__)
     for name in names & function.__globals__.keys():
@@ -169,7 +168,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that some code reads."""
+    """Return the names that code reads, nested code included."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
@@ -187,16 +186,16 @@ def is_library(module: str | None) -> bool:
 
 @cache  # The file may be edited while the program runs.
 def _source(code: CodeType) -> str:
-    """Return the source text of a function without its comments; its name if there is no source."""
+    """Return a function's source without comments, or its name if there is no source."""
     try:
         if code.co_name == "<lambda>":
-            # The lines around a lambda may hold arguments that have nothing to do with it.
+            # The lines around a lambda may hold unrelated arguments.
             tree = ast.parse("".join(inspect.findsource(code)[0]))
             lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
             return "\n".join(ast.unparse(node) for node in lambdas if node.lineno == code.co_firstlineno)
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
-        if not code.co_name.startswith("__"):  # Python makes some methods of dataclasses.
+        if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
             logger.warning("%s has no source text, so a log_dir will not notice changes of its code", code.co_name)
         return code.co_name
 

@@ -1,16 +1,16 @@
-"""What an optimizer made a program with: the adapter and the models, in the file that DSPy saves of the program."""
+"""Record in a saved program the adapter and models that an optimizer made it with."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import dspy
 
-# The key of the record among a predictor's `traces`, which DSPy saves and loads, and uses for nothing.
+# Key of the record in a predictor's `traces`, which DSPy saves and loads but never uses.
 RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
-    """Return the names of the adapter and the model that a call of a predictor would use; None for no model."""
+    """Return the names of the adapter and model that a predictor would use now; None for no model."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     model = predictor.lm or dspy.settings.lm
     plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
@@ -28,7 +28,7 @@ def record_settings(program: dspy.Module) -> None:
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Say which adapters and models differ from those that predictors were made with, as far as they are known."""
+    """Describe how the current adapter and models differ from those recorded in predictors."""
     differences: list[str] = []
     for predictor in predictors:
         now = settings_of(predictor)

@@ -1,4 +1,4 @@
-"""Pictures, sounds and files in examples and prompts, which DSPy writes as text between two identifiers."""
+"""Handle pictures, sounds and files, which DSPy writes into text between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# What parts of messages other than texts count as: litellm has one number for all pictures, and none for sounds.
+# Stands for any part that is not text: litellm counts all pictures alike and cannot count sounds.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
 def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
-    """Return a text with a replacement for each picture, sound or file that is written in it."""
+    """Return a text with each picture, sound or file in it replaced."""
     first, *others = text.split(CUSTOM_TYPE_START_IDENTIFIER)
     parts = [first]
     for other in others:
@@ -25,12 +25,12 @@ def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def text_without(value: Any) -> str:
-    """Return a value as text, without the pictures, sounds and files in it."""
+    """Return a value as text, without pictures, sounds and files."""
     return replaced_in(str(serialize_object(value)), lambda data: "")
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages as they are sent, of parts that litellm can count."""
+    """Return messages as sent, but only with parts that litellm can count."""
     counted: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

@@ -1,4 +1,4 @@
-"""What a search varies in a program: its demos, or pools of demos."""
+"""The parts of a program that a search varies: demos, or pools of demos."""
 
 import hashlib
 import itertools
@@ -23,12 +23,12 @@ from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSp
 
 logger = logging.getLogger(__name__)
 
-OWN = "student"  # the origin of demos that the student came with
+OWN = "student"  # origin of the student's own demos
 
 
 @dataclass(frozen=True)
 class PooledDemo:
-    """A demo that an arrangement may show, its origin, such as "trainset[3]", and its tokens in a prompt."""
+    """A demo that can be chosen, its origin, such as "trainset[3]", and its number of prompt tokens."""
 
     demo: Any
     origin: str
@@ -37,15 +37,15 @@ class PooledDemo:
 
 @dataclass(frozen=True)
 class Slot:
-    """One predictor's list of demos, or its pool of demos, which is one block.
+    """One predictor's list of demos, or its pool of demos as a single block.
 
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Demos of a block can trade places: most adapters show incomplete demos before complete ones.
-        space: The orders or arrangements of this slot alone.
+        blocks: Groups of demo indices that can trade places; most adapters show incomplete demos first.
+        space: Orders or arrangements of this slot alone.
         classes: The classes of each block's demos; demos of one class give the same answer.
-        pool: The demos of a pool.
+        pool: The demos of the pool, if it is one.
     """
 
     predictor: str
@@ -57,10 +57,10 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orders show in the prompts of a program."""
+    """The demos that orders show in a program's prompts."""
 
     noun = "order"
-    embedder: Any = None  # what finds demos for each input
+    embedder: Any = None  # used to find demos for each input
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
@@ -70,7 +70,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return demo indices by position, for each slot; a whole program has none of these demos."""
+        """Return each slot's demo indices by position; whole programs show none of these demos."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -83,7 +83,7 @@ class PromptSlots(ABC):
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
-        """Return the demos of each slot in an order."""
+        """Return each slot's demos in an order."""
         permutations = self.permutations(ordering)
         demos = {}
         for slot in self.slots:
@@ -91,19 +91,19 @@ class PromptSlots(ABC):
         return demos
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
-        """Return demo indices by position, for each slot, without demos that no prompt shows."""
+        """Return each slot's demo indices by position, without demos that no prompt shows."""
         return self.permutations(ordering)
 
     def num_demos(self, candidate: Candidate) -> int:
-        """Return the number of demos that all predictors together show."""
+        """Return the total number of demos that the predictors show."""
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Return a copy of the program; if `guarded`, it finds no demo unless the scored example is known."""
+        """Return a candidate's program; if `guarded`, it finds no demos unless the scored example is known."""
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts; `inputs` are those of an example."""
+        """Return a digest of a candidate's prompts, for an example's `inputs` if given."""
         return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
@@ -115,7 +115,7 @@ class PromptSlots(ABC):
 
 
 def _without_sets(demo: Any) -> dict[str, Any]:
-    """Return a demo with sorted texts in place of sets, whose order differs between processes."""
+    """Return a demo with sets as sorted text, because their order differs between processes."""
     fields = dict(demo.items())
     for name, value in fields.items():
         if isinstance(value, (set, frozenset)):
@@ -124,7 +124,7 @@ def _without_sets(demo: Any) -> dict[str, Any]:
 
 
 class ProgramSlots(PromptSlots):
-    """The demos that a program has, and the space of their orders."""
+    """A program's demos and the space of their orders."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__(program)
@@ -134,7 +134,7 @@ class ProgramSlots(PromptSlots):
         self.space = OrderingSpace(tuple(itertools.chain(*(slot.space.kinds for slot in slots))))
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        """Let the demos of a block take the places that the block had before."""
+        """Permute the demos of each block within the block's positions."""
         block_orders = iter(ordering)
         permutations = {}
         for slot in self.slots:
@@ -152,7 +152,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Find a predictor's blocks by rendering demos, so that no adapter's rule is assumed."""
+        """Find a predictor's blocks by rendering demos, without assuming an adapter's rules."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -189,14 +189,14 @@ def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, i
 
 
 class PoolSlots(PromptSlots):
-    """The pools of a program's predictors, and the space of arrangements within the limits.
+    """The pools of a program's predictors and the space of arrangements within limits.
 
     Args:
         program: The program.
         pools: The demos to choose from, by predictor.
-        min_demos: Each predictor shows at least as many, or its whole pool.
-        max_demos: Each predictor shows at most as many.
-        max_tokens: Limits all demos together.
+        min_demos: Minimum demos per predictor, or its whole pool if smaller.
+        max_demos: Maximum demos per predictor.
+        max_tokens: Maximum tokens of all demos together.
         programs: Programs that compete with the arrangements.
 
     Raises:
@@ -248,10 +248,10 @@ class PoolSlots(PromptSlots):
         own = tuple(tuple(range(number)) for number in numbers)
         if self.space.contains(own) and self.space.allows(own):
             self.space = replace(self.space, identity=own)
-        self.original: Candidate = own  # which may be beyond the limits
+        self.original: Candidate = own  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of demos from the beginning of each pool."""
+        """Return an arrangement of the first demos in each pool."""
         numbers = [max(fewest, math.ceil(share * most)) for fewest, most in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
@@ -260,7 +260,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the tokens of the demos that a candidate shows."""
+        """Return the number of tokens in a candidate's demos."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:
@@ -269,10 +269,10 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Give the predictors of a program without demos the same labelled examples, and return the predictors' names.
+    """Give the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
-    A program with any demos stays as it is, because the optimizer that chose them left the others without on purpose.
-    A predictor whose prompt would not show the examples gets none. At least two examples are left to score.
+    A program with any demos stays unchanged: its optimizer left the other predictors without demos on purpose.
+    A predictor whose prompt would not show the examples gets none. At least two examples remain for scoring.
     """
     predictors = dict(program.named_predictors())
     if any(predictor.demos for predictor in predictors.values()):
@@ -303,5 +303,5 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string, which differs if prompts do."""
+    """Return messages as one string that differs if prompts do."""
     return json.dumps(messages, default=repr, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Train and selection splits of a program's examples, without those that its demos show."""
+"""Split examples into train and selection, without those that a program's demos show."""
 
 import hashlib
 import logging
@@ -20,19 +20,19 @@ from plr_dspy.programs.fingerprint import digest
 logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
-EXAMPLES_PER_CLASS = 4  # Answers are classes if they have at least this many examples on average.
-COMMON_SHARE = 0.1  # A demo that would show more than this share of the examples shares something common with them.
+EXAMPLES_PER_CLASS = 4  # Answers are classes if each has at least this many examples on average.
+COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The examples that drive the search, and those that decide at the end.
+    """The examples that guide the search, and those that decide the result.
 
     Attributes:
-        names: What the user calls the examples of `train`, then those of `selection`, such as "trainset[3]".
-        num_repeated: Examples that were left out because they are copies of others.
+        names: The user's names for the train, then the selection examples, such as "trainset[3]".
+        num_repeated: Number of examples left out as duplicates.
     """
 
     train: list[dspy.Example]
@@ -42,7 +42,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """Return the class of each example of train, then of selection, or None if answers are no classes."""
+        """Return the class of each train, then each selection example; None if answers are not classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -61,17 +61,17 @@ def make_splits(
     name: str = "trainset",
     prompted: Collection[str] = (),
 ) -> Splits:
-    """Split the examples into train and selection, without those that the demos show and without copies.
+    """Split the examples into train and selection, without duplicates and examples that demos show.
 
-    The order of the examples changes nothing.
+    The order of the examples does not matter.
 
     Args:
         trainset: Examples to split.
-        valset: The selection split. If it is empty, a fifth of the trainset takes its place.
+        valset: The selection split; if empty, a fifth of the trainset is used.
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
         balanced: Whether every prefix of a split has its share of each class.
-        name: What messages call the trainset.
+        name: The trainset's name in messages.
         prompted: As in `shown_by`.
     """
     examples = [*trainset, *valset]
@@ -106,7 +106,7 @@ def make_splits(
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the examples without copies."""
+    """Return the indices of the distinct examples."""
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)
@@ -115,14 +115,14 @@ def _distinct(examples: Examples, *, name: str) -> set[int]:
 
 
 def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection, both with the same share of each class if `balanced`."""
+    """Split shuffled examples into train and selection, with the same class shares if `balanced`."""
     count = len(shuffled)
     wanted = max(1, round(count * (1 - TRAIN_SHARE)))
     num_selection = max(0, min(wanted, count - 1))
     by_class = list(range(count))
     if balanced and are_classes(labels):
         by_class.sort(key=lambda place: labels.index(labels[place]))
-    # Evenly spaced places, class after class, give both parts their share of each class.
+    # Evenly spaced positions in class order give both splits their share of each class.
     places = {by_class[int((i + 0.5) * count / num_selection)] for i in range(num_selection)}
     train = [index for place, index in enumerate(shuffled) if place not in places]
     selection = [shuffled[place] for place in sorted(places)]
@@ -130,13 +130,13 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
 
 
 def warn_of_repeats(num_repeated: int, num_examples: int, *, name: str, what: str = "given twice") -> None:
-    """Warn if some examples are copies of others and therefore left out."""
+    """Warn if examples are left out as duplicates."""
     if num_repeated:
         logger.warning("%d of %d examples of %s are %s and count once", num_repeated, num_examples, name, what)
 
 
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
-    """Return why a split has no example, and the cure."""
+    """Return the message for an empty split, with the cure."""
     num_left = len(splits.train)
     needed = f"{name} and valset must each hold an example of their own that no demo shows"
     if not num_valset:
@@ -149,17 +149,17 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
-    """Return the indices of the examples that some demo shows, which prove nothing with their answer in the prompt.
+    """Return the indices of examples that demos show: with their answers in the prompt, they prove nothing.
 
-    A demo shows an example if all inputs that both name are equal, or if it contains all input values of the example,
-    under whatever names: predictors inside a program rename them. Beyond a tenth of the examples, a demo only shows
-    those whose inputs it has all.
+    A demo shows an example if all inputs that both name are equal, or if it contains all the example's input
+    values under any names, as inner predictors rename them. If a demo matches more than a tenth of the
+    examples, only those count whose inputs it has in full, by name.
 
     Args:
         demos: Examples or dicts.
         examples: Examples with inputs.
-        prompted: Names of the inputs that reach a prompt, as far as they are known. Others, such as the number of an
-            example, are not compared.
+        prompted: Names of the inputs that reach a prompt, if known. Others, such as an example's number,
+            are not compared.
     """
     inputs: list[dict[str, str]] = []
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -193,15 +193,15 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return the indices of examples in an order that depends on their content alone."""
+    """Return example indices in an order that depends on content alone."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 
 
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
-    """Shuffle examples, and if `balanced` spread each class evenly, so that every prefix has its share of each.
+    """Shuffle examples; if `balanced`, spread the classes so that every prefix has its share of each.
 
-    A search scores orders on prefixes, and an order that favours one class must not look better by chance.
+    A search scores orders on prefixes, where an order that favours one class must not look better by chance.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -223,9 +223,9 @@ def are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Number the answers of demos or examples in the fields `names`, so that equal answers have equal numbers.
+    """Number the answers in the fields `names` of demos or examples; equal answers get equal numbers.
 
-    Fields that hardly any two rows share, such as a reasoning, say nothing about classes and are ignored.
+    Fields whose values are mostly distinct, such as reasoning, reveal no classes and are ignored.
     """
     columns = []
     for name in names:
@@ -239,12 +239,12 @@ def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
 
 
 def source_of(inputs: Mapping[str, Any]) -> str:
-    """Return a text that identifies the inputs of an example."""
+    """Return a string that identifies an example's inputs."""
     return repr(sorted((name, input_key(value)) for name, value in inputs.items()))
 
 
 def input_key(value: Any) -> str:
-    """Return a text that identifies the value of an input, the same for copies in other case or white space."""
+    """Return a string that identifies an input's value, regardless of case and whitespace."""
     key = value_key(value)
     if CUSTOM_TYPE_START_IDENTIFIER.encode() in key:
         return hashlib.sha256(key).hexdigest()
@@ -253,12 +253,12 @@ def input_key(value: Any) -> str:
 
 
 def value_key(value: Any) -> bytes:
-    """Return bytes that identify a value, or what a saved program loads in its place."""
+    """Return bytes that identify a value by its serialized form."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     try:
         return orjson.dumps(serialize_object(value), default=_sorted_set, option=options)
     except Exception:
-        # The value is no plain data, or a text that is not Unicode.
+        # The value is not plain data, or not valid Unicode.
         return repr(value).encode(errors="backslashreplace")
 
 

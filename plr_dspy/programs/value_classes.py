@@ -1,4 +1,4 @@
-"""The classes of the values that a program's calls take and return, as its signatures name them."""
+"""Find the classes of a program's inputs and outputs in its signatures."""
 
 import dataclasses
 from contextlib import suppress
@@ -10,14 +10,14 @@ from pydantic import BaseModel
 
 
 def value_classes(program: dspy.Module) -> set[type]:
-    """Return the pydantic models, dataclasses, enums and named tuples among the types of a program's fields."""
+    """Return the pydantic models, dataclasses, enums and named tuples in a program's field types."""
     signatures = [predictor.signature for predictor in program.predictors()]
     pending = [field.annotation for signature in signatures for field in signature.fields.values()]
     classes = set[type]()
     while pending:
         annotation = pending.pop()
         pending += get_args(annotation)
-        if isinstance(annotation, Enum):  # A Literal may name a member.
+        if isinstance(annotation, Enum):  # A Literal may contain an enum member.
             pending.append(type(annotation))
         # Up to Python 3.10, list[int] is an instance of type, but not a class.
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
@@ -25,7 +25,7 @@ def value_classes(program: dspy.Module) -> set[type]:
         is_named_tuple = issubclass(annotation, tuple) and hasattr(annotation, "_fields")
         if is_named_tuple or issubclass(annotation, (BaseModel, Enum)) or dataclasses.is_dataclass(annotation):
             classes.add(annotation)
-        with suppress(Exception):  # A name in an annotation may be defined nowhere.
+        with suppress(Exception):  # Annotations may contain undefined names.
             pending += get_type_hints(annotation).values()
         if issubclass(annotation, BaseModel):
             pending += [field.annotation for field in annotation.model_fields.values()]

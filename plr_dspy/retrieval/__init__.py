@@ -1,1 +1,1 @@
-"""Demos that are found anew for each input: what is like it, which of these are shown, and in what order."""
+"""Retrieve demos for each input: find similar ones, and choose and order those to show."""

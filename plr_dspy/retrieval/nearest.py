@@ -1,4 +1,4 @@
-"""Which demos of a pool are nearest to an input, and which of these are shown."""
+"""Find the demos in a pool that are nearest to an input, and choose those to show."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from plr_dspy.statistics.calibration import Array
 
 Fields: TypeAlias = Mapping[str, Any]
 
-# Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
+# Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of such a script
-MOST_KEPT = 4_096  # vectors of inputs beside the pool's, as a search asks for its examples repeatedly
-LABEL_WEIGHT = 0.5  # of the share of candidates with a demo's label
-REDUNDANCY_WEIGHT = 0.5  # of the similarity to demos that are shown already
+TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
+MOST_KEPT = 4_096  # input vectors to cache beside the pool's, as a search repeats examples
+LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates
+REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen
 
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Which of a pool's demos an input is shown: those whose inputs are most similar to it, the nearest last.
+    """Settings that choose, for each call, the demos in a pool with the most similar inputs.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
     Attributes:
-        num_demos: Demos that are shown, if the pool has as many.
-        prefer: What counts beside similarity: labels that many candidates have, or demos unlike those shown already.
-        nearest_last: Whether the best demo stands last, next to the question, or first.
-        num_candidates: This many of the most similar demos are chosen from.
-        max_tokens: Most tokens of the demos shown together; the worst ones are left out.
+        num_demos: Maximum number of demos to show.
+        prefer: Second criterion: labels frequent among the candidates, or demos unlike those already chosen.
+        nearest_last: Whether the best demo comes last, next to the question, or first.
+        num_candidates: Number of most similar demos to choose from.
+        max_tokens: Maximum total tokens of the demos; the worst are dropped.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # of files from later versions
+    __pydantic_config__ = ConfigDict(extra="forbid")  # rejects files from later versions
 
     num_demos: int = 8
     prefer: Literal["nearest", "frequent labels", "unlike each other"] = "nearest"
@@ -59,13 +59,13 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return TF-IDF vectors of texts, `[n, d]`, and a function that gives their cosines with another text, `[n]`."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # which takes a second, and loads pandas
+    """Return the texts' TF-IDF vectors, `[n, d]`, and a function for their cosines with another text, `[n]`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second and loads pandas
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
     try:
         vectorizer.fit(texts)
-    except ValueError:  # There is no word in any of the texts.
+    except ValueError:  # None of the texts contains a word.
         vectorizer.fit(["none"])
     vectors = vectorizer.transform(texts)
     by_word = vectors.T.tocsr()
@@ -73,16 +73,16 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
 
 
 class Pool:
-    """The demos that a predictor may show, and how similar their inputs are to those of a call.
+    """The demos that a predictor may show, searchable by similarity to a call's inputs.
 
     Args:
-        predictor: Its input fields are compared; its output fields give the classes of demos.
+        predictor: Its input fields are compared; its output fields define the demos' classes.
         demos: Examples or dicts.
-        sources: What identifies the inputs of the program that each demo is made of, `[n]`.
-        embedder: Makes the vectors that are compared; None compares words.
-        vectors: Those of the demos if they are known, `[n, d]`.
-        known: Vectors of length 1 that the embedder made, by text; kept up to date.
-        tokens: Tokens of each demo in a prompt, `[n]`, if they are known.
+        sources: Identifiers of the program inputs behind each demo, `[n]`.
+        embedder: Computes the vectors to compare; None compares words.
+        vectors: Vectors of the demos, `[n, d]`, if known.
+        known: Unit vectors from the embedder, by text; updated in place.
+        tokens: Prompt tokens of each demo, `[n]`, if known.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # As many decimals as are saved, so that a loaded program finds the same.
+            # Saved with these decimals, so that a loaded program finds the same demos.
             self._known.update(zip(new, np.round(self._embedded(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
@@ -123,20 +123,20 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer of this many nearest demos; the nearest decides between equals."""
+        """Return the most frequent answer among the `number` nearest demos; the nearest breaks ties."""
         near, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[near].tolist())
         winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
     def knows(self, inputs: Fields) -> bool:
-        """Return whether no embedder needs to be asked for the inputs of a call."""
+        """Return whether a call's inputs can be compared without calling the embedder."""
         return self.embedder is None or _text_of(inputs, self.names) in self._known
 
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
-        """Return the demos for the inputs of a call, in the order of the prompt.
+        """Return the indices of the demos for a call's inputs, in prompt order.
 
-        Demos of the example that is scored, with the program's inputs `without`, and its copies are left out.
+        Demos made from the scored example, with the program inputs `without`, or from its copies are left out.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -155,7 +155,7 @@ class Pool:
         return best_first
 
     def _unlike(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
-        """Choose places among the candidates, as J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
+        """Choose positions of diverse candidates, as in J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
         vectors: Any = self.vectors[candidates]
         products = vectors @ vectors.T
         cosines = np.asarray(products.todense() if sparse.issparse(products) else products)
@@ -169,14 +169,14 @@ class Pool:
         return chosen
 
     def _nearest(self, inputs: Fields, number: int, without: Fields | None) -> tuple[list[int], Array]:
-        """Return the demos with the most similar inputs, in descending order, and their similarities."""
+        """Return the indices of the nearest demos, nearest first, and their similarities."""
         cosines = self._cosines(_text_of(inputs, self.names))
         source = None
         own_key = None
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Other examples may share what a program makes of its inputs.
+            # Other examples may share inputs derived by the program.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._inputs(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -193,7 +193,7 @@ class Pool:
         return np.asarray(self.vectors @ vector)
 
     def _embedded(self, texts: Sequence[str]) -> Array:
-        """Return vectors of length 1; raise a ValueError if the embedder returns something else."""
+        """Return unit vectors; raise a ValueError if the embedder returns anything invalid."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
@@ -212,5 +212,5 @@ class Pool:
 
 
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
-    """Return the text that fields of a demo or a call are compared by."""
+    """Return the text by which a demo or a call is compared."""
     return "\n".join(text_without(fields[name]) for name in names if fields.get(name) is not None)

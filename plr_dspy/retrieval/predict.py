@@ -1,4 +1,4 @@
-"""Predictors that find their demos for the inputs of each call, and how they are saved and loaded."""
+"""Predictors that find demos for each call's inputs, with saving and loading."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 2  # of what a file holds of a predictor that finds its demos
-# DSPy's error about an unknown field shows this if the student itself loads the file.
+STATE_VERSION = 2  # version of a retrieving predictor's saved state
+# DSPy's error about an unknown field shows this if the student loads the file itself.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Which demos of a pool a predictor shows; `guarded`, it finds none if the scored example is not known."""
+    """How a predictor finds demos in a pool; if `guarded`, only when the scored example is known."""
 
     pool: Pool
     nearest: NearestDemos
@@ -32,7 +32,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """Return what decides which demos are found."""
+        """Return everything that affects which demos are found."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -43,19 +43,19 @@ class Retrieval:
 
     @property
     def num_tokens(self) -> int:
-        """Return about the tokens of the demos of an input."""
+        """Estimate the number of tokens in an input's demos."""
         tokens = round(sum(self.pool.tokens) / max(1, len(self.pool.tokens)) * self.num_demos)
         if self.nearest.max_tokens is not None:
             return min(tokens, self.nearest.max_tokens)
         return tokens
 
     def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
-        """Return the demos for these inputs, as `Pool.shown` does."""
+        """Return the demos that `Pool.shown` chooses for these inputs."""
         return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
 
 
 class RetrievingPredict(dspy.Predict):
-    """A predictor that shows, after the demos that it has, others that it finds for the inputs of a call."""
+    """A predictor that shows its own demos, then others found for a call's inputs."""
 
     retrieval: Retrieval
 
@@ -70,7 +70,7 @@ class RetrievingPredict(dspy.Predict):
         return await super().aforward(**inputs)
 
     def shown(self, inputs: Fields) -> list[Any]:
-        """Return the demos for the inputs of a call."""
+        """Return the demos for a call's inputs."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
             _warn_of_unknown_example()
@@ -78,7 +78,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Become a predictor that finds no demos, as DSPy's optimizers choose others."""
+        """Become a predictor that finds no demos, because DSPy's optimizers choose others."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -97,7 +97,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval, which `load_program` sets, as it knows the embedder."""
+        """Load all but the retrieval; `load_program` sets that, as it has the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -105,7 +105,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make the named predictors of a program find demos for each input, and return the program."""
+    """Make a program's named predictors find demos for each input; return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -116,12 +116,12 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
-    """Return the retrievals of the predictors that find their demos, by name."""
+    """Return a program's retrievals, by predictor name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
 
 
-@functools.cache  # Once is enough.
+@functools.cache  # Warn only once.
 def _warn_of_unknown_example() -> None:
     logger.warning(
         "the program calls a predictor in a thread that does not know which example is scored, so it is shown no demos "
@@ -132,15 +132,15 @@ def _warn_of_unknown_example() -> None:
 
 @functools.cache
 def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
-    """Return the class of predictors of this kind that find their demos."""
+    """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # What the kind does to its inputs comes first.
+    # The class handles its inputs before demos are found.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor; raise a ValueError without its embedder."""
+    """Return a saved predictor's retrieval; raise a ValueError if its embedder is missing."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(

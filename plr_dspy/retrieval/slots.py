@@ -1,4 +1,4 @@
-"""The demo space of programs that find demos for each input: arrangements, and variations of the nearest demos."""
+"""The search space with retrieval: arrangements of demos, and ways to show the nearest demos."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +17,11 @@ from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos from which on labels count if nothing is searched: they helped with 1,000, but not with 100
+LARGE_POOL = 320  # demos; without a search, pools this large prefer frequent labels, which helped with 1,000, not 100
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return the ways to show the nearest demos by their names, no two the same."""
+    """Return the distinct ways to show the nearest demos, by name."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),
@@ -40,14 +40,13 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return the pools of the predictors for which demos may be retrieved.
+    """Return the pools of the predictors with demos to retrieve, by name.
 
     Args:
-        program: Its predictors say which fields are compared.
-        retrieved: For each predictor the demos that may be found for an input.
-        examples: What these are made of, by numbers in the trainset.
-        embedder: As in `Pool`; so is `known`.
-        known: Vectors by text, kept up to date.
+        program: Its predictors determine which fields are compared.
+        retrieved: Demos that each predictor may find for an input.
+        examples: Examples that these are made from, by trainset index.
+        embedder, known: As in `Pool`.
     """
     sources = {}
     for number, example in examples.items():
@@ -72,7 +71,7 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that find demos for each input.
 
-    Beside the arguments of `PoolSlots`, `nearest` are the variations by name, `found` the pools of their demos.
+    Besides the arguments of `PoolSlots`, takes `nearest`, the variations by name, and `found`, the pools to search.
     """
 
     def __init__(
@@ -90,20 +89,20 @@ class RetrievalSlots(PoolSlots):
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
-        # The inputs of the predictor of these modules are those of the program.
+        # These modules pass the program's inputs to their predictor.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
-        own = vars(program).get("forward")  # as of dspy.syncify
+        own = vars(program).get("forward")  # set by dspy.syncify
         self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
 
     @property
     def without_calls(self) -> WholeProgram:
-        """Return the variation that needs no search."""
+        """Return the variation to use without a search."""
         largest = max(len(pool.demos) for pool in self.found.values())
         wanted = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == wanted)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation of the nearest demos that a candidate is; None for arrangements."""
+        """Return a candidate's variation of the nearest demos; None for arrangements."""
         return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:
@@ -115,7 +114,7 @@ class RetrievalSlots(PoolSlots):
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
-        """Return about the tokens of demos that are found."""
+        """Estimate the number of tokens in the demos found."""
         return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:
@@ -126,18 +125,18 @@ class RetrievalSlots(PoolSlots):
         return retrieve_in(super().build(candidate), self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if the inputs of its predictor are not known."""
+        """Return a digest of the prompts, or of the program if its predictors' inputs are unknown."""
         if not isinstance(candidate, WholeProgram):
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
-            with suppress(Exception):  # of the embedder: if it fails again, the call does
+            with suppress(Exception):  # If the embedder fails again, so does the call.
                 return self._digest(
                     {name: found.demos_for(inputs, without=inputs) for name, found in retrievals.items()}
                 )
         if candidate not in self._program_digests:
             facts = {name: found.facts for name, found in retrievals.items()}
-            # Predictors may lie in private attributes.
+            # Private attributes may hold predictors.
             self._program_digests[candidate] = digest([self.program, self._predictors, facts])
         return self._program_digests[candidate]
 
