@@ -113,7 +113,7 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove replies from DSPy's memory cache if its disk cache has them too."""
+    """Remove the calls' replies from DSPy's memory cache if its disk cache has them."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return

@@ -61,7 +61,7 @@ def load_program(
 
     Raises:
         OSError: if the file cannot be read.
-        TypeError: if the student is not a DSPy program, or the path is not a path.
+        TypeError: if the student is not a DSPy program, or the path is not path-like.
         ValueError: if the file holds no program, one of another student, or a pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
@@ -312,7 +312,7 @@ def _answered_by_all(answers: Sequence[_Answers], num_examples: int) -> list[int
 def _compare(
     name: str, metric: Metric, answers: Sequence[_Answers], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Score programs with a metric on the examples with these numbers."""
+    """Score programs with a metric on examples, given with their numbers."""
     unread = CallRecord(None)
     records = {}
     for answered in answers:

@@ -111,7 +111,7 @@ def progress_bar(
                 if not bar.disable:
                     _write_above(stack)
                 yield bar
-            bar.total = bar.n  # Known calls were not repeated.
+            bar.total = bar.n  # Calls already known were not made.
             bar.refresh()
     finally:
         at_end()

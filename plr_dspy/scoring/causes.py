@@ -82,7 +82,7 @@ def cause_of(error: str) -> Cause | None:
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the most frequent cause of these exceptions; None stands for unknown."""
+    """Return the most frequent cause of these exceptions; None if it is unknown."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 

@@ -76,7 +76,7 @@ class ConfusionScores(EffectiveScores):
     Args:
         metric: The metric M.
         right_labels: The right label of each example, ``[n]``.
-        labels: Labels that the program can answer; those of the examples are added.
+        labels: Labels that the program can predict; those of the examples are added.
 
     Attributes:
         labels: All labels, ``[k]``.
@@ -98,8 +98,8 @@ class ConfusionScores(EffectiveScores):
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
-        self._means = np.zeros(len(self.labels))  # of n D over the reference, by label
-        self._variances = np.ones(len(self.labels))  # of scores, by label
+        self._means = np.zeros(len(self.labels))  # per label, of n D over the reference
+        self._variances = np.ones(len(self.labels))  # per label, of scores
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:

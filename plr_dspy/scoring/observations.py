@@ -33,7 +33,7 @@ class Observations:
         self._favoured = favoured
 
     def add(self, records: CallRecords) -> None:
-        """Add calls of candidates."""
+        """Add candidates' calls."""
         for candidate, row in records.items():
             self.records.setdefault(candidate, {}).update(row)
 

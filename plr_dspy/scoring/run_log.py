@@ -320,7 +320,7 @@ def _locked(folder: Path) -> Iterator[None]:
         raise RuntimeError(
             f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte
+    except (OSError, ValueError) as error:  # ValueError: null byte
         raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
     with lock:
         yield

@@ -19,7 +19,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 TAG = "$type"
-"""Key of a dict that stands for a value of a type JSON lacks."""
+"""Key of a dict that encodes a value of a type JSON lacks."""
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
