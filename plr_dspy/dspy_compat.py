@@ -1,4 +1,4 @@
-"""Every name of DSPy that is not part of its documented interface: look here first when a new version breaks."""
+"""All DSPy names outside its documented interface: look here first when a new version breaks."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -74,7 +74,7 @@ __all__ = [
     "validate_request",
 ]
 
-Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of one call
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model and the inputs of one call
 
 
 def is_compiled(program: object) -> bool:
@@ -83,17 +83,17 @@ def is_compiled(program: object) -> bool:
 
 
 def set_compiled(program: dspy.Module, value: bool) -> None:
-    """Mark a program as compiled, or as open to further optimizers."""
+    """Mark a program as compiled, or as open to other optimizers."""
     program._compiled = value
 
 
 def has_inputs(example: dspy.Example) -> bool:
-    """Return whether `with_inputs` has named at least one input of an example."""
+    """Return whether `with_inputs` has named any input of an example."""
     return bool(getattr(example, "_input_keys", None))
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter that DSPy puts before the configured one for a decision output, such as a `Choice`, if any."""
+    """Return the adapter that DSPy uses for a decision output, such as a `Choice`; None without one."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -101,7 +101,7 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 
 
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
-    """Return the signature that the adapter renders: native features take fields out of it for some models."""
+    """Return the signature that the adapter renders: some models' native features remove fields."""
     signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -113,11 +113,11 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the replies of calls from DSPy's memory cache if its disk cache has them too."""
+    """Remove the calls' replies from DSPy's memory cache if its disk cache has them."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return
-    # A version of DSPy without these names costs memory and nothing else.
+    # A DSPy version without these names only costs memory.
     with suppress(Exception):
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 

@@ -1,12 +1,12 @@
-"""The errors of this package that callers tell apart: by type, never by their messages."""
+"""This package's errors, which callers distinguish by type, never by message."""
 
 
 class UserError(ValueError):
-    """An argument, example or file of the user's cannot be used; the message says what to do."""
+    """A user's argument, example or file cannot be used; the message says what to do."""
 
 
 class UserTypeError(TypeError):
-    """A value of the user's has a type that cannot be used; the message says what to do."""
+    """A user's value has a type that cannot be used; the message says what to do."""
 
 
 class MissingPackageError(ImportError):
@@ -14,12 +14,12 @@ class MissingPackageError(ImportError):
 
 
 class MetricError(UserTypeError):
-    """A metric returned a value of a type that is no score."""
+    """A metric returned a value that is not a score."""
 
 
 class FatalLMError(Exception):
-    """Every further call of the language model would fail like this one."""
+    """Every later call of the language model would fail too."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)
-"""The errors that the user can mend without a look at the traceback."""
+"""Errors that the user can fix without the traceback."""

@@ -1,4 +1,4 @@
-"""Load finished programs, and score them side by side on examples that no optimizer has seen."""
+"""Load saved programs, and compare their scores on examples that no optimizer has seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
 logger = logging.getLogger(__name__)
 
-TAIL = 0.975  # of 95 % intervals
+TAIL = 0.975  # quantile for 95 % intervals
 
 
 def load_program(
@@ -47,22 +47,22 @@ def load_program(
     allow_unsafe_lm_state: bool = False,
     embedder: dspy.Embedder | None = None,
 ) -> dspy.Module:
-    """Load a program that an optimizer returned, from the file that its ``save`` wrote.
+    """Load an optimized program from the file that its ``save`` wrote.
 
     Args:
         student: The program that was compiled, created as it was then; it is not changed.
-        path: The file, of JSON, or a pickle (.pkl).
-        allow_pickle: Load a pickle, too. It can run any code, so allow it only for files that you trust.
-        allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the addresses of language models of the file.
-        embedder: What made the embeddings by which the program finds its demos; it is not called to load.
+        path: The JSON or pickle (.pkl) file.
+        allow_pickle: Also load pickles. They can run any code, so allow them only for files that you trust.
+        allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the file's addresses of language models.
+        embedder: The embedder by which the program finds its demos; loading does not call it.
 
     Returns:
-        A copy of the student with the demos, instructions and calibration of the file.
+        A copy of the student with the demos, instructions and calibration from the file.
 
     Raises:
         OSError: if the file cannot be read.
-        TypeError: if the student is no DSPy program, or the path none of a file.
-        ValueError: if the file holds no program, that of another student, or a pickle that is not allowed.
+        TypeError: if the student is not a DSPy program, or the path is not path-like.
+        ValueError: if the file holds no program, one of another student, or a pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
@@ -91,11 +91,11 @@ def load_program(
 
 
 def _with_calibrated_parts(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:
-    """Wrap the program and its parts in the classes that answer from calibrated probabilities, as the file says."""
+    """Wrap the program and its parts in calibrated classes, as the saved state requires."""
     if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
         program = PerInputOrder(program)
     root = SimpleNamespace(program=program)
-    # A program comes before its parts.
+    # Wrap a program before its parts.
     for name in sorted(state, key=lambda name: name.count(".")):
         place, _, attribute = f"program.{name}".rpartition(".")
         if attribute == "calibration" and "found" in state[name]:
@@ -112,9 +112,9 @@ class ProgramScore:
     """The score of one program by one metric.
 
     Attributes:
-        score, interval: The metric on the examples, and its 95 % interval on new ones.
+        score, interval: The metric on the examples, and its 95 % confidence interval.
         difference, difference_interval: The gain over the first program, and its 95 % interval; None for the first.
-        num_unread: Replies that could not be read; they count as wrong.
+        num_unread: Number of unreadable replies, which count as wrong.
     """
 
     score: float
@@ -142,14 +142,14 @@ class ConstantScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of programs on the same examples; printed, it is a table.
+    """The scores of programs on the same examples; prints as a table.
 
     Attributes:
-        programs: The score of each program, by its name.
-        num_examples: Examples that each program answered.
-        num_failed: Examples that are left out, because a call on them failed.
-        constant: The score of the better of the two most frequent labels as the only answer. It is None if the first
-            program has no output of few labels, or the metric cannot score a label alone.
+        programs: The score of each program, by name.
+        num_examples: Number of examples that every program answered.
+        num_failed: Number of examples left out because a call on them failed.
+        constant: The score of always answering the better of the two most frequent labels. None if the first program
+            has no label output, or the metric cannot score a label alone.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -170,7 +170,7 @@ class Evaluation:
 
 
 class Evaluations(dict[str, Evaluation]):
-    """The evaluations by several metrics, by the metric's name; printed, a table for each."""
+    """Evaluations by several metrics, keyed by name; prints as a table for each."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())
@@ -211,19 +211,19 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % intervals.
 
-    A failed call is no wrong answer: its example is left out for all programs and metrics, with a warning. The interval
-    of a metric over a set is the infinitesimal jackknife's, with four more examples that are answered best and worst.
+    A failed call is not a wrong answer: its example is left out for all programs and metrics, with a warning. Metrics
+    over a set get infinitesimal jackknife intervals, with four extra examples answered best and worst.
 
     Args:
-        programs: By name; the others are compared with the first. They are not changed.
-        metric: By example, or over a set, such as ``F1("positive")``; or several of both kinds, by name.
-        devset: Examples that no optimizer has seen. Each program is called once on each, also for several metrics.
+        programs: Programs by name, compared with the first one. They are not changed.
+        metric: By example, or over a set, such as ``F1("positive")``; or a dict of several by name.
+        devset: Examples that no optimizer has seen. Each program is called once on each, even for several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: for bad arguments, before any program call.
         RuntimeError: if fewer than two examples are left.
-        Exception: of a program or a metric, see `max_errors`.
+        Exception: from a program or a metric; see `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(
@@ -257,20 +257,20 @@ def evaluate_programs(
 
 
 class _Answers(MetricWork):
-    """Calls a program on examples, and has all metrics score each answer."""
+    """Calls a program on examples and scores each answer with all metrics."""
 
     def __init__(self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples) -> None:
         super().__init__(lambda example, prediction: 0.0, examples)
         self.name = name
         self.program = program
-        self.records: list[CallRecord] = []  # of the calls
+        self.records: list[CallRecord] = []
         self.scored: dict[int, dict[str, CallRecord]] = {}
         self._metrics = {name: MetricWork(metric, examples) for name, metric in metrics.items()}
         for work in self._metrics.values():
             self.models += work.models
 
     def ask(self, **options: Any) -> None:
-        """Call the program on each example, and warn if calls count as wrong for a reason outside the program."""
+        """Call the program on each example; warn of wrong answers with a cause outside the program."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
@@ -290,7 +290,7 @@ class _Answers(MetricWork):
 
 
 def _answered_by_all(answers: Sequence[_Answers], num_examples: int) -> list[int]:
-    """Return the numbers of the examples on which no call failed, and warn of the others."""
+    """Return the numbers of the examples on which no call failed; warn about the others."""
     failed = {}
     for answered in answers:
         for number, record in enumerate(answered.records):
@@ -312,7 +312,7 @@ def _answered_by_all(answers: Sequence[_Answers], num_examples: int) -> list[int
 def _compare(
     name: str, metric: Metric, answers: Sequence[_Answers], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Return the scores of programs by a metric, on the examples of these numbers."""
+    """Score programs with a metric on examples, given with their numbers."""
     unread = CallRecord(None)
     records = {}
     for answered in answers:
@@ -336,14 +336,14 @@ def _compare(
 
 
 class _MeanScores:
-    """The mean of scores, in which an unread reply counts as the worst score of any program."""
+    """Mean scores, where an unread reply gets the worst score of any program."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean, and its interval with two successes and two failures more.
+        """Return the mean and its interval, with two successes and two failures added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -353,31 +353,30 @@ class _MeanScores:
         return ProgramScore(float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records))
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
-        """Return the interval of the difference of two means."""
-        scores_before = self._scores(before)
-        scores_after = self._scores(after)
-        low, high = _bounds([*scores_before, *scores_after])
-        return _paired_interval(scores_before, scores_after, largest=high - low, limit=high - low)
+        """Return the interval of the difference between two means."""
+        scores = self._scores(after)
+        low, high = _bounds(scores)
+        return _paired_interval(self._scores(before), scores, largest=high - low, limit=high - low)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the largest possible score, which are 0 and 1 unless scores lie beyond."""
+    """Return the lowest and highest possible score: 0 and 1 unless scores lie beyond."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
 
 
 class _SetScores:
-    """A metric over a set, with intervals by the influence of single answers on it."""
+    """A metric over a set, with intervals from the influence of single answers."""
 
     def __init__(self, metric: SetMetric, right_labels: Sequence[str], labels: Sequence[str]) -> None:
         self._influence = ConfusionScores(metric, right_labels, labels)
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the metric, and its interval."""
+        """Return the metric's value and its confidence interval."""
         answers = _labels(records)
         self._influence.linearize_at(answers)
         value = self._influence.value(answers)
@@ -389,7 +388,7 @@ class _SetScores:
         return ProgramScore(value, interval, num_unread=_num_unread(records))
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
-        """Return the interval of the difference of two values, near the answers of both programs."""
+        """Return the interval of the difference, linearized at the answers of both programs."""
         self._influence.linearize_at([*_labels(before), *_labels(after)])
         low, high = self._influence.bounds
         largest = self._influence.largest_influence()
@@ -400,7 +399,7 @@ class _SetScores:
 
 
 def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
-    """Return the answered labels with the numbers of their examples."""
+    """Return pairs of example number and answered label."""
     return [(number, record.value) for number, record in enumerate(records)]
 
 
@@ -411,7 +410,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval of a mean paired difference; `largest` counts if all answers score the same."""
+    """Return the interval of the mean paired difference; `largest` matters only if all are 0."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if any(differences):
         largest = 0.0
@@ -420,7 +419,7 @@ def _paired_interval(
 
 
 def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
-    """Return the score of the better of the two most frequent labels as the only answer."""
+    """Return the score of always answering the better of the two most frequent labels."""
     output = label_output(program)
     if not isinstance(output, LabelOutput):
         return None

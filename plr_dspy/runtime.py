@@ -1,4 +1,4 @@
-"""The process: terminal, signals, files, and secrets that no text may show."""
+"""Process-level helpers: terminal, signals, files, and hiding secrets."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 
 PACKAGE = "plr_dspy"
-# The handler's name and the formats are those of DSPy.
+# Handler name and formats as in DSPy.
 HANDLER = "dspy_handler"
 LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
@@ -29,7 +29,7 @@ TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 _shows_progress = ContextVar("shows_progress", default=True)
 
 SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
-# What looks like a secret; the first group of each pattern is kept.
+# Patterns of likely secrets; the first group of each is kept.
 SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
@@ -39,12 +39,12 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Shorter values of arguments are no keys; environment variables need twice as many characters.
+# Minimum characters of a secret argument; environment variables need twice as many.
 SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
-    """Shows the package's log lines as DSPy shows its own: warnings always, other lines with the progress bar.
+    """Shows the package's log lines as DSPy does its own: warnings always, others with the progress bar.
 
     If the user has set up logging, the lines go there only.
     """
@@ -54,7 +54,7 @@ class LogLines(logging.Handler):
         is_wanted = record.levelno >= logging.WARNING or _shows_progress.get()
         if is_configured or not is_wanted:
             return
-        # `dspy.disable_logging` turns off the stream of this module.
+        # `dspy.disable_logging` turns off this module's stream.
         dspy_logging = sys.modules.get("dspy.utils.logging_utils")
         stream: Any = getattr(dspy_logging, "DSPY_LOGGING_STREAM", sys.stderr)
         try:
@@ -64,7 +64,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Show the package's log lines, once, however often this is called."""
+    """Show the package's log lines; repeated calls add no duplicates."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -74,7 +74,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that drops what it cannot write, for example if its reader is gone or a disk is full."""
+    """A stream that drops what it cannot write, such as when its reader is gone or a disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -83,7 +83,7 @@ class Unfailing:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:
-        # tqdm compares streams to know which bars are in the way of a line.
+        # tqdm compares streams to find the bars in a line's way.
         return other is self or other == self._stream
 
     def write(self, text: str) -> int:
@@ -100,7 +100,7 @@ class Unfailing:
 def progress_bar(
     total: int, *, display: bool, title: str = "PLReorder", at_end: Callable[[], None] = lambda: None
 ) -> Iterator[tqdm]:
-    """Show a bar of at most `total` program calls; `at_end` is called after it has ended."""
+    """Show a progress bar for up to `total` program calls, then call `at_end`."""
     token = _shows_progress.set(display)
     is_disabled = os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
     hidden = not display or is_disabled or getattr(sys.stderr, "closed", True)
@@ -111,7 +111,7 @@ def progress_bar(
                 if not bar.disable:
                     _write_above(stack)
                 yield bar
-            bar.total = bar.n  # Calls known already cost nothing.
+            bar.total = bar.n  # Calls already known were not made.
             bar.refresh()
     finally:
         at_end()
@@ -119,11 +119,11 @@ def progress_bar(
 
 
 def _write_above(stack: ExitStack) -> None:
-    """Write log lines, warnings and all else on the standard error above the bar, until the stack ends."""
+    """Write log lines, warnings and all of standard error above the bar until the stack closes."""
     above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
-            # A handler without such an attribute writes to whatever `sys.stderr` is.
+            # A handler without this attribute writes to the current `sys.stderr`.
             stream = vars(handler).get("stream")
             if stream is not None and id(stream) in above:
                 handler.setStream(above[id(stream)])
@@ -135,8 +135,8 @@ def _write_above(stack: ExitStack) -> None:
 def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
-    This also holds inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own
-    is called first; one for SIGTERM decides alone. The event stays set if a program swallows the exception.
+    This also works inside `asyncio.run`, whose own handler would wait for the next await. A user's SIGINT handler is
+    called first; a user's SIGTERM handler stays in place. The event stays set if a program swallows the exception.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -164,7 +164,7 @@ def interrupts() -> Iterator[threading.Event]:
 
 
 def as_json(value: object) -> bytes:
-    """Return a value as JSON, with a question mark for each character that no file can contain."""
+    """Return a value as JSON, with a question mark for each character UTF-8 cannot encode."""
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
@@ -172,7 +172,7 @@ def as_json(value: object) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file through a temporary one in the same folder."""
+    """Write a file via a temporary one in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unlike `tempfile`, this gives the file the usual permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -188,11 +188,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """Hides secrets in texts: those of LMs and of the environment, and what looks like one.
+    """Hides secrets in text: those of LMs and the environment, and likely ones.
 
     Args:
-        models: LMs or embedders, whose arguments with names such as "api_key" are hidden.
-        variables: Environment variables that contain a secret, whatever their names.
+        models: LMs or embedders; arguments with names such as "api_key" are hidden.
+        variables: Names of other environment variables that contain secrets.
     """
 
     def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:
@@ -206,7 +206,7 @@ class Redactor:
         for name, value in os.environ.items():
             if name in names or (SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET):
                 secrets.add(value)
-        # A secret may contain another one, so the longest goes first.
+        # Longest first, as a secret may contain another.
         self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
@@ -219,9 +219,9 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the texts among the arguments, headers and attributes of an LM or embedder and of what it holds."""
+    """Yield the string arguments, headers and attributes of a model and of the objects it holds."""
     attributes = getattr(model, "__dict__", {})
-    # An LM keeps the engines that it was made with in attributes.
+    # An LM keeps its engines in attributes.
     mappings = [attributes, *(getattr(held, "__dict__", None) for held in attributes.values())]
     for name in ("kwargs", "default_kwargs"):
         arguments = getattr(model, name, {})

@@ -1,4 +1,4 @@
-"""The commands of `plr-dspy`: their arguments, and their exit codes. It imports nothing slow."""
+"""The `plr-dspy` commands: arguments and exit codes. This module imports nothing slow."""
 
 import argparse
 import io
@@ -16,17 +16,17 @@ from plr_dspy.runtime import Redactor
 Options: TypeAlias = dict[str, dict[str, Any]]
 
 USER_ERROR = 2
-"""Exit code: an argument or a file is refused."""
+"""Exit code: invalid argument or file."""
 FAILED = 1
-"""Exit code: the program, the metric, the model or the machine failed."""
+"""Exit code: program, metric, model or machine failure."""
 INTERRUPTED = 130
 """Exit code: the user pressed Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; exit with 2 if the arguments are refused."""
+    """Run the command and return its exit code; exit with 2 if the arguments are invalid."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # Not every terminal has the arrows of reports.
+        sys.stdout.reconfigure(errors="replace")  # Some terminals lack the arrows in reports.
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:

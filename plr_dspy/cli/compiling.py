@@ -1,4 +1,4 @@
-"""The work of the commands of `plr-dspy`, once their arguments are checked."""
+"""Runs the `plr-dspy` commands once their arguments are checked."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "
 
 
 def run_compile(args: argparse.Namespace) -> None:
-    """Order or choose the demos of a program, and save it with its report; with --estimate, print the cost alone."""
+    """Order or choose a program's demos and save it with its report; with --estimate, only print the cost."""
     if args.max_demos and not args.select:
         raise UserError("--max-demos needs --select")
     if args.out is None and not args.estimate:
@@ -60,7 +60,7 @@ def run_compile(args: argparse.Namespace) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
-    """Print the scores of a program and of saved ones."""
+    """Print the scores of a program and of its saved versions."""
     program = _named_program(args.program, args.demos)
     programs = {args.program: program}
     for path in args.programs:
@@ -73,7 +73,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
-    """Return the optimizer with the options of the command line."""
+    """Return an optimizer with the command line's options."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -83,7 +83,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 
 
 def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
-    """Raise unless JSON can hold the program, and each row that may become one of its demos."""
+    """Raise unless JSON can hold the program and every row that may become a demo."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
@@ -94,7 +94,7 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Return the metric of a reference; a metric over a set gets the field of the program's label."""
+    """Load the referenced metric; one over a set gets the program's label field."""
     name, _, label = reference.partition(":")
     metric_class = OVER_SETS.get(name.lower())
     if metric_class is None:
@@ -108,7 +108,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextlib.contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Let DSPy use the named model and adapter."""
+    """Make DSPy use the chosen model and adapter."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
@@ -131,7 +131,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str) -> Any:
-    """Return the object of a reference; a file can import its neighbours, and runs only once."""
+    """Load the referenced object; a file can import its neighbours, and runs only once."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
@@ -149,7 +149,7 @@ def _named_object(reference: str) -> Any:
 
 
 def _named_program(reference: str, saved: Path | None) -> dspy.Module:
-    """Return the module of a reference, or what its function returns, with the state of the saved file."""
+    """Load the referenced module, or call the function that makes it; then load any saved state."""
     program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
         program = program()

@@ -1,4 +1,4 @@
-"""Examples from a file of JSON lines, or from a CSV file with a header."""
+"""Reads examples from JSON lines or from a CSV file with a header."""
 
 import contextlib
 import csv
@@ -14,7 +14,7 @@ from plr_dspy.errors import UserError
 
 
 def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
-    """Return the examples of a file, with values of the types that the program's fields have."""
+    """Read a file's examples, with values parsed as the types of the program's fields."""
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
@@ -26,7 +26,7 @@ def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> li
             raise UserError(f"row {number} of {path} must have the inputs {list(inputs)}; got {list(row)}")
         for name in row.keys() & types.keys():
             if types[name] is not str and row[name] is not None:
-                # A value of another type stays as it is.
+                # A value that does not parse stays as it is.
                 with contextlib.suppress(ValueError):
                     row[name] = parse_value(row[name], types[name])
         examples.append(dspy.Example(row).with_inputs(*inputs))
@@ -43,7 +43,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
                 reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
                 rows = list(reader)
         else:
-            # JSON may contain other characters at which `str.splitlines` would split.
+            # `str.splitlines` would also split at characters that JSON allows.
             rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except (ValueError, csv.Error) as error:
         raise UserError(

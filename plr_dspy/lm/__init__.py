@@ -1,1 +1,1 @@
-"""Language models behind servers, and prompts in plain text."""
+"""Language models on servers, and plain-text prompts."""

@@ -1,4 +1,4 @@
-"""LMs behind the plain completions endpoint of an OpenAI-compatible server, without a chat template."""
+"""LMs on an OpenAI-compatible server's plain completions endpoint, without a chat template."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_pena
 # Each new context takes 16 ms, so all clients share one.
 _ssl_context = functools.cache(httpx.create_ssl_context)
 
-# After one of these, the next call would fail in the same way.
+# After one of these, the next call would fail the same way.
 HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
@@ -40,16 +40,16 @@ HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMU
 class CompletionEngine:
     """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
 
-    The texts of the system prompt and of all messages are joined with blank lines. Other parts are refused.
+    The system prompt and all messages are joined with blank lines. Parts other than text are refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
-        model: The model's name at the server; None takes the LM's name without the provider.
+        model: The model's name on the server; None takes the LM's name without the provider.
         api_key: The key, kept out of `repr` and of saved programs.
         api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
-        timeout: Limit of one attempt, in seconds.
+        timeout: Time limit per attempt, in seconds.
         provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
-        extra_body: More fields for the request, such as a grammar.
+        extra_body: Extra request fields, such as a grammar.
     """
 
     api_base: str
@@ -66,8 +66,8 @@ class CompletionEngine:
             raise UserError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; an `LM15Error` says why the server gave no answer."""
-        import openai  # litellm imports it anyway, which takes half a second.
+        """Make one attempt; raise an `LM15Error` if the server gives no answer."""
+        import openai  # Takes half a second; litellm imports it anyway.
 
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
@@ -96,17 +96,17 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments of litellm's call, without settings that the request leaves open."""
+        """Return the arguments for litellm, without settings that the request leaves open."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # DSPy asks with 0 for the chosen tokens only, which some servers read as "none at all".
+            # DSPy's 0 asks for the chosen tokens only, but some servers read it as "none at all".
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
-        # `metadata` only tells requests apart in DSPy's cache, see `completion_lm`.
+        # `metadata` only tells requests apart in DSPy's cache; see `completion_lm`.
         extra_body.pop("metadata", None)
         arguments["extra_body"] = _without_empty(extra_body)
         model = self.model or request.model.removeprefix(f"{self.provider}/")
@@ -115,12 +115,12 @@ class CompletionEngine:
             "model": f"{self.provider}/{model}",
             "prompt": _prompt(request),
             "timeout": self.timeout,
-            "num_retries": 0,  # DSPy owns retries and the cache.
+            "num_retries": 0,  # DSPy handles retries and the cache.
             "cache": {"no-cache": True, "no-store": True},
         }
 
     def _response(self, body: Json, request: lm15.Request) -> lm15.Response:
-        """Read the reply as one of the chat endpoint that contains the same text."""
+        """Convert the reply to a chat reply with the same text."""
         choices = body.get("choices") or [{}]
         choice = choices[0]
         if not isinstance(choice.get("text"), str):
@@ -148,7 +148,7 @@ class AsyncCompletionEngine(CompletionEngine):
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; raise an error for what plain completions cannot carry."""
+    """Return the text of all messages; raise an error for anything that is not plain text."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -166,12 +166,12 @@ def _prompt(request: lm15.Request) -> str:
 
 
 def _without_empty(settings: Json) -> Json:
-    """Return the settings without those that are None or empty."""
+    """Drop settings that are None or empty."""
     return {name: value for name, value in settings.items() if value not in (None, [], {})}
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Return the log-probabilities of a completion in the format of the chat endpoint, which llama.cpp has already."""
+    """Convert a completion's log-probabilities to the chat endpoint's format, which llama.cpp already uses."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []
@@ -204,7 +204,7 @@ def completion_lm(
     DSPy's cache ignores the server: two servers with the same model name share cached answers.
 
     Args:
-        model: The model's name at the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
+        model: The model's name on the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
             provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
@@ -215,7 +215,7 @@ def completion_lm(
         provider = prefix
         model = rest
     if extra_body:
-        # DSPy's cache key lacks the engine, so answers with and without a grammar would be mixed up.
+        # DSPy's cache key lacks the engine, so it would mix up answers with and without a grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     engine = CompletionEngine(
         api_base,
@@ -227,5 +227,5 @@ def completion_lm(
         extra_body=extra_body,
     )
     lm_kwargs |= {"engine": engine, "async_engine": AsyncCompletionEngine(**vars(engine))}
-    # The provider in the name keeps cached answers apart from those of a chat LM.
+    # The provider in the name keeps cached answers apart from a chat LM's.
     return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **lm_kwargs)

@@ -1,4 +1,4 @@
-"""Few-shot demos as plain text, for small and base models, and the texts that stand for labels."""
+"""Few-shot demos and labels as plain text, for small and base models."""
 
 import enum
 import re
@@ -35,10 +35,10 @@ class PlainTextAdapter(dspy.Adapter):
 
     The whole prompt is one user message: custom instructions, a block for each demo in the order given, and a last
     block that ends in the first output field's title. Blank lines separate blocks, so blank lines inside a value become
-    line breaks. A field that is missing or None has no line, unless its type allows None.
+    line breaks. Missing fields have no line, nor do None values, unless the type allows None.
 
     Args:
-        show_instructions: Whether instructions that differ from DSPy's default are the first block.
+        show_instructions: Whether to start with the instructions if they differ from DSPy's default.
         callbacks: DSPy callbacks run around `format` and `parse`.
     """
 
@@ -51,16 +51,16 @@ class PlainTextAdapter(dspy.Adapter):
     def _call_preprocess(
         self, lm: dspy.BaseLM, lm_kwargs: dict[str, Value], signature: Signature, inputs: Value
     ) -> Value:
-        """Stop the call where the answer ends unless the caller set `stop`."""
+        """Stop generation at the answer's end unless the caller set `stop`."""
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
-            # DSPy sends the arguments in this very dict.
+            # DSPy sends this very dict.
             lm_kwargs["stop"] = ["\n"] if one_line else ["\n\n"]
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
     def format(self, signature: Signature, demos: Demos, inputs: dict[str, Value]) -> Messages:
-        """Render the prompt as one user message; a ValueError names a field whose type is not text-like."""
+        """Render the prompt as one user message; raise a ValueError if a field's type is not text-like."""
         blocks = [message["content"] for message in self.format_demos(signature, demos)]
         instructions = signature.instructions.strip()
         is_default = _DEFAULT_INSTRUCTIONS.fullmatch(instructions)
@@ -72,7 +72,7 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Signature, demos: Demos) -> Messages:
-        """Render each demo with an input and an output field as one user message, in the order given."""
+        """Render each demo that has inputs and outputs as one user message, in the order given."""
         for name, field in signature.fields.items():
             _check_text_like(name, field.annotation)
         messages = []
@@ -87,8 +87,8 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Read the output fields from a completion that continues the prompt.
 
-        Labels and numbers are a single line, anything else ends at a blank line. Several fields are split at their
-        titles at line starts. A label must be the whole value; its case may differ if no other label matches.
+        Labels and numbers take a single line; anything else ends at a blank line. Several fields are split at titles
+        that start a line. A label must be the whole value; its case may differ if no other label matches.
 
         Raises:
             AdapterParseError: if a field is missing or empty, given twice, or not a value of its type.
@@ -109,7 +109,7 @@ class PlainTextAdapter(dspy.Adapter):
 
 
 def title_of(name: str, field: FieldInfo) -> str:
-    """Return what begins a field's line, such as "Review:"."""
+    """Return a field's title, such as "Review:"."""
     extra: Value = field.json_schema_extra or {}
     prefix = " ".join((extra.get("prefix") or "").split())
     return prefix or name.replace("_", " ").title() + ":"
@@ -121,13 +121,13 @@ def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Tokenizers would see another prompt if an empty value left a trailing space.
+            # A trailing space after an empty value would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise a ValueError if the type of a field holds pictures, tools, a history or the like."""
+    """Raise a ValueError if a field's type holds images, tools, a history or the like."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
@@ -177,7 +177,7 @@ def _is_one_line(annotation: Annotation) -> bool:
 
 
 def _read(name: str, annotation: Annotation, text: str) -> Value:
-    """Read a value of a field's type from its text."""
+    """Parse a field's text as its type."""
     if text == "None" and annotation_allows_none(annotation):
         return None
     annotation = without_none(annotation)
@@ -201,7 +201,7 @@ def _read(name: str, annotation: Annotation, text: str) -> Value:
 
 
 def without_none(annotation: Annotation) -> Annotation:
-    """Return the annotation without its alternative None."""
+    """Strip None from an optional annotation."""
     others = [part for part in get_args(annotation) if part is not type(None)]
     if len(others) == 1 and annotation_allows_none(annotation):
         return others[0]
@@ -209,7 +209,7 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the values of a type with few values, by their text in demos; None for other types."""
+    """Return the values of a bool, Literal or enum by their text in demos; None for other types."""
     if annotation is bool:
         return {"True": True, "False": False}
     origin: Annotation = get_origin(annotation)
@@ -222,7 +222,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
 
 
 def name_of_label(value: Value) -> str:
-    """Return the text of a label in demos; for a member of an enum, the text of its value."""
+    """Return a label's text in demos; for an enum member, that of its value."""
     value = decided(value)
     if isinstance(value, enum.Enum):
         value = value.value
@@ -235,7 +235,7 @@ def decided(value: Value) -> Value:
 
 
 def one_block(text: str) -> str:
-    """Return the text stripped, without blank lines, which separate demos."""
+    """Strip the text and remove blank lines, which separate demos."""
     return BLANK_LINES.sub("\n", _with_unix_newlines(text)).strip()
 
 

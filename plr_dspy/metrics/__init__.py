@@ -1,1 +1,1 @@
-"""Metrics: by example, and over a whole set of examples."""
+"""Metrics by example and over a whole set of examples."""

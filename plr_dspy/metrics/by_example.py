@@ -1,4 +1,4 @@
-"""Metrics by example: their calls, and their values."""
+"""Metrics by example: calling them and reading their values."""
 
 import inspect
 import math
@@ -13,15 +13,15 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30  # in size: fourth powers of scores are computed
-SHOWN = 150  # characters of a reply, an answer or another value that messages show
+LARGEST_SCORE = 1e30  # absolute; fourth powers must not overflow
+SHOWN = 150  # maximum characters of a value shown in messages
 
 
 def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
-    """Return the metric as a function of (example, prediction); further required parameters get None.
+    """Wrap the metric as a function of (example, prediction); other required parameters get None.
 
     Raises:
-        TypeError: if it cannot be called so.
+        TypeError: if it cannot be called that way.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
@@ -35,7 +35,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
-    """Return whether a function takes this number of arguments; None without a signature, as of some built-in ones."""
+    """Return whether a function takes this many arguments; None if, like some built-ins, it has no signature."""
     try:
         signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -48,15 +48,15 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 
 def function_of(metric: Metric) -> Callable[..., object] | None:
-    """Return what a call of the metric runs, which is the forward method of a judge."""
+    """Return the function that a metric's call runs: for a judge, its forward method."""
     if isinstance(metric, dspy.Module):
         return forward_of(metric)
     return metric
 
 
 def forward_of(module: dspy.Module) -> Callable[..., object] | None:
-    """Return the method that a call of a module runs, without DSPy's warning for reading it as an attribute."""
-    own: Callable[..., object] | None = vars(module).get("forward")  # as of dspy.syncify
+    """Return a module's forward method without DSPy's warning about reading it as an attribute."""
+    own: Callable[..., object] | None = vars(module).get("forward")  # set by dspy.syncify
     if own is not None:
         return own
     method = getattr(type(module), "forward", None)
@@ -69,7 +69,7 @@ def as_score(value: object) -> float:
     """Return a metric's value as a float, without rounding.
 
     Raises:
-        MetricError: if it is no number.
+        MetricError: if it is not a number.
         ValueError: if it is not finite, or too large to be squared.
     """
     number: Any = value
@@ -88,7 +88,7 @@ def as_score(value: object) -> float:
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
         ) from None
-    if not abs(score) <= LARGEST_SCORE:  # also for NaN
+    if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
         raise UserError(
             f"metric must return a finite number of at most {LARGEST_SCORE:g} in size; got {score}: return such a "
             "number for every answer"

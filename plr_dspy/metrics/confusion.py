@@ -1,4 +1,4 @@
-"""Metrics of a confusion matrix, such as F1, which are no mean of scores by example."""
+"""Metrics of a confusion matrix, such as F1, that are not means of per-example scores."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,37 +16,37 @@ from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_non
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels
 
-STEP = 1e-6  # of finite differences, as a share of all examples
+STEP = 1e-6  # for finite differences, as a share of all examples
 
 
 class SetMetric(ABC):
-    """A metric over a set of examples, of the labels that a program answers against those of the examples.
+    """A metric over a set of examples that compares a program's labels with the right ones.
 
-    The optimizers of this package take it wherever they take a metric by example. A call, ``metric(example,
-    prediction)``, returns whether a single label is right, for DSPy's own optimizers and for bootstrapping.
+    This package's optimizers accept it wherever they accept a metric by example. A call, ``metric(example,
+    prediction)``, returns whether one label is right, for DSPy's own optimizers and for bootstrapping.
 
     Args:
-        field: Name of the output, and of the examples' field, that has the label; None takes the only one.
+        field: Name of the label's field, in outputs and examples; None takes the only one.
     """
 
-    bounds: tuple[float, float] = (0.0, 1.0)  # the least and the largest value
-    label: str | None = None  # the only label that the metric is about, if any
+    bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
+    label: str | None = None  # the one label that the metric is about, if any
 
     def __init__(self, *, field: str | None = None) -> None:
         self.field = field
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix, which must not depend on the total of the counts.
+        """Return the metric of a confusion matrix; it must not depend on the total count.
 
         Args:
             counts: Right labels in rows, answered labels in columns, ``[k, k + 1]``. The last column counts unread
-                replies, and answers that are no label. Rows without examples are empty. Counts may be fractions.
-            labels: Their names, ``[k]``.
+                replies and answers that are not labels. Rows may be empty, and counts fractional.
+            labels: The label names, ``[k]``.
         """
 
     def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the derivative of `value` by each count that is not 0, by central differences."""
+        """Differentiate `value` with respect to each nonzero count, by central differences."""
         derivative = np.zeros_like(counts)
         for cell in zip(*np.nonzero(counts), strict=True):
             step = min(STEP * counts.sum(), counts[cell])
@@ -66,7 +66,7 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers; None stands for an unread reply, and `labels` are those of the output."""
+        """Return the metric of answers, where None is an unread reply; `labels` are the output's."""
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -74,7 +74,7 @@ class SetMetric(ABC):
         return float(self.right_label(example) == self.answer(example, prediction))
 
     def right_label(self, example: dspy.Example) -> str:
-        """Return the label of an example, as demos show it."""
+        """Return an example's label, as demos show it."""
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
@@ -85,11 +85,11 @@ class SetMetric(ABC):
         return name_of_label(label)
 
     def right_labels(self, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels of examples."""
+        """Return the examples' labels."""
         return [self.right_label(example) for example in examples]
 
     def answer(self, example: dspy.Example, prediction: object) -> str:
-        """Return the label that a program answers to an example, as demos show it."""
+        """Return the label that a program predicts, as demos show it."""
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
@@ -99,7 +99,7 @@ class SetMetric(ABC):
         return name_of_label(prediction[name])
 
     def output_labels(self, program: dspy.Module, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the labels that the type of the program's output allows; empty if it allows any text."""
+        """Return the labels that the program's output type allows; empty if it allows any text."""
         name = self._label_field(examples[0])
         labels: dict[str, None] = {}
         for predictor in program.predictors():
@@ -117,7 +117,7 @@ class SetMetric(ABC):
         return list(labels)
 
     def check(self, *splits: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError if an example has no label, or no example has the one that the metric is about."""
+        """Raise a ValueError if an example has no label, or none has the metric's own label."""
         counts: Counter[str] = Counter()
         for split in splits:
             counts.update(self.right_labels(split))
@@ -127,7 +127,7 @@ class SetMetric(ABC):
             )
 
     def _label_field(self, example: dspy.Example) -> str:
-        """Return the name of the field that has the label: the given one, or the only one beside inputs."""
+        """Return the label's field: the given one, or the only one that is not an input."""
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
             wanted = "one field beside its inputs" if self.field is None else repr(self.field)
@@ -151,13 +151,13 @@ class ConfusionMetric(SetMetric):
 
     Args:
         function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k, k + 1]``: right labels in
-            rows, answered labels in columns. The last column counts unread replies, and answers that are no label.
-            ``labels`` has their ``k`` names: those of the output's type (a Literal, an enum or a bool), then others
-            that examples have. Counts may be fractions, and rows may be empty. The value must not depend on the total
-            of the counts.
-        output: Name of the output, and of the examples' field, that has the label; None takes the only one.
-        name: What messages and reports call the metric; None names it by its arguments.
-        bounds: The least and the largest value, if these are known: intervals end there.
+            rows, answered labels in columns. The last column counts unread replies and answers that are not labels.
+            ``labels`` has the ``k`` names: those of the output's type (a Literal, an enum or a bool), then any others
+            found in the examples. Counts may be fractional, and rows empty. The value must not depend on the total
+            count.
+        output: Name of the label's field, in outputs and examples; None takes the only one.
+        name: Name in messages and reports; None derives one from the arguments.
+        bounds: Lowest and highest value, if known: intervals end there.
     """
 
     def __init__(
@@ -186,25 +186,25 @@ class ConfusionMetric(SetMetric):
 
 
 def _has_examples(counts: Array) -> NDArray[np.bool_]:
-    """Return which labels examples have, ``[k]``."""
+    """Return whether each label has examples, ``[k]``."""
     return np.asarray(counts.sum(axis=1) > 0)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
-    """Divide, with 0 if there is nothing to divide by."""
+    """Divide, giving 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
 
 class F1(SetMetric):
-    """The F1 score, with the values of `sklearn.metrics.f1_score` if all answers are labels.
+    """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
-    It is 0 if nothing is predicted and nothing is there to be found. A reply that cannot be read is a wrong answer for
-    every label: it misses the right one, and counts as a false positive of each other one.
+    It is 0 for a label that is neither predicted nor present. An unread reply is wrong for every label: it misses the
+    right one, and is a false positive for all others.
 
     Args:
-        label: Whose F1 it is, for "binary".
-        average: "binary" for one label against all others; "macro" for the mean over the labels of the examples, and
-            "micro" for all labels counted together. None is "binary" with a label, and "macro" without one.
+        label: The positive label, for "binary".
+        average: "binary" for one label against all others; "macro" for the mean over the examples' labels; "micro"
+            for all labels pooled. None means "binary" with a label, and "macro" without one.
         field: As in `SetMetric`.
     """
 
@@ -237,8 +237,8 @@ class F1(SetMetric):
 class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
-    Its values are those of `sklearn.metrics.matthews_corrcoef` if all answers are labels. A reply that cannot be read
-    counts as an answer that is spread evenly over the wrong labels of the examples.
+    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unread reply counts as an answer spread
+    evenly over the wrong labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)
@@ -258,7 +258,7 @@ class MatthewsCorrelation(SetMetric):
 
 
 class BalancedAccuracy(SetMetric):
-    """The mean over labels of the share of their examples that is answered right (macro recall of scikit-learn)."""
+    """The mean of the labels' recalls, over labels with examples (scikit-learn's macro recall)."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         recalls = _ratio(np.diag(counts), counts.sum(axis=1))

@@ -1,4 +1,4 @@
-"""Copies of what users pass: programs and metrics may write to what they get, which no other call must see."""
+"""Copies users' values: a program or metric may modify what it gets, and no other call may see that."""
 
 import copy
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ import dspy
 from plr_dspy.errors import UserTypeError
 
 IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
-FLAT = (list, set)  # containers that are copied at once where they hold nothing but such values
+FLAT = (list, set)  # containers for which a shallow copy is enough if all items are immutable
 
 
 def own_copy(example: dspy.Example) -> dspy.Example:
-    """Return a copy of an example that shares nothing with it that can be changed."""
+    """Return a copy of an example that shares nothing mutable with it."""
     if type(example) is dspy.Example and IMMUTABLE.issuperset(map(type, example.values(include_dspy=True))):
         return example.copy()
     return copy.deepcopy(example)
 
 
 def own_value(value: Any) -> Any:
-    """Return a copy of a value that a program returned or is called with, or the value itself if it has no copies."""
+    """Return a copy of a program's input or output, or the value itself if it cannot be copied."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -28,13 +28,13 @@ def own_value(value: Any) -> Any:
         return kind(value)
     try:
         return copy.deepcopy(value)
-    except Exception:  # Whatever the value's own code raises.
+    except Exception:  # The value's own code may raise anything.
         return value
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError for the first example that cannot be copied; the name is that of the argument."""
-    copied: dict[int, Any] = {}  # Values by their ids: one that examples share may be large.
+    """Raise a TypeError for the first example that cannot be copied; `name` is the argument's name."""
+    copied: dict[int, Any] = {}  # By id: values that examples share may be large.
     for number, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
             if type(value) not in IMMUTABLE and id(value) not in copied:

@@ -1,8 +1,8 @@
-"""Plackett-Luce over orderings, or over the first few of n items, and its likelihood.
+"""The Plackett-Luce distribution over orderings of n items or their first few, and its likelihood.
 
-Rankings of different lengths share a tensor, whose shorter rows end in `NOT_SHOWN`.
+Rankings of different lengths share a tensor; shorter rows end in `NOT_SHOWN`.
 
-Shapes: n items, k items at most in a ranking, m rankings, c components of a mixture.
+Shapes: n items, at most k items per ranking, m rankings, c mixture components.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    The first item is drawn with probability proportional to ``exp(logits)``, each next one likewise from those left.
+    Each item is drawn from those left with probability proportional to ``exp(logits)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
     Args:
         logits: Scores of the items, ``[n]``; larger means earlier. A mixture has ``[c, n]``.
-        weights: Weights of the components, ``[c]``, if it is a mixture.
+        weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of the last lengths up to `length`.
+        length_probabilities: Probabilities of consecutive lengths that end at `length`.
             Shorter rankings end in -1. None always draws `length` items.
         generator: Random source of `sample`; None uses torch's default.
     """
@@ -116,7 +116,7 @@ class PlackettLuce:
         return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Estimate Pr(item i at position r) as ``[n, k]``, by draws with a fixed seed."""
+        """Estimate Pr(item i at position r) as ``[n, k]``, from draws with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
         shares = [(draws == item).to(self.logits).mean(dim=0) for item in range(self.num_items)]
@@ -135,7 +135,7 @@ class PlackettLuce:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PlackettLuce:
-        """Restore the distribution that `state_dict` has saved."""
+        """Restore the distribution that `state_dict` saved."""
         arguments = dict(state)
         for name in state.keys() & STATE_TENSORS:
             arguments[name] = torch.tensor(state[name], dtype=torch.float64)
@@ -153,29 +153,29 @@ class PlackettLuce:
 
 
 def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Return rankings of any lengths as one tensor ``[m, width]``."""
+    """Pad rankings of any lengths to one tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
-    """Return the position of each item ``[..., n]``, which is n if it is not shown."""
+    """Return each item's position ``[..., n]``, or n if it is not shown."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
-    # The additional column takes the positions of the padding.
+    # The extra column takes the padding's positions.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)
     result = columns.new_full((*rankings.shape[:-1], num_items + 1), num_items)
     return result.scatter(-1, columns, positions.expand_as(columns))[..., :num_items]
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return log Pr of all orderings that begin with each ranking ``[..., k]``."""
+    """Return log Pr that an ordering begins with each ranking ``[..., k]``."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
     # PLR Eq. 2: factor r normalises over the items not yet placed. These are a
-    # suffix of the ordering, so one reversed logcumsumexp gives all denominators.
+    # suffix of the ordering, so a reversed logcumsumexp gives all denominators.
     remaining = placed.flip(-1).logcumsumexp(dim=-1).flip(-1)
     lengths = (positions < num_items).sum(dim=-1, keepdim=True)
     is_shown = torch.arange(num_items, device=rankings.device) < lengths

@@ -1,6 +1,6 @@
 """Update rules: refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
 
-Elites that show some of the items end in -1; rules learn from what they show.
+Elites that show only some items end in -1; rules learn from those shown.
 """
 
 from dataclasses import field
@@ -24,7 +24,7 @@ EPSILON = 1e-8
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """What a search needs of an update rule; `PLFewShot` also needs its `smoothing`."""
+    """The update rule that a search needs; `PLFewShot` also needs `smoothing`."""
 
     name: ClassVar[str]
 
@@ -54,9 +54,9 @@ class RankEMA(_Rule):
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
     Attributes:
-        smoothing: Share of the new target in the mix.
-        temperature: Divides the ranks; smaller is greedier.
-        clip: Bound on the absolute value of a logit.
+        smoothing: Weight of the new target in the average.
+        temperature: Divisor of the ranks; smaller is greedier.
+        clip: Maximum absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
     """
 
@@ -79,11 +79,11 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """One expectation-maximisation step of a mixture (the EM update of PLR), smoothed.
 
-    Deviation: equal components would stay equal forever. Here, they divide the elites between them.
+    Deviation: equal components, which would stay equal forever, split the elites between them.
 
     Attributes:
         num_components: Number of Plackett-Luce components C.
-        weight_floor: Least weight of a component, before weights are normalised.
+        weight_floor: Minimum weight of a component before normalisation.
         num_steps, learning_rate: Number and size of Adam's steps.
         l2: Penalty on the squared logits.
         smoothing, clip, weighted: As in `RankEMA`.
@@ -106,7 +106,7 @@ class MixtureEM(_Rule):
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
         """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        The weights of the elites are ``[m]`` or ``[c, m]``.
+        The elites' weights are ``[m]`` or ``[c, m]``.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -151,7 +151,7 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # An item adds 1 if it is shown, and loses its chances of coming next, up to its own position.
+    # Each item adds 1 if shown, minus its chances of coming next up to its own position.
     tiny = torch.finfo(theta.dtype).tiny  # so that no sum is 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
@@ -162,7 +162,7 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """Return the share of each component in each elite, ``[c, m]`` (PLR, E-step)."""
+    """Return each component's responsibility for each elite, ``[c, m]`` (PLR, E-step)."""
     assert mixture.weights is not None
     logits = mixture.logits
     if len(logits) > 1 and bool((logits == logits[0]).all()):
@@ -172,7 +172,7 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _divided(elites: Tensor, num_parts: int) -> Tensor:
-    """Divide elites among parts, ``[c, m]``, by the likeliest of centres that are far from each other."""
+    """Assign each elite to a part, ``[c, m]``, by the likeliest of several distant centres."""
     ranks = tied_ranks(elites)
     by_centre = log_probabilities(-ranks[:1], elites)[None]
     while len(by_centre) < num_parts:
@@ -182,7 +182,7 @@ def _divided(elites: Tensor, num_parts: int) -> Tensor:
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return ranks ``[m, n]``, 0 first; items not shown share the mean rank left."""
+    """Return ranks ``[m, n]`` from 0; items not shown share the mean of the ranks left."""
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
     is_shown = positions < num_items
@@ -191,7 +191,7 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the rule of a name ("ema", "mle" or "mixture"), or the rule itself."""
+    """Return the named rule ("ema", "mle" or "mixture"), or the rule itself."""
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     expected = f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood()"
     if isinstance(update, str):
@@ -204,7 +204,7 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return the smoothing of a rule, or raise TypeError if it has none."""
+    """Return a rule's smoothing, or raise TypeError if it has none."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
         raise TypeError(f"update must have a smoothing to choose demos: pass update='mle'; got {update!r}")
@@ -221,5 +221,5 @@ def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Return the same logits with mean 0 over the items."""
+    """Centre the logits to mean 0 over the items."""
     return logits - logits.mean(dim=-1, keepdim=True)

@@ -1,1 +1,1 @@
-"""Scores orderings on examples, and pays for each call once."""
+"""Scores orderings on examples, paying for each call once."""

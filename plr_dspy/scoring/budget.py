@@ -1,4 +1,4 @@
-"""The budget of a run in calls, dollars and seconds; dollars are by the price table that comes with litellm."""
+"""A run's budget in calls, dollars and seconds; prices come from litellm's table."""
 
 import importlib.util
 import math
@@ -16,29 +16,29 @@ import orjson
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
-MARGIN = 1.15  # calls to come may be so much dearer and slower than those made: they are on other examples
-MAX_KEPT = 0.6  # share of the affordable calls that a search leaves to what follows, at most
+MARGIN = 1.15  # assumed ratio of the cost and time of future calls to past ones, since examples differ
+MAX_KEPT = 0.6  # maximum share of the affordable calls that a search leaves for later phases
 
-# Providers that the table names together with a part of theirs, such as "vertex_ai-anthropic_models".
+# Providers to whose names the table adds a suffix, as in "vertex_ai-anthropic_models".
 WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-UNCOUNTED = "replies_without_usage"  # kind, beside those of tokens, of replies that did not say how many they took
+UNCOUNTED = "replies_without_usage"  # key, next to token counts, for the number of replies without usage data
 
 
 @dataclass(kw_only=True)
 class Budget:
-    """What a run may spend. Threads may share it.
+    """A run's limits and spending. Thread-safe.
 
-    No call begins past a limit. Calls under way count as much as the dearest call so far. Recalled calls count like
-    those of this run, and `max_cost` holds for all runs of the log together.
+    No call starts past a limit. Running calls are counted at the price of the dearest call so far. Recalled calls
+    count like new ones, and `max_cost` covers all runs in the log together.
 
     Attributes:
-        started: When the time began, by `time.monotonic`; None for now.
-        expected_cost: Dollars for a call, until one was made; None if unknown.
-        share: The share of money and time that may be used for now.
-        refused: The limit that the last call met which could not begin.
-        unpriced: The first model whose price, or whose tokens in a call, are unknown.
-        dearest: What a call may cost; 0 if unknown.
-        needs_one: Whether a call must run alone, to tell what the others may cost.
+        started: Start time by `time.monotonic`; None for now.
+        expected_cost: Dollars per call until one has been made; None if unknown.
+        share: Share of money and time that may be used for now.
+        refused: Limit that stopped the last call from starting, if any.
+        unpriced: First missing price or token count, with its model; empty if none.
+        dearest: Dollars to reserve per call; 0 if unknown.
+        needs_one: Whether one call must run alone first, to show what calls cost.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -53,7 +53,7 @@ class Budget:
         self.share = 1.0
         self.unpriced = ""
         self.cost = 0.0
-        self._cost_of_log = 0.0  # of all calls, those of earlier runs included
+        self._cost_of_log = 0.0  # of all logged calls, including earlier runs
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
         self._num_under_way = 0
@@ -64,26 +64,26 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None) -> None:
-        """Forget what calls took so far, since other calls follow, such as a student's after a teacher's."""
+        """Reset the cost and pace estimates before other calls, such as a student's after a teacher's."""
         self.expected_cost = cost
         self.dearest = cost or 0.0
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        self._num_paid = 0  # without free calls, such as cached and failed ones, which tell nothing of those to come
+        self._num_paid = 0  # excludes free calls (cached or failed), which do not predict the cost of others
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
     def keep(self, calls: int, *, planned: int = 0) -> None:
-        """Leave money and time to these calls from now on.
+        """Keep money and time for this many later calls.
 
-        If money or time pay for fewer than the `planned` calls of the run, fewer are kept in proportion.
+        If the budget cannot pay for all `planned` calls of the run, keep proportionally fewer.
         """
         self._kept = calls
         self._planned = planned
         self.refused = None
 
     def recall(self, key: CallKey) -> bool:
-        """Take a call from the log if it holds it, which costs nothing again."""
+        """Reuse a call from the log at no cost; return whether it is there."""
         call = self.log.recall(key)
         if call is not None:
             self._count(self._price(call.tokens))
@@ -91,19 +91,19 @@ class Budget:
         return call is not None
 
     def begin(self) -> bool:
-        """Reserve the money of a call that begins; return False if no limit leaves room for it."""
+        """Reserve money for a call that starts; return False if a limit leaves no room for it."""
         with self._lock:
             self.refused = self._limit_met()
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # Recalled calls take time of their own, which says nothing of the pace of new ones.
+                # The time that recalled calls take does not predict the pace of new ones.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
 
     def end(self, tokens: Tokens) -> None:
-        """Pay for a call that has ended; one that was not made after all has no tokens."""
+        """Pay for a finished call; `tokens` is empty if it was not made after all."""
         with self._lock:
             self._num_under_way -= 1
             self._num_made += 1
@@ -115,14 +115,14 @@ class Budget:
 
     @property
     def calls_left(self) -> int:
-        """Further calls that the scarcest limit pays for, at the mean cost and pace of those made."""
-        # A run that has only recalled calls plans as the run that made them.
+        """Number of calls that the tightest limit still allows, at the mean cost and pace so far."""
+        # A run with only recalled calls plans like the run that made them.
         spent = self._cost_of_log if self._num_made else self.cost
         calls = self.max_calls - self.log.num_calls
         return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
 
     def _limit_met(self) -> StopReason | None:
-        """Return the limit that the next call would pass, or that leaves no more than the calls to keep."""
+        """Return the limit that the next call would exceed, counting the calls to keep; None if none."""
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
@@ -139,7 +139,7 @@ class Budget:
         return None
 
     def _keeps(self, left: float) -> bool:
-        """Return whether one call more would leave fewer calls than are to be kept."""
+        """Return whether another call would use up one of the calls to keep."""
         if not self._kept or math.isinf(left):
             return False
         affordable = left + self.log.num_calls
@@ -169,7 +169,7 @@ class Budget:
             self._num_paid += 1
 
     def _price(self, tokens: Tokens) -> float:
-        """Return the dollars for a call; if a price is not known, note which."""
+        """Return a call's cost in dollars; note what is missing to price it."""
         if self.max_cost is None:
             return 0.0
         cost = cost_of(tokens)
@@ -181,11 +181,11 @@ class Budget:
 
 
 def price_of(model: str) -> dict[str, float] | None:
-    """Return the dollars for a token by kind, or None if they are not known.
+    """Return a model's dollars per token by kind, or None if unknown.
 
-    Kinds are "prompt", "completion" (with hidden reasoning), and prompts that a cache held or takes in.
+    Kinds are "prompt", "completion" (with hidden reasoning), and prompts "cached" or "written" to a cache.
     """
-    # The user's own prices are in litellm's table, too, if it is imported.
+    # Once imported, litellm's table also holds the user's own prices.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     entry = table.get(model)
     if entry is None:
@@ -209,7 +209,7 @@ def price_of(model: str) -> dict[str, float] | None:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the dollars for tokens by model and kind, as usage records have them; None if they are not known."""
+    """Return the dollars for token counts by model and kind, as in usage records; None if unknown."""
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)
@@ -225,9 +225,9 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
 
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
-    """Read the table in litellm's folder without litellm, which takes seconds to import."""
+    """Read the price table from litellm's folder: importing litellm takes seconds."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         return {}
     path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
-    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Another version has none there.
+    return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Other versions may lack it.

@@ -1,4 +1,4 @@
-"""Why calls fail for a reason outside the program, by the type of the exception, and what cures it."""
+"""Causes of call failures outside the program, by exception type, and their cures."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from plr_dspy.report.text import count
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer."""
+    """A cause of failure outside the program; once it is fixed, the same call may succeed."""
 
-    errors: tuple[str, ...]  # names of exception classes of DSPy and litellm
-    cure: str  # what a user can do, as the end of a sentence
-    is_fatal: bool = False  # whether every further call would fail in the same way
+    errors: tuple[str, ...]  # names of exception classes in DSPy and litellm
+    cure: str  # advice to the user, as the end of a sentence
+    is_fatal: bool = False  # whether every later call would fail the same way
 
 
 CAUSES = (
@@ -69,7 +69,7 @@ CAUSES = (
     ),
     Cause(("LMLockTimeoutError",), "end the other process that holds the credentials of the LM"),
 )
-"""All known causes. Errors of the program, of the metric and of adapters belong to none."""
+"""All known causes. Errors in the program, the metric or an adapter have none."""
 
 _BY_ERROR: dict[str, Cause] = {}
 for _cause in CAUSES:
@@ -77,24 +77,24 @@ for _cause in CAUSES:
 
 
 def cause_of(error: str) -> Cause | None:
-    """Return the cause that an exception's class tells of; None if it may be the program or the metric."""
+    """Return the cause for an exception's class name; None if it may be the program or the metric."""
     return _BY_ERROR.get(error)
 
 
 def main_cause(errors: Iterable[str]) -> Cause | None:
-    """Return the cause of most of these exceptions; None if most of them have no known one."""
+    """Return the most frequent cause of these exceptions; None if it is unknown."""
     causes = Counter(map(cause_of, errors))
     return causes.most_common(1)[0][0] if causes else None
 
 
 def cure_of(errors: Iterable[str], *, otherwise: str) -> str:
-    """Return what cures most of these exceptions, or what to do `otherwise`."""
+    """Return the cure for the most frequent cause, or `otherwise` if unknown."""
     cause = main_cause(errors)
     return otherwise if cause is None else cause.cure
 
 
 def made_again(errors: Iterable[str]) -> str:
-    """Say how many calls are made again, and by which exceptions they failed before."""
+    """Describe how many calls are repeated, and the exceptions they raised before."""
     numbers = Counter(errors)
     names = ", ".join(sorted(numbers))
     calls = count(numbers.total(), "call")

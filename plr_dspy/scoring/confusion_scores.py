@@ -1,4 +1,4 @@
-"""Scores by example that stand for a metric of a confusion matrix."""
+"""Per-example scores that stand in for a metric of a confusion matrix."""
 
 import itertools
 import math
@@ -15,14 +15,14 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[int, str | None]  # the number of an example, and the answered label (None: unread)
+Answer: TypeAlias = tuple[int, str | None]  # an example's number and the answered label (None: unread)
 Answers: TypeAlias = Mapping[int, str | None]  # answered labels by example
-Pair: TypeAlias = tuple[int, str | None, str | None]  # an example, and the labels that two programs answered
+Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's number and two programs' answers
 
-ENOUGH_ANSWERS = 10  # answers per label in a reference; fewer do not tell the rates of a rare label
-PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no entry of a reference is empty
-PSEUDO_PAIRS = 1.0  # per label, spread over right and unread answers, so that a few equal answers are not certain
-NUM_DRAWS = 1_000  # of the bootstrap
+ENOUGH_ANSWERS = 10  # answers per label in a reference; fewer are too noisy for a rare label
+PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no cell of a reference is empty
+PSEUDO_PAIRS = 1.0  # per label, spread over right and unread answers, so that a few equal answers leave doubt
+NUM_DRAWS = 1_000  # bootstrap samples
 
 
 class MetricOfCounts(Protocol):
@@ -35,11 +35,11 @@ class MetricOfCounts(Protocol):
         """Return the metric of a confusion matrix."""
 
     def derivative(self, counts: Array, labels: Sequence[str]) -> Array:
-        """Return the derivative of the metric by each count."""
+        """Return the metric's derivative with respect to each count."""
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the labels of the output's type, then further ones that examples have."""
+    """Return the labels of the output's type, followed by any others found in the examples."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -49,7 +49,7 @@ def confusion_matrix(
 ) -> Array:
     """Count answers by right label (rows) and answered label (columns), ``[k, k + 1]``.
 
-    The last column counts unread replies, and answers that are none of the labels.
+    The last column counts unread replies and answers that are not labels.
     """
     numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
     rows = [numbers[label] for label in right_labels]
@@ -60,29 +60,29 @@ def confusion_matrix(
 
 
 class ConfusionScores(EffectiveScores):
-    """Score answers so that their mean is, to first order, a metric M of the confusion matrix.
+    """Scores answers so that their mean is, to first order, a metric M of the confusion matrix.
 
     C[i, j] counts the answers j to examples of label i in a reference, such as the answers of the best programs so far.
-    Its rows are weighted so that labels have the shares that they have among all n examples. Near the reference,
-    an answer j to an example of label i scores
+    Its rows are weighted so that each label has its share among all n examples. Near the reference, an answer j
+    to an example of label i scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    The mean over the reference is M(C), by each label alone. So a sample in which a label is more frequent than
-    among all examples does not score higher for that. D is taken with `PSEUDO_EXAMPLES`.
+    Over the reference, the mean is M(C) for each label, so a sample does not score higher because a label is
+    overrepresented. `PSEUDO_EXAMPLES` are added to C to compute D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
     Args:
         metric: The metric M.
         right_labels: The right label of each example, ``[n]``.
-        labels: Those that the program can answer. Those of the examples are added.
+        labels: Labels that the program can predict; those of the examples are added.
 
     Attributes:
         labels: All labels, ``[k]``.
-        num_examples: The number of examples, n.
-        table: What each label scores on each example, ``[n, k]``, updated in place.
-        bounds: The least and the largest value of the metric, as far as known.
+        num_examples: Number of examples, n.
+        table: Score of each label on each example, ``[n, k]``, updated in place.
+        bounds: Lowest and highest value of the metric, as far as known.
     """
 
     def __init__(self, metric: MetricOfCounts, right_labels: Sequence[str], labels: Iterable[str] = ()) -> None:
@@ -98,12 +98,12 @@ class ConfusionScores(EffectiveScores):
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
-        self._means = np.zeros(len(self.labels))  # of n D over the reference, by label
-        self._variances = np.ones(len(self.labels))  # of scores, by label
+        self._means = np.zeros(len(self.labels))  # per label, of n D over the reference
+        self._variances = np.ones(len(self.labels))  # per label, of scores
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
-        """Take these answers as the reference; without any nothing changes."""
+        """Make these answers the reference; do nothing if there are none."""
         counts = self._count(answers)
         if not counts.any():
             return
@@ -118,15 +118,15 @@ class ConfusionScores(EffectiveScores):
         self._value = self._value_of(reference)
         self._means = _mean_by_row(influences, reference)
         self._scores = self._value + influences - self._means[:, None]
-        # Smoothed counts leave a variance where all answers agree.
+        # Smoothing keeps a variance even if all answers agree.
         deviations = influences - _mean_by_row(influences, smoothed)[:, None]
         self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Linearize the metric at the answers of the best candidates, of more until they are enough.
+        """Linearize the metric at the best candidates' answers, adding candidates until they suffice.
 
-        These are as many as there are examples, and enough for each label.
+        This takes as many answers as examples, and `ENOUGH_ANSWERS` per label.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -138,7 +138,7 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return the labels that a candidate answers, by example; `labels` by number replace some of them."""
+        """Return a candidate's answers by example; `labels`, given by number, replace some of them."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
@@ -155,31 +155,31 @@ class ConfusionScores(EffectiveScores):
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
-        """Return the metric itself, with labels in the shares that they have among all examples."""
+        """Return the metric itself, with each label weighted by its share among all examples."""
         return self._value_of(self._weighted(self._count(answers)))
 
     def clip(self, value: float) -> float:
-        """Return the nearest value that the metric can have."""
+        """Clip a value to the metric's bounds."""
         return min(max(self.bounds[0], value), self.bounds[1])
 
     def strata(self, num_examples: int) -> list[list[int]]:
-        """Return the first examples, a group for each label."""
+        """Group the first examples by label."""
         examples: dict[str, list[int]] = {}
         for example, label in enumerate(self._right_labels[:num_examples]):
             examples.setdefault(label, []).append(example)
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first examples so that labels take turns; the metric's own label comes first."""
+        """Return the first examples with labels taking turns, the metric's own label first."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return the weights ``[m, e]`` that give labels the shares that they have among all examples.
+        """Return the weights ``[m, e]`` that give each label its share among all examples.
 
-        They are 1 on the mean, and 0 for scores that are not known.
+        They average 1 over known scores, and are 0 for unknown ones.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -187,12 +187,12 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Return scores ``[m, e]``, NaN if not known, so that the mean of each row is the weighted mean."""
+        """Rescale scores ``[m, e]``, NaN if unknown, so that each row's mean is its weighted mean."""
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores so that their mean counts labels by their shares among all examples."""
+        """Rescale scores so that their mean weights labels by their shares among all examples."""
         counted = {}
         for candidate, row in scores.items():
             (values,) = self.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
@@ -200,9 +200,9 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return how many scores on random examples tell as much as one of these, ``[m]``.
+        """Return each row's information per score, relative to random examples, ``[m]``.
 
-        It is above 1 for scores on the few examples that decide, such as those of a rare label.
+        It exceeds 1 for scores on the few decisive examples, such as those of a rare label.
         """
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
@@ -212,7 +212,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
 
     def gains(self, answered: Sequence[Pair]) -> Array:
-        """Return the differences of the scores of two programs on examples, as they count, ``[e]``."""
+        """Return the weighted score differences between two programs by example, ``[e]``."""
         examples = np.array([example for example, *_ in answered])
         before = [self.score(example, label) for example, label, _ in answered]
         after = [self.score(example, label) for example, _, label in answered]
@@ -220,9 +220,9 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> Array:
-        """Return the metric of two programs on new samples of the examples that both answered, ``[draws, 2]``.
+        """Return two programs' metrics on bootstrap samples of the examples that both answered, ``[draws, 2]``.
 
-        Each sample draws the shares of labels, then pairs of answers to the examples of each label.
+        Each sample draws label shares, then pairs of answers for each label.
         """
         rng = np.random.default_rng(0)
         size = len(self.labels)
@@ -232,7 +232,7 @@ class ConfusionScores(EffectiveScores):
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         for label, pairs in pairs_of.items():
-            # Pairs of a right answer (the label) and an unread one (the last column) join those that were given.
+            # Add pseudo-pairs of right answers (the label) and unread ones (the last column) to the given ones.
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
@@ -246,7 +246,7 @@ class ConfusionScores(EffectiveScores):
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest deviation from the metric of a right answer, or if these have none, of any answer."""
+        """Return the largest deviation of a right answer from the metric; if all are 0, of any answer."""
         deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
         of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
         if of_right_answers.max() > 1e-9:
@@ -254,10 +254,10 @@ class ConfusionScores(EffectiveScores):
         return float(deviations.max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
-        """Return the centre of an interval of the metric, and its standard error, by the scores of all examples.
+        """Return the centre and standard error of the metric's confidence interval, from the scores of all examples.
 
-        Each of the K labels that matter counts 2 / K answers of the highest and of the lowest score more. So a label
-        that is always answered right is not taken for certain (R. Price and D. Bonett, "An improved confidence interval
+        Each of the K labels that matter gets 2 / K extra answers with the highest score and 2 / K with the lowest, so
+        that always answering it right leaves some doubt (R. Price and D. Bonett, "An improved confidence interval
         for a linear function of binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is
         infinite if a label has a single example.
         """
@@ -275,7 +275,7 @@ class ConfusionScores(EffectiveScores):
                 return value, math.inf
             total = num_examples + 2.0 * num_pseudo
             mean = num_pseudo * (lowest[row] + highest[row]) / total
-            # The mean of the label was subtracted, which costs a degree of freedom.
+            # Subtracting the label's mean costs a degree of freedom.
             squares = np.square(of_label).sum() * num_examples / (num_examples - 1)
             squares += num_pseudo * (lowest[row] ** 2 + highest[row] ** 2)
             shift += self._shares[row] * mean
@@ -284,20 +284,20 @@ class ConfusionScores(EffectiveScores):
         return value + shift, math.hypot(math.sqrt(variance), error_of_shares)
 
     def _count(self, answers: Iterable[Answer]) -> Array:
-        """Count answers to examples, given by number."""
+        """Count answers by right and answered label."""
         counts = np.zeros_like(self._scores)
         for example, answer in answers:
             counts[self._rows[example], self._columns.get(answer, -1)] += 1.0
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Return counts whose rows sum to the numbers of examples; rows without answers stay empty."""
+        """Scale each row of counts to its label's number of examples; empty rows stay empty."""
         totals = counts.sum(axis=1)
         factors = np.divide(self._num_of_label, totals, out=np.zeros_like(totals), where=totals > 0)
         return np.asarray(counts * factors[:, None])
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of counts, and widen the bounds that a user's metric exceeds."""
+        """Return the metric of counts; widen the bounds if a user's metric exceeds them."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value

@@ -1,4 +1,4 @@
-"""Calls candidates on examples, and pays for each call once."""
+"""Calls candidates on examples, paying for each call once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -11,20 +11,20 @@ from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
 from plr_dspy.search.space import Candidate, WholeProgram
 
-Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples that each candidate is to be called on
+Wanted: TypeAlias = dict[Candidate, list[int]]  # examples to call each candidate on
 
 
 class Payer(Protocol):
-    """Makes program calls within the budget, and logs each when it has ended."""
+    """Makes program calls within the budget and logs each when it ends."""
 
     log: RunLog
     budget: Budget
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return what identifies the prompt of an ordering, or of a whole program on an example."""
+        """Return an ID for the prompt of an ordering, or of a whole program on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls of these prompts on these examples, as long as the budget lets them begin."""
+        """Make these calls for as long as the budget lets them start."""
 
 
 class NothingRan(RuntimeError):
@@ -32,15 +32,15 @@ class NothingRan(RuntimeError):
 
 
 class Evaluator:
-    """Calls candidates on examples, and makes no call twice that has ended with an answer.
+    """Calls candidates on examples, never repeating an answered call.
 
-    A call counts for the phase that asks for it first. Calls in the log count alike, so a resumed run takes the same
-    course as one without a stop.
+    A call counts towards the phase that asks for it first. Logged calls count too, so a resumed run takes the same
+    course as an uninterrupted one.
 
     Args:
         payer: Makes the calls.
-        bootstrapped: The keys of calls that made demos before.
-        influence: Scores labels, if the metric is over a set.
+        bootstrapped: Keys of the calls that bootstrapped demos.
+        influence: Scores answers if the metric is over a set.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Evaluator:
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return the first candidates that the budget has calls for, beyond the calls kept."""
+        """Return the leading candidates whose calls fit the budget, beyond the kept ones."""
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
@@ -81,10 +81,10 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls, and return the first candidates that were called on all their examples.
+        """Make the missing calls, and return the leading candidates that have all their calls.
 
         Raises:
-            RuntimeError: If the calls would exceed the budget. Exceptions of the payer come as they are.
+            RuntimeError: If the calls would exceed the budget. The payer's exceptions pass through.
         """
         asked: dict[CallKey, Candidate] = {}
         for candidate, examples in wanted.items():
@@ -102,7 +102,7 @@ class Evaluator:
             if unpaid:
                 self.payer.pay(unpaid)
         finally:
-            # Calls that were not made, for lack of time or money, count for no phase.
+            # Calls not made for lack of time or money count towards no phase.
             for key in asked:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)
@@ -114,7 +114,7 @@ class Evaluator:
         return complete
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Return the calls among those wanted that were made; costs nothing."""
+        """Return the wanted calls that have been made, without making any."""
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}
@@ -122,15 +122,15 @@ class Evaluator:
         return known
 
     def records_of(self, candidate: Candidate) -> dict[int, CallRecord]:
-        """Return the calls of a candidate by example."""
+        """Return a candidate's calls by example."""
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
-        """Return all calls that were asked for."""
+        """Return all calls asked for so far."""
         return {key: self.log.records[key] for key in self._phases if key in self.log.records}
 
     def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples with an answer of any candidate, and a row of their scores for each candidate.
+        """Return the examples that any candidate answered, and each candidate's row of scores on them.
 
         Raises:
             NothingRan: If all calls failed.
@@ -142,7 +142,7 @@ class Evaluator:
         return observations.table(candidates, examples)
 
     def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
-        """Return the error that ends a compile whose calls all failed; the next run makes them again."""
+        """Return the error for a compile whose calls all failed; the next run repeats them."""
         failed = [record for record in records if record.outcome == FAILED]
         cure = cure_of((record.error for record in failed), otherwise="see that the program runs and its model answers")
         first = f"{failed[0].error}: {failed[0].message}"

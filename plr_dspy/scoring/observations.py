@@ -1,4 +1,4 @@
-"""What is known of candidates: their calls by example, the scores of these, and which examples come next."""
+"""Candidates' calls by example, the resulting scores, and which examples come next."""
 
 import itertools
 import math
@@ -11,20 +11,20 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-FIRST_OF_PROGRAM = 4  # fewest examples that a whole program is first scored on: nothing else tells of its score
+FIRST_OF_PROGRAM = 4  # minimum examples in a whole program's first score, which nothing else predicts
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
 
 class Observations:
-    """The calls of candidates by example, which are appended to, and their scores.
+    """A growing collection of candidates' calls by example, and their scores.
 
-    An answer that cannot be parsed counts as the worst score, at most 0, but for a metric over a set as one without a
-    label. A failed call counts as the worst, unless the example failed for all candidates.
+    An answer that cannot be parsed gets the worst score, at most 0; in a metric over a set, it counts as having no
+    label. A failed call gets the worst score, unless the example failed for all candidates.
 
     Args:
-        effective: Says what a call scores.
-        favoured: A candidate whose failed calls do not count: no other one is to win by its bad luck.
+        effective: Scores calls.
+        favoured: A candidate whose failed calls do not count, so that none beats it by luck.
     """
 
     def __init__(self, effective: EffectiveScores, *, favoured: Candidate | None = None) -> None:
@@ -33,12 +33,12 @@ class Observations:
         self._favoured = favoured
 
     def add(self, records: CallRecords) -> None:
-        """Add calls of candidates."""
+        """Add candidates' calls."""
         for candidate, row in records.items():
             self.records.setdefault(candidate, {}).update(row)
 
     def with_records(self, records: CallRecords) -> "Observations":
-        """Return these observations and further calls."""
+        """Return a copy with more calls added."""
         joined = Observations(self.effective, favoured=self._favoured)
         joined.add(self.records)
         joined.add(records)
@@ -53,15 +53,15 @@ class Observations:
         return list(itertools.chain.from_iterable(row.values() for row in self.records.values()))
 
     def answered(self) -> set[int]:
-        """Return the examples with a call that ended with an answer."""
+        """Return the examples that any candidate answered."""
         return set[int]().union(*map(_answered, self.records.values()))
 
     def scores(self) -> dict[Candidate, dict[int, float]]:
-        """Return the scores of all candidates by example."""
+        """Return all candidates' scores by example."""
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that ran for no candidate do not count, unless a candidate has no others.
+            # Examples that failed for all candidates count only if a candidate has no others.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
@@ -77,11 +77,11 @@ class Observations:
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores so that labels have equal shares in all candidates."""
+        """Return the scores with the same label shares for all candidates."""
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples on which all these candidates have scores, and a row of these for each."""
+        """Return the examples scored for all candidates, and each candidate's row of scores on them."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
         everywhere = set(examples).intersection(*rows)
@@ -89,35 +89,35 @@ class Observations:
         return common, [list(map(row.__getitem__, common)) for row in rows]
 
     def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
-        """Take the answers of the best candidates, of the `least` first ones at least, as the reference of scores."""
+        """Make the answers of the best candidates (at least `least`) the reference for scores."""
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.answers(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
         self.effective.refer_to(zip(records, labels, strict=True), least=least)
 
     def _score(self, example: int, record: CallRecord) -> float:
-        """Return the score of a call; NaN without one."""
+        """Return a call's score, or NaN."""
         score = None if record.outcome == FAILED else self.effective.score_of(example, record)
         return math.nan if score is None else score
 
 
 def _answered(row: dict[int, CallRecord]) -> set[int]:
-    """Return the examples with a call that ended with an answer."""
+    """Return a candidate's answered examples."""
     return {example for example, record in row.items() if record.outcome != FAILED}
 
 
 @dataclass
 class ExampleSchedule:
-    """Says which examples come next, so that a search learns about the whole train split.
+    """Chooses the next examples, so that a search learns about the whole train split.
 
-    Candidates begin at different examples. They are scored on a few of them at first, and on further ones each time
-    they are asked for again.
+    Candidates start at different examples. They are scored on a few at first, and on more each time they are asked
+    for again.
 
     Attributes:
         strata: Groups of examples that take turns.
-        num_first, num_more: Examples of the first score of a candidate, and of each further one.
-        shifted: Whether candidates begin one example later after each pass. Otherwise two groups of orderings might
-            meet two groups of examples, whose effects nobody could tell apart.
+        num_first, num_more: Number of examples for a candidate's first score, and to add each time.
+        shifted: Whether candidates start one example later after each pass. Otherwise, the effects of groups of
+            orderings and of groups of examples might be confounded.
     """
 
     strata: Sequence[Sequence[int]]
@@ -138,8 +138,8 @@ class ExampleSchedule:
 
         Args:
             candidates: The candidates.
-            observations: What is known of them.
-            num_examples: Number of examples in all; by default, as many as for a first or further score.
+            observations: Their calls so far.
+            num_examples: Total examples per candidate; by default, `num_first` or `num_more` new ones.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -161,7 +161,7 @@ class ExampleSchedule:
         return wanted
 
     def _first_place(self, num_seen: int) -> int:
-        """Return where in the cycle a candidate begins before which so many have begun."""
+        """Return a candidate's start in the cycle, after `num_seen` earlier candidates."""
         place = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
             place += place // len(self._cycle)

@@ -1,6 +1,6 @@
-"""The run log: every program call of a run with its result, in a file so that no call is paid for twice.
+"""The run log: a run's program calls and their results, in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: a header says what the run scores, and a call record what one call came to.
+The file has two kinds of JSON lines: headers that say what the run scores, and records of single calls.
 """
 
 import logging
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 FILE = "calls.jsonl"
 SCHEMA_VERSION = 12
 
-CallKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and number of an example
-CallName: TypeAlias = tuple[str, str]  # the same with the content of the example, as the file names it
+CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example number
+CallName: TypeAlias = tuple[str, str]  # in the file: prompt fingerprint and example content
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # counts by model and kind, such as "prompt_tokens"
-Facts: TypeAlias = Mapping[str, object]  # what decides the scores, by name: values, or digests that begin with "#"
+Facts: TypeAlias = Mapping[str, object]  # what determines the scores, by name: values, or digests with a leading "#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class CallRecord:
 
     score: float | None  # None after an exception, or if the call was not made for a score
     outcome: str = ""  # `WRONG` or `FAILED` after an exception
-    error: str = ""  # the name of its class
+    error: str = ""  # the exception's class name
     message: str = ""
-    value: Any = None  # the answered label for a metric over a set, or what the call was made for in place of a score
+    value: Any = None  # the answered label for a metric over a set, or another result in place of a score
     label_logprobs: tuple[float, ...] | None = None
     unseen_labels: tuple[int, ...] = ()  # numbers of labels whose log-probability is only known to be small
     refused: str = ""  # why no call can give log-probabilities
-    lacking: str = ""  # why this call gave none
+    lacking: str = ""  # why this call gave no log-probabilities
 
 
 @dataclass(frozen=True)
 class LoggedCall:
-    """A call record with the tokens that the call took."""
+    """A call record with its token counts."""
 
     record: CallRecord
     tokens: Tokens
@@ -63,15 +63,15 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The calls of one run, and in a file those of all runs before it. Threads may share it.
+    """The calls of one run and, in a file, of all earlier runs. Thread-safe.
 
-    A run that is started again asks for the same calls, which join its `records` when it recalls them. A kill loses the
-    calls under way, and no other. Failures at the end of a file are made again: the run ended with them.
+    A resumed run asks for the same calls, which join its `records` when it recalls them. A kill loses only the calls
+    under way. Failures at the end of a file are repeated, since they ended the run.
 
     Attributes:
-        records: The calls of this run on the examples that are numbered now.
-        tokens_before: The tokens of each call in the file.
-        failed_before: Errors of calls to be made again, which failed for a reason outside the program.
+        records: This run's calls on the currently numbered examples.
+        tokens_before: Token counts of each call in the file.
+        failed_before: Errors of calls to repeat, which failed for a reason outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -83,8 +83,8 @@ class RunLog:
         self.tokens_before: list[Tokens] = []
         self.failed_before: dict[CallName, str] = {}
         self._codec = codec or ValueCodec()
-        self._held: dict[CallName, LoggedCall] = {}  # of the file, for this run to recall
-        self._course: dict[CallName, LoggedCall] = {}  # of this run
+        self._held: dict[CallName, LoggedCall] = {}  # in the file, for this run to recall
+        self._course: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
         self._warnings: set[str] = set()
         self._lock = threading.RLock()
@@ -95,22 +95,22 @@ class RunLog:
 
     @property
     def num_calls(self) -> int:
-        """Calls of this run, made or recalled."""
+        """Number of this run's calls, made or recalled."""
         return len(self._course)
 
     @property
     def tokens(self) -> list[Tokens]:
-        """Tokens of each call of this run."""
+        """Token counts of each call in this run."""
         return [call.tokens for call in list(self._course.values())]
 
     @property
     def holds_answers(self) -> bool:
-        """Whether any call of the file ended with an answer that another run could use."""
+        """Whether the file holds an answer that another run could use."""
         records = [call.record for call in self._held.values()]
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Say by which content the file names the examples that calls number; equal ones count up."""
+        """Set the content keys of the numbered examples; duplicates get a numbered suffix."""
         num_alike: Counter[str] = Counter()
         self._example_keys = []
         for key in keys:
@@ -124,7 +124,7 @@ class RunLog:
                 self.records[prompt, numbers[key]] = call.record
 
     def recall(self, key: CallKey) -> LoggedCall | None:
-        """Add a call of an earlier run to this run, and return it; None if the file does not hold it."""
+        """Add an earlier run's call to this run and return it; None if the file lacks it."""
         name = self._name(key)
         call = self._held.get(name)
         if call is None or name in self._course:
@@ -135,7 +135,7 @@ class RunLog:
         return call
 
     def add(self, key: CallKey, record: CallRecord, tokens: Tokens) -> bool:
-        """Add a call that was made; return False if it came after `stop`."""
+        """Add a new call; return False if it came after `stop`."""
         with self._lock:
             if self._closed:
                 return False
@@ -146,24 +146,24 @@ class RunLog:
             return True
 
     def repeat_outside_failures(self) -> None:
-        """Have this run make all calls again that failed for a reason outside the program."""
+        """Make this run repeat all calls that failed for a reason outside the program."""
         for name, call in list(self._held.items()):
             if cause_of(call.record.error) is not None:
                 del self._held[name]
                 self.failed_before[name] = call.record.error
 
     def write_header(self, identity: Facts) -> None:
-        """Write what decides the scores."""
+        """Write the facts that determine the scores."""
         self.identity = identity
         self._write({"schema_version": SCHEMA_VERSION, "identity": identity})
 
     def stop(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         with self._lock:
             self._closed = True
 
     def close(self) -> None:
-        """Close the file; nothing is added from now on."""
+        """Close the file and accept no more calls."""
         with self._lock:
             self._closed = True
             if self._file is not None:
@@ -200,13 +200,13 @@ class RunLog:
                 raise OSError(f"no space left for {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:
-        """Warn, once for each reason, that the next run repeats calls."""
+        """Warn, once per reason, that the next run repeats calls."""
         if self.path is not None and reason not in self._warnings:
             self._warnings.add(reason)
             logger.warning("%s: the next run makes the calls with such values again", reason)
 
     def _read(self, path: Path) -> None:
-        """Read all whole lines, and cut off a last one that a kill has torn."""
+        """Read all complete lines, and cut off a last line torn by a kill."""
         path.touch(0o600)
         content = path.read_bytes()
         num_whole = content.rfind(b"\n") + 1
@@ -236,7 +236,7 @@ class RunLog:
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
-        self._held.pop(name, None)  # A later line about the same call replaces it.
+        self._held.pop(name, None)  # A later line for the same call replaces it.
         if content.pop("again", False):
             if tokens:
                 self.tokens_before.append(tokens)
@@ -250,7 +250,7 @@ class RunLog:
         self._held[name] = LoggedCall(_RECORD.validate_python(content), tokens)
 
     def _drop_last_failures(self) -> None:
-        """Forget the failures that no answered call follows, so that they are made again."""
+        """Forget the failures after the last answered call, so that they are repeated."""
         for name, call in reversed(list(self._held.items())):
             cause = cause_of(call.record.error)
             if call.record.outcome != FAILED and cause is None:
@@ -268,13 +268,13 @@ def open_log(
     accept_changes: bool = False,
     codec: Callable[[], ValueCodec] = ValueCodec,
 ) -> Iterator[RunLog]:
-    """Open the run log of a folder, which no other run uses meanwhile; without a folder, keep it in memory.
+    """Open a folder's run log and lock it for this run; without a folder, keep the log in memory.
 
-    A log without an answer is begun anew if what decides the scores, which `describe` returns, has changed. Another one
-    is continued only if the changes are accepted.
+    If what determines the scores, as returned by `describe`, has changed, a log without answers is started anew; any
+    other is continued only if the changes are accepted.
 
     Raises:
-        ValueError: If the folder cannot be used, or holds a log of other scores or of another version.
+        ValueError: If the folder cannot be used, or its log has other scores or another version.
         RuntimeError: If another run is using the folder.
         OSError: If the disk is full.
     """
@@ -312,7 +312,7 @@ def open_log(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, which is made if it does not exist."""
+    """Lock a folder, creating it if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():
@@ -322,14 +322,14 @@ def _locked(folder: Path) -> Iterator[None]:
         raise RuntimeError(
             f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: of a null byte
+    except (OSError, ValueError) as error:  # ValueError: null byte
         raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
     with lock:
         yield
 
 
 def _changes(was: Facts, now: Facts) -> str:
-    """Say what differs between two identities, a phrase each; digests say nothing to people."""
+    """Describe the differences between two identities, without the values of digests."""
     phrases = []
     for name in {**was, **now}:
         values = [was.get(name), now.get(name)]
@@ -345,7 +345,7 @@ def _changes(was: Facts, now: Facts) -> str:
 def error_counts(
     calls: Collection[tuple[tuple[str, int], CallRecord]], names: Sequence[str] | Mapping[int, str]
 ) -> list[ErrorCount]:
-    """Count the calls that raised, by exception type and outcome, most frequent first; examples have these names."""
+    """Count exceptions by type and outcome, most frequent first; `names` are those of the examples."""
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (prompt, example), record in calls:
         if record.error:

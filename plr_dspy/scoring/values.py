@@ -1,6 +1,6 @@
-"""Values of a program as JSON, and back.
+"""Converts a program's values to JSON and back.
 
-A tag stands for what JSON lacks. Values of other types are refused: their calls are made again by the next run.
+Tags mark types that JSON lacks. Values of other types are refused, and the next run repeats their calls.
 """
 
 import base64
@@ -19,7 +19,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 TAG = "$type"
-"""The key of a dict that stands for a value which JSON lacks."""
+"""Key of a dict that encodes a value of a type JSON lacks."""
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
@@ -27,7 +27,7 @@ WRITTEN_AS_TEXT: tuple[Any, ...] = (float, Decimal, UUID, PosixPath, WindowsPath
 FROM_TEXT: dict[str, Callable[[str], Any]] = {
     kind.__name__: getattr(kind, "fromisoformat", kind) for kind in WRITTEN_AS_TEXT
 }
-"""What makes a value of the text that `str` makes of it."""
+"""Functions that invert `str`, by type name."""
 
 
 class Unwritable(TypeError):
@@ -35,14 +35,14 @@ class Unwritable(TypeError):
 
 
 class Unreadable(LookupError):
-    """A written value needs a class that was not supplied, or that has other fields now."""
+    """A stored value needs a class that was not supplied or has other fields now."""
 
 
 class ValueCodec:
-    """Writes values as JSON data, and reads them back, so that prompts show them as before.
+    """Writes values as JSON data and reads them back, so that prompts show them as before.
 
-    Only exact types are written. Objects of pydantic models, dataclasses, enums and named tuples are written and read
-    if their class was supplied. A file cannot name any other class. Time zones are reduced to their offset.
+    Only exact types are written. Pydantic models, dataclasses, enums and named tuples work if their class was
+    supplied. A file cannot name any other class. Time zones are reduced to their offset.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
@@ -51,18 +51,18 @@ class ValueCodec:
         self._classes = {_name(kind): kind for kind in kinds if num_named[_name(kind)] == 1}
 
     def encode(self, value: Any) -> Any:
-        """Return JSON data that stands for a value, or raise `Unwritable`."""
+        """Encode a value as JSON data, or raise `Unwritable`."""
         try:
             return self._encoded(value)
         except RecursionError:
             raise Unwritable("a value that contains itself") from None
 
     def decode(self, data: Any) -> Any:
-        """Return the value that JSON data stands for.
+        """Decode a value from JSON data.
 
         Raises:
             Unreadable: If a class is missing, or has changed.
-            ValueError: If it is no data of this class.
+            ValueError: If `encode` did not write it.
         """
         if isinstance(data, list):
             return [self.decode(part) for part in data]
@@ -76,12 +76,12 @@ class ValueCodec:
             raise ValueError(f"a value of type {data[TAG]!r} cannot be read ({error!r})") from error
 
     def _encoded(self, value: Any) -> Any:
-        """Return JSON data, by the exact type of the value."""
+        """Encode a value by its exact type."""
         kind = type(value)
         if value is None or kind is bool:
             return value
         if kind is str:
-            # Replies may contain half of a surrogate pair, which no file in UTF-8 can hold.
+            # Replies may contain a lone surrogate, which UTF-8 cannot encode.
             return value if _is_unicode(value) else _tagged("str", value.encode("utf-8", "surrogatepass").hex())
         if kind is int:
             return value if SMALLEST_INT <= value <= LARGEST_INT else _tagged("int", hex(value))
@@ -102,13 +102,13 @@ class ValueCodec:
         return self._encoded_object(value)
 
     def _encoded_dict(self, value: Mapping[Any, Any]) -> Any:
-        """Return JSON data of a dict: pairs if JSON cannot hold its keys."""
+        """Encode a dict, as pairs if JSON cannot hold its keys."""
         if TAG not in value and all(type(key) is str and _is_unicode(key) for key in value):
             return {key: self._encoded(part) for key, part in value.items()}
         return _tagged("dict", [[self._encoded(key), self._encoded(part)] for key, part in value.items()])
 
     def _encoded_object(self, value: Any) -> Any:
-        """Return JSON data of an object whose class was supplied, if the same data makes an equal object."""
+        """Encode an object whose class was supplied, if an equal object can be rebuilt."""
         kind = type(value)
         name = _name(kind)
         try:
@@ -121,7 +121,7 @@ class ValueCodec:
         return _tagged("object", [name, self._encoded(arguments), self._encoded(state)])
 
     def _decoded(self, tag: str, content: Any) -> Any:
-        """Return the value of a tag."""
+        """Decode a tagged value."""
         match tag:
             case "tuple" | "set" | "frozenset":
                 return CONTAINERS[tag](map(self.decode, content))
@@ -141,7 +141,7 @@ class ValueCodec:
         return FROM_TEXT[tag](content)
 
     def _decoded_object(self, name: str, arguments: list[Any], state: Any) -> Any:
-        """Return the object of a class with a state."""
+        """Rebuild an object of a supplied class."""
         kind = self._classes.get(name)
         if kind is None:
             raise Unreadable(f"the class {name} is not among those of the program")
@@ -152,12 +152,12 @@ class ValueCodec:
 
 
 def _tagged(tag: str, content: Any) -> dict[str, Any]:
-    """Return the JSON data of a value that JSON lacks."""
+    """Return tagged JSON data."""
     return {TAG: tag, "of": content}
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a file in UTF-8 can hold the text."""
+    """Return whether UTF-8 can encode the text."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,7 +170,7 @@ def _name(kind: type) -> str:
 
 
 def _parts_of(value: Any) -> tuple[list[Any], Any]:
-    """Return what makes an object, and its state, as pickle takes them."""
+    """Return an object's `__new__` arguments and state, as pickle does."""
     if isinstance(value, Enum):
         return [value.value], None
     reduced: tuple[Any, ...] = (*value.__reduce_ex__(2), None, None, None)
@@ -181,7 +181,7 @@ def _parts_of(value: Any) -> tuple[list[Any], Any]:
 
 
 def _rebuilt(kind: Any, arguments: list[Any], state: Any) -> Any:
-    """Return an object of a class with this state, without a call of the class's constructor."""
+    """Rebuild an object from its state, without calling `__init__`."""
     if issubclass(kind, Enum):
         return kind(*arguments)
     rebuilt = kind.__new__(kind, *arguments)
@@ -200,7 +200,7 @@ def _rebuilt(kind: Any, arguments: list[Any], state: Any) -> Any:
 
 
 def _are_equal(rebuilt: Any, value: Any) -> bool:
-    """Return whether two objects are equal; without an equality of their own, whether they contain the same."""
+    """Return whether two objects have equal attributes and, if they define equality, are equal."""
     if getattr(rebuilt, "__dict__", None) != getattr(value, "__dict__", None):
         return False
     has_equality = type(value).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
