@@ -354,9 +354,10 @@ class _MeanScores:
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
         """Return the interval of the difference between two means."""
-        scores = self._scores(after)
-        low, high = _bounds(scores)
-        return _paired_interval(self._scores(before), scores, largest=high - low, limit=high - low)
+        scores_before = self._scores(before)
+        scores_after = self._scores(after)
+        low, high = _bounds([*scores_before, *scores_after])
+        return _paired_interval(scores_before, scores_after, largest=high - low, limit=high - low)
 
     def _scores(self, records: Sequence[CallRecord]) -> list[float]:
         return [self._least if record.score is None else record.score for record in records]

@@ -123,16 +123,5 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     return np.asarray(values / values.sum())
 
 
-def only_labels(predictor: dspy.Predict, demos: Sequence[Value], examples: Sequence[Value]) -> dict[str, str]:
-    """Return, by output, the only label in the demos, if examples have others."""
-    labels = {}
-    for name in predictor.signature.output_fields:
-        demo_labels = _texts(demos, name)
-        is_only = len(demo_labels) == len(demos) > 1 and len(set(demo_labels)) == 1
-        if is_only and are_classes(_texts(examples, name)):
-            labels[name] = demo_labels[0]
-    return labels
-
-
 def _texts(rows: Sequence[Value], name: str) -> list[str]:
     return [name_of_label(row[name]) for row in rows if row.get(name) is not None]

@@ -158,9 +158,6 @@ def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int
     if metric is not None:
         asked = metric.alternate_labels(num_usable)
     asked = asked[: opened.setup.plan.num_train_examples]
-    # Failures in earlier runs may have used up calls.
-    while len(asked) > 2 and len(scorer.affordable(dict.fromkeys(orders, asked))) < len(set(orders)):
-        asked.pop()
     # Stop early if hardly any of the first answers can be parsed.
     scorer.table(orders, asked[: math.ceil(ENOUGH_ANSWERS / len(orders))])
     FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
