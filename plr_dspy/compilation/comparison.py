@@ -86,7 +86,8 @@ def measure_gain(
         num_candidates: Number of finalists.
     """
     both = sorted(before.keys() & after.keys())
-    if not both:  # All calls of the finalist failed: assume no difference.
+    if not both:  # All calls of one of them failed: assume no difference.
+        before = after = before or after
         both = sorted(before)
     answered = [(example, before[example], after[example]) for example in both]
     value_before = metric.value((example, label) for example, label, _ in answered)
