@@ -66,7 +66,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     drawn = run.random_orderings()
     if not drawn:
         return None
-    orderings = space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
+    orderings = space.draw(NUM_RANDOM, np.random.default_rng([setup.seed, 1]), longest=True)
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
     name = count(num_demos, "random demo")
     tokens = 0

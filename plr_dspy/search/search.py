@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -17,22 +16,19 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_BATCHES = 20  # of draws in search of enough that are allowed
-MAX_REDRAWS = 50  # in search of enough that are new
+MAX_REDRAWS = 50  # in search of enough orderings that are new
 NUM_CANDIDATES = 300  # new orderings that a round chooses from; all of a smaller space
 NUM_CLIMBS = 5  # steps of a climb
 NUM_CLIMBERS = 10  # orderings that climb
 NUM_MOVES = 20  # moves tried from each
 MIN_ELITES = 5
-UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items, so that none dies out
 
 
 class Search(ABC):
     """A search that is asked for orderings and told their scores; it knows nothing of language models.
 
     It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
-    distribution draws first is shown last, so that orderings of all lengths tell of the same logits. Draws that are not
-    allowed are shortened from the beginning.
+    distribution draws first is shown last. Draws that are not allowed are shortened from the beginning.
 
     Attributes:
         space, num_samples, elite_fraction: As in `CrossEntropySearch`.
@@ -53,6 +49,7 @@ class Search(ABC):
         if not isinstance(space, OrderingSpace):
             raise TypeError(f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}")
         check_whole("num_samples", num_samples, 1)
+        check_whole("seed", seed, 0)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
         self.space = space
@@ -61,6 +58,7 @@ class Search(ABC):
         self.model = OrderingModel(space, with_features=False)
         self._rule = update_rule(update)
         self._generator = torch.Generator().manual_seed(seed)
+        self._rng = np.random.default_rng(seed)
         self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
         self.fitted: FittedModel | None = None
@@ -81,26 +79,17 @@ class Search(ABC):
         """
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
-        for ordering in orderings:
-            self._check_scores(ordering, scores)
-        estimates = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
-        return estimates[: num_elites(len(estimates), self.elite_fraction)]
-
-    def _check_scores(self, candidate: Candidate, scores: Scores) -> None:
-        """Raise a ValueError unless there are scores of the candidate, all finite, on numbered examples."""
-        ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
-        row = scores.get(ordering)
-        if not row:
-            raise ValueError(
-                "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
-                f"got {row!r} for {candidate}"
-            )
-        for example, score in row.items():
-            is_number = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
-            if not is_number or not math.isfinite(score):
+        estimates = []
+        for candidate in orderings:
+            ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
+            row = scores.get(ordering)
+            if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
-                    f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {candidate}"
+                    "scores must have finite ones of each ordering by example, such as {ordering: {0: 1.0}}; "
+                    f"got {row!r} for {candidate}"
                 )
+            estimates.append((candidate, mean_score(row)))
+        return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Return estimates of the orderings that have scores, best first; mean scores without a model."""
@@ -108,27 +97,16 @@ class Search(ABC):
 
     def mode(self) -> Ordering:
         """Return the most probable ordering, shortened if it is not allowed; else the identity."""
-        modes = [self._reversed(distribution.mode.tolist()) for distribution in self.distributions]
-        return self.space.shortened(self.space.canonical(modes)) or self.space.identity
+        return self._ordering([distribution.mode.tolist() for distribution in self.distributions])
 
-    def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
-        """Draw orderings, repeats included, from the current or from uniform distributions.
-
-        There are fewer if hardly any is allowed.
-        """
-        distributions = self._uniform() if uniformly else self.distributions
-        distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
-        orderings: list[Ordering] = []
-        for _ in range(MAX_BATCHES):
-            if len(orderings) >= num_draws:
-                break
-            samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
-            for rankings in zip(*samples, strict=True):
-                drawn = self.space.canonical([self._reversed(ranking) for ranking in rankings])
-                allowed = self.space.shortened(drawn)
-                if allowed is not None:
-                    orderings.append(allowed)
-        return orderings[:num_draws]
+    def draw(self, num_draws: int) -> list[Ordering]:
+        """Draw orderings from the current distributions, repeats included."""
+        if num_draws == 0:
+            return []
+        samples = []
+        for distribution in self.distributions:
+            samples.append(distribution.copy(generator=self._generator).sample((num_draws,)).tolist())
+        return [self._ordering(rankings) for rankings in zip(*samples, strict=True)]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
         """Return the identity, the whole programs, then random orderings, without known ones and repeats.
@@ -138,9 +116,7 @@ class Search(ABC):
         first: list[Candidate] = [self.space.identity, *self.space.programs]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
-            if len(candidates) >= number:
-                break
-            for ordering in self.draw(number, uniformly=True):
+            for ordering in self.space.draw(number, self._rng):
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)
@@ -171,8 +147,7 @@ class Search(ABC):
         assert shares is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
         counts = torch.bincount(extra, weights=weights, minlength=len(shares)).to(shares)
-        shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
-        return (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
+        return (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
 
     def _uniform(self) -> list[PlackettLuce]:
         distributions = [self._rule.initial(size) for size in self.space.sizes]
@@ -184,6 +159,11 @@ class Search(ABC):
             shares = torch.ones(num_lengths, dtype=torch.float64) / num_lengths
             with_lengths.append(distribution.copy(length=most, length_probabilities=shares))
         return with_lengths
+
+    def _ordering(self, rankings: Sequence[Sequence[int]]) -> Ordering:
+        """Return the allowed ordering of a ranking for each block."""
+        ordering = self.space.canonical([self._reversed(ranking) for ranking in rankings])
+        return self.space.shortened(ordering) or self.space.identity
 
     def _reversed(self, items: Sequence[int]) -> Sequence[int]:
         """Turn ordered items into a ranking, or a ranking into ordered items."""
@@ -281,100 +261,90 @@ class ThompsonSearch(Search):
     ) -> None:
         check_whole("num_examples", num_examples, 1)
         check_whole("num_initial", num_initial, 1)
-        check_whole("seed", seed, 0)
-        self._num_classed = math.inf if example_classes is None else len(example_classes)
-        if self._num_classed < num_examples:
+        if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
-                f"example_classes must name the class of each of {num_examples} examples; got {self._num_classed}"
+                f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
             )
         super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
         self._num_examples = num_examples
         self._num_initial = num_initial
-        self._seed = seed
         self._has_responses = responses is not None
         self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
         self._finished: set[Candidate] = set()  # orderings that get no scores on further examples
-        self._num_rounds = 0
+        self._best: list[Ordering] = []
 
     def ask(self) -> list[Candidate]:
         """Return the best candidate of each posterior draw, each once; empty if all were scored on all examples."""
+        if self.fitted is None:
+            if self.space.num_distinct <= self._num_initial:
+                return list(self.space.enumerate())
+            return self.fresh(self._num_initial, ())
         with one_thread():
-            if self.fitted is None:
-                if self.space.num_distinct <= self._num_initial:
-                    return list(self.space.enumerate())
-                return self.fresh(self._num_initial, ())
-            rng = np.random.default_rng([self._seed, self._num_rounds])
-            candidates = self._candidates(self.fitted, rng)
+            candidates = self._candidates(self.fitted)
             pool = [*self.fitted.orderings, *candidates]
             is_done = np.array([self._is_done(candidate) for candidate in pool])
             if is_done.all():
                 return []
-            draws = self.fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
-            draws[:, is_done] = -np.inf
-            is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
-            if self._has_responses and is_program.any():
-                # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
-                draws[0, ~is_program] = -np.inf
-            batch = []
-            for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
-                best = int(draw.argmax())
-                batch.append(pool[best])
-                draws[:, best] = -np.inf
-            return batch
+            draws = self.fitted.sample(candidates, min(self.num_samples, len(pool)), self._rng)
+        draws[:, is_done] = -np.inf
+        is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
+        if self._has_responses and is_program.any():
+            # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
+            draws[0, ~is_program] = -np.inf
+        batch = []
+        for draw in draws[: (~is_done).sum()]:
+            best = int(draw.argmax())
+            batch.append(pool[best])
+            draws[:, best] = -np.inf
+        return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Fit the process to all scores, and the distributions to the elites; return these with their estimates."""
         super().tell(orderings, scores)
-        if any(example >= self._num_classed for ordering in orderings for example in scores[ordering]):
-            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
         self._counts = counts
-        self._num_rounds += 1
-        earlier = None if self.fitted is None else self.fitted.variances
         # One assignment, so that an interrupt leaves a consistent model.
-        self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
+        self.fitted = self.model.fit(scores, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
-        self._num_elites = len(elites)
+        self._best = [elite.ordering for elite in elites if self.space.contains(elite.ordering)]
         self.refit(elites, anew=True)
-        return self.model.clipped(elites, scores)
+        return self.fitted.clipped(elites)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Return the process' estimates of the orderings that have scores, best first.
 
         Orderings that it has ruled out, or was not told of, are left out.
         """
-        estimates = [] if self.fitted is None else self.fitted.estimates()
-        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
+        if self.fitted is None:
+            return []
+        return self.fitted.clipped([estimate for estimate in self.fitted.estimates() if estimate.ordering in scores])
 
     def _is_done(self, candidate: Candidate) -> bool:
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
-    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
+    def _candidates(self, fitted: FittedModel) -> list[Candidate]:
         """Return new candidates; all of a small space."""
-        candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
-            candidates |= dict.fromkeys(self.space.enumerate())
+            candidates = dict.fromkeys(self.space.enumerate())
         else:
-            elites = self._best[: self._num_elites]
-            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
-                candidates[self.space.moved(elites[number], rng)] = None
-            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            candidates |= dict.fromkeys(self._climbed(fitted, rng))
+            candidates = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
+            for number in self._rng.integers(len(self._best), size=NUM_CANDIDATES // 2):
+                candidates[self.space.moved(self._best[number], self._rng)] = None
+            candidates |= dict.fromkeys(self.space.draw(NUM_CANDIDATES // 6, self._rng))
+            candidates |= dict.fromkeys(self._climbed(fitted))
         return [candidate for candidate in candidates if candidate not in self._counts]
 
-    def _climbed(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
+    def _climbed(self, fitted: FittedModel) -> list[Ordering]:
         """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
         beam = self._best[:NUM_CLIMBERS]
         climbed = []
         for _ in range(NUM_CLIMBS):
             reached = dict.fromkeys(beam)
             for ordering in beam:
-                reached |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+                reached |= dict.fromkeys(self.space.moved(ordering, self._rng) for _ in range(NUM_MOVES))
             orderings = list(reached)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
             beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
