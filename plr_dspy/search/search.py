@@ -25,7 +25,7 @@ MIN_ELITES = 5
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores; it knows nothing of language models.
+    """A search that is asked for orderings and told their scores.
 
     It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
     distribution draws first is shown last. Draws that are not allowed are shortened from the beginning.
@@ -219,27 +219,25 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings with the best
-    estimates. Candidates are draws of the distributions, good orderings after a random move, results of short climbs on
-    the process' mean, and random orderings. Known orderings compete with them: the best ordering of each joint draw
-    from the posterior is asked for, be it new or to be scored on more examples. So good orderings are scored on ever
-    more examples, and no call is spent on those that a few examples have ruled out.
+    Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
+    Candidates are draws of the distributions, good orderings after a random move, results of short climbs on the
+    process' mean, random orderings, and known ones, to be scored on more examples. The best of each joint draw from the
+    posterior is asked for. So no call is spent on orderings that a few examples have ruled out.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
         space: What to order.
-        num_examples: Number of examples. An ordering that was scored on all of them, or got no further scores when it
-            was asked for again, is not asked for again.
+        num_examples: An ordering with this many scores, or without new ones in the last round, is not asked for again.
         classes: For each block the class of each of its items, such as demos with the same answer.
-        example_classes: The class of each example that there may be scores of, such as its answer.
+        example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the known orderings that the distributions are fitted to.
         responses: The log-probabilities of labels; None if there are none.
-        seed: Seeds everything random.
+        seed: As in `CrossEntropySearch`.
 
     Raises:
         ValueError: If a number is out of range, or classes do not fit.
@@ -269,10 +267,9 @@ class ThompsonSearch(Search):
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
         self._num_examples = num_examples
         self._num_initial = num_initial
-        self._has_responses = responses is not None
         self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
-        self._finished: set[Candidate] = set()  # orderings that get no scores on further examples
-        self._best: list[Ordering] = []
+        self._finished: set[Candidate] = set()  # those that are not asked for again
+        self._elites: list[Ordering] = []
 
     def ask(self) -> list[Candidate]:
         """Return the best candidate of each posterior draw, each once; empty if all were scored on all examples."""
@@ -283,15 +280,11 @@ class ThompsonSearch(Search):
         with one_thread():
             candidates = self._candidates(self.fitted)
             pool = [*self.fitted.orderings, *candidates]
-            is_done = np.array([self._is_done(candidate) for candidate in pool])
+            is_done = np.array([candidate in self._finished for candidate in pool])
             if is_done.all():
                 return []
             draws = self.fitted.sample(candidates, min(self.num_samples, len(pool)), self._rng)
         draws[:, is_done] = -np.inf
-        is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
-        if self._has_responses and is_program.any():
-            # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
-            draws[0, ~is_program] = -np.inf
         batch = []
         for draw in draws[: (~is_done).sum()]:
             best = int(draw.argmax())
@@ -300,30 +293,27 @@ class ThompsonSearch(Search):
         return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores, and the distributions to the elites; return these with their estimates."""
+        """Fit the process to all scores and the distributions to the elites, and return the elites, best first."""
         super().tell(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
-        self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
+        for ordering, count in counts.items():
+            has_new = ordering not in orderings or count > self._counts.get(ordering, 0)
+            if count >= self._num_examples or not has_new:
+                self._finished.add(ordering)
         self._counts = counts
         # One assignment, so that an interrupt leaves a consistent model.
         self.fitted = self.model.fit(scores, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self._best = [elite.ordering for elite in elites if self.space.contains(elite.ordering)]
+        self._elites = [elite.ordering for elite in elites if self.space.contains(elite.ordering)]
         self.refit(elites, anew=True)
         return self.fitted.clipped(elites)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the process' estimates of the orderings that have scores, best first.
-
-        Orderings that it has ruled out, or was not told of, are left out.
-        """
+        """Return the process' estimates of the orderings that have scores, best first, without those ruled out."""
         if self.fitted is None:
             return []
         return self.fitted.clipped([estimate for estimate in self.fitted.estimates() if estimate.ordering in scores])
-
-    def _is_done(self, candidate: Candidate) -> bool:
-        return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
     def _candidates(self, fitted: FittedModel) -> list[Candidate]:
         """Return new candidates; all of a small space."""
@@ -331,15 +321,15 @@ class ThompsonSearch(Search):
             candidates = dict.fromkeys(self.space.enumerate())
         else:
             candidates = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for number in self._rng.integers(len(self._best), size=NUM_CANDIDATES // 2):
-                candidates[self.space.moved(self._best[number], self._rng)] = None
+            for number in self._rng.integers(len(self._elites), size=NUM_CANDIDATES // 2):
+                candidates[self.space.moved(self._elites[number], self._rng)] = None
             candidates |= dict.fromkeys(self.space.draw(NUM_CANDIDATES // 6, self._rng))
             candidates |= dict.fromkeys(self._climbed(fitted))
         return [candidate for candidate in candidates if candidate not in self._counts]
 
     def _climbed(self, fitted: FittedModel) -> list[Ordering]:
         """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
-        beam = self._best[:NUM_CLIMBERS]
+        beam = self._elites[:NUM_CLIMBERS]
         climbed = []
         for _ in range(NUM_CLIMBS):
             reached = dict.fromkeys(beam)

@@ -25,25 +25,24 @@ from plr_dspy.search.model.gains import Array, Families, Mask
 from plr_dspy.search.model.gaussian_process import GaussianProcess
 
 NUM_SWEEPS = 10
-PRIOR_COUNT = 5.0  # orderings, examples or answers that the prior of a variance counts as
+PRIOR_COUNT = 5.0  # examples or answers that the prior of a variance counts as
+MAX_LEVERAGE = 0.9
 # Prior variances, in squared natural logarithms of odds.
-PRIOR_LABEL_BIAS = 0.1
-PRIOR_SLOPE = 0.01
+LABEL_BIAS_VARIANCE = 0.5
+SLOPE_VARIANCE = 0.02
 PRIOR_EXAMPLE = 0.5
 PRIOR_NOISE = 0.05
-# Further prior variances of candidates without features.
-OUTSIDER_LABEL_BIAS = 4.0
+# Those of candidates without features.
+OUTSIDER_LABEL_BIAS = 4.5
 OUTSIDER_SLOPE = 0.4
-MAX_LEVERAGE = 0.9
 
 
 class Posterior(NamedTuple):
-    """The posterior of an effect with k dimensions, independent for each ordering."""
+    """The posterior of an effect with k dimensions and prior mean 0, independent for each ordering."""
 
     means: Array  # [m, k]
     variances: Array  # in each dimension, [m]
-    prior_mean: Array  # [k]
-    prior_variances: Array  # [m]; smallest for orderings with features
+    prior_variances: Array  # [m]
 
 
 class ResponseEffects:
@@ -63,15 +62,15 @@ class ResponseEffects:
         self._known = ~np.isnan(contrasts[..., 0])
         self._contrasts = np.nan_to_num(contrasts)
         self.directions = directions
-        self._is_outsider = is_outsider
+        self._bias_priors = np.where(is_outsider, OUTSIDER_LABEL_BIAS, LABEL_BIAS_VARIANCE)
+        self._slope_priors = np.where(is_outsider, OUTSIDER_SLOPE, SLOPE_VARIANCE)
         self.noise = 0.5
         self._example_variance = 2.0
         self.examples = np.zeros((num_examples, num_contrasts))
         self.num_cells = np.zeros(num_orderings)
         nothing = np.zeros((num_orderings, num_contrasts))
-        ones = np.ones(num_orderings)
-        self.label_bias = Posterior(nothing, ones, nothing[0], ones)
-        self.slope = Posterior(nothing[:, :1], ones, nothing[0, :1], ones)
+        self.label_bias = Posterior(nothing, self._bias_priors, self._bias_priors)
+        self.slope = Posterior(nothing[:, :1], self._slope_priors, self._slope_priors)
         for _ in range(NUM_SWEEPS):
             self._fit_examples()
             self._fit_orderings()
@@ -101,12 +100,6 @@ class ResponseEffects:
         """Update b and q, by weighted ridge regression on 1 and g."""
         noise = self.noise
         directions = self.directions
-        is_usual = ~self._is_outsider & (self.num_cells > 0)
-        bias_mean = self.label_bias.means[is_usual].sum(axis=0) / max(1, is_usual.sum())
-        bias_priors = _prior_variances(self.label_bias, is_usual, bias_mean, PRIOR_LABEL_BIAS)
-        bias_priors += OUTSIDER_LABEL_BIAS * self._is_outsider
-        slope_priors = _prior_variances(self.slope, is_usual, np.zeros(1), PRIOR_SLOPE)
-        slope_priors += OUTSIDER_SLOPE * self._is_outsider
         # Compare each cell with what the other orderings say of its example. An example that
         # knows the cell would repeat some of its noise, which then looks like an effect of the ordering.
         own_precision = self._known / noise
@@ -116,17 +109,17 @@ class ResponseEffects:
         responses = (self._contrasts - scaled / precision[..., None]) * weights[..., None]
         self.num_cells = weights.sum(axis=1)
         # Normal equations of b and q, b eliminated.
-        total = self.num_cells + noise / bias_priors
+        total = self.num_cells + noise / self._bias_priors
         cross = weights @ directions
-        sums = responses.sum(axis=1) + np.outer(noise / bias_priors, bias_mean)
+        sums = responses.sum(axis=1)
         moments = (responses * directions).sum(axis=(1, 2)) - (cross * sums).sum(axis=1) / total
         remaining = weights @ (directions**2).sum(axis=1) - (cross**2).sum(axis=1) / total
-        slope_variances = noise / (remaining + noise / slope_priors)
+        slope_variances = noise / (remaining + noise / self._slope_priors)
         slopes = (slope_variances / noise * moments)[:, None]
         label_bias = (sums - slopes * cross) / total[:, None]
         by_slope = slope_variances * ((cross / total[:, None]) ** 2).mean(axis=1)
-        self.label_bias = Posterior(label_bias, noise / total + by_slope, bias_mean, bias_priors)
-        self.slope = Posterior(slopes, slope_variances, np.zeros(1), slope_priors)
+        self.label_bias = Posterior(label_bias, noise / total + by_slope, self._bias_priors)
+        self.slope = Posterior(slopes, slope_variances, self._slope_priors)
 
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and the parameters used."""
@@ -138,12 +131,6 @@ class ResponseEffects:
         self.noise = float((squares + PRIOR_COUNT * PRIOR_NOISE) / (degrees + PRIOR_COUNT))
 
 
-def _prior_variances(effect: Posterior, is_usual: Mask, mean: Array, prior: float) -> Array:
-    """Return the prior variances of an effect ``[m]``, given its posterior in the sweep before."""
-    squares = ((effect.means - mean) ** 2).mean(axis=1) + effect.variances
-    return np.full(len(is_usual), _posterior_variance(squares[is_usual], prior))
-
-
 def _posterior_variance(squares: Array, prior: float) -> float:
     """Return the posterior mean of a variance, given expected squares."""
     return float((squares.sum() + PRIOR_COUNT * prior) / (len(squares) + PRIOR_COUNT))
@@ -152,22 +139,18 @@ def _posterior_variance(squares: Array, prior: float) -> float:
 class EffectProcess(GaussianProcess):
     """A Gaussian process of one effect of orderings, each measured alone with a noise of its own."""
 
-    def __init__(self, features: Families, measured: Posterior, *, unit: float) -> None:
+    def __init__(self, features: Families, measured: Posterior, *, noise: float) -> None:
         # What an ordering's own cells say is its posterior without the prior.
-        posterior = 1.0 / measured.variances
-        prior = 1.0 / measured.prior_variances
-        self._precisions = np.maximum(posterior - prior, 1e-6)
-        sums = measured.means * posterior[:, None] - np.outer(prior, measured.prior_mean)
-        values = sums / self._precisions[:, None]
+        self._precisions = np.maximum(1.0 / measured.variances - 1.0 / measured.prior_variances, 1e-6)
         usual_variance = float(measured.prior_variances.min())
         super().__init__(
             features,
             measured.prior_variances == usual_variance,
-            values=values,
-            errors=np.diag(1.0 / (self._precisions * unit)),
-            noise=unit,
+            values=measured.means / (measured.variances * self._precisions)[:, None],
+            errors=np.diag(1.0 / (self._precisions * noise)),
+            noise=noise,
             fixed=measured.prior_variances - usual_variance,
-            total=usual_variance / unit,
+            total=usual_variance / noise,
         )
 
     def sampling_errors(self) -> Array:

@@ -184,8 +184,8 @@ class FittedModel:
     table: Array
 
     def __post_init__(self) -> None:
-        self._both = np.stack([self.table, self.scored.scores])
-        self._range = float(np.nanmin(self._both)), float(np.nanmax(self._both))
+        both = np.stack([self.table, self.scored.scores])
+        self._range = float(np.nanmin(both)), float(np.nanmax(both))
         self.calibrating = self.responses is not None and self.responses.calibrating
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -216,8 +216,7 @@ class FittedModel:
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
 
-        The model's own intervals are too narrow if it does not fit the program. If all calls scored the same, from 0
-        to 1, the margin is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all calls scored the same, the margin is 3 over their number (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -230,11 +229,10 @@ class FittedModel:
 
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of mean scores of different orderings, by their own calls."""
-        rows = self._both[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
+        rows = [self.orderings.index(ordering) for ordering in set(orderings)]
         # By a metric over a set, scores differ the more the rarer the decisive examples are in a row.
-        deviations = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
-        counts = (~np.isnan(rows[0])).sum(axis=1)
-        return float(np.sqrt((deviations**2 / counts).sum()))
+        variances = np.maximum(np.nanvar(self.scored.scores), np.nanvar(self.scored.scores[rows], axis=1))
+        return float(np.sqrt((variances / self.scored.counts[rows]).sum()))
 
     def _clip(self, score: float) -> float:
         """Return a score within the range of all scores."""
@@ -316,9 +314,8 @@ class FittedModel:
         """Return the expected mean score of random orderings of the largest number of items.
 
         Args:
-            drawn: Random orderings that were scored. Their own scores keep the mean from favouring good orderings,
-                which most calls were spent on.
-            longest: Random orderings of the largest number of items, not scored, because those drawn may be shorter.
+            drawn: Random orderings of any number of items that were scored, which most calls were not spent on.
+            longest: Random orderings of the largest number of items.
         """
         estimates = dict(self.estimates())
         with one_thread():

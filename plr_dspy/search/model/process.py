@@ -1,6 +1,6 @@
 """The additive Gaussian process: how scores on single examples depend on the features of orderings.
 
-y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  noise
+y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
 
 symbol  code             shape   meaning
 y       table            [m, E]  scores of orderings o on examples e
@@ -9,8 +9,9 @@ f       AdditiveProcess  [m]     what orderings score on unseen examples
 l       LabelBias        [m]     label bias of orderings
 c       classes          [E]     classes of examples, from 0 without gaps
 b       direction        [C]     effect of the label bias on each class
+g       preferences      [m, E]  preferences of single examples
 
-f is a sum of linear functions of feature families, of a smooth function of l, and of an own effect of each ordering.
+f is a sum of linear functions of feature families, of a quadratic function of l, and of an own effect of each ordering.
 Candidates without features ("outsiders") have an own effect alone.
 """
 
@@ -20,10 +21,10 @@ import numpy as np
 
 from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.model.gaussian_process import GaussianProcess
-from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
+from plr_dspy.search.model.score_table import NOISE_RATIO, ScoreTable
 
 OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
-CENTRES = np.arange(-4.0, 4.01, 0.5)  # of the bumps that make up a function of l, in deviations over random orderings
+PREFERENCES = 0.35  # share of the residual variance that is what single examples prefer
 
 
 class LabelBias:
@@ -31,7 +32,7 @@ class LabelBias:
 
     The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
     How far is nearly linear in the features of an ordering, but accuracy is best between the extremes. So l is learnt
-    first, and accuracy as a smooth function of it afterwards.
+    first, and accuracy as a quadratic function of it afterwards.
 
     Attributes:
         explained: What the label bias adds to scores, ``[m, E]``.
@@ -61,18 +62,11 @@ class LabelBias:
         at_random = self._process.predict(references)
         self._middle = float(at_random.mean())
         self._spread = float(at_random.std()) + 1e-9
-        bumps = self._bumps(references)
-        self._mean = bumps.mean(axis=0)
-        self._scale = float(1.0 / np.sqrt(bumps.var(axis=0).sum() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Add a family whose linear functions are smooth functions of l."""
-        return [*features, (self._bumps(features) - self._mean) * self._scale]
-
-    def _bumps(self, features: Families) -> Array:
-        """Return Gaussian bumps of l, ``[m, d]``."""
+        """Add a family whose linear functions are quadratic functions of l."""
         standard = (self._process.predict(features) - self._middle) / self._spread
-        return np.asarray(np.exp(-0.5 * (standard - CENTRES) ** 2))
+        return [*features, np.hstack([standard, standard**2 - 1.0]) / np.sqrt(3.0)]
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
@@ -82,12 +76,28 @@ def _class_direction(sums: Array, counts: Array) -> Array:
         sums: Residuals of each ordering on each class, ``[m, C]``.
         counts: Their numbers, ``[m, C]``.
     """
-    profiles = sums / (counts + PRIOR_NOISE_RATIO)
+    profiles = sums / (counts + NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
     direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
     shares = counts.sum(axis=0) / counts.sum()
     direction = direction - direction @ shares
     return np.asarray(direction / np.sqrt(direction**2 @ shares + 1e-12))
+
+
+def covariance_of_means(features: Families, table: ScoreTable) -> Array:
+    """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
+
+    Similar orderings do well on the same examples. So scores on n examples tell of others only up to the variance of
+    such preferences over n.
+    """
+    size = len(table.counts)
+    alike = np.zeros((size, size))
+    for family in features:
+        alike += family @ family.T / len(features)
+    weights = table.known / np.maximum(1, table.counts)[:, None] / np.sqrt(table.information_weights)[:, None]
+    preferences = PREFERENCES * alike * (weights @ weights.T)
+    of_one_call = np.maximum(1.0 / table.sizes - np.diag(preferences), 0.0)
+    return np.asarray(preferences + np.diag(of_one_call))
 
 
 class AdditiveProcess:
@@ -128,7 +138,7 @@ class AdditiveProcess:
             self._with_bias(features),
             ~is_outsider,
             values=table.adjusted_means[:, None],
-            errors=np.diag(1.0 / table.sizes),
+            errors=covariance_of_means(features, table),
             noise=noise,
             fixed=np.asarray(OUTSIDER_VARIANCE * noise * is_outsider + extra_variances),
         )

@@ -27,7 +27,7 @@ from scipy.linalg import helmert
 from scipy.special import log_softmax, softmax
 
 from plr_dspy.search.model.effects import EffectProcess, ResponseEffects
-from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, independent_gains
+from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
@@ -39,6 +39,7 @@ NUM_DRAWS = 8  # of the effects of an ordering, for the variance of its expected
 UNDERSTATED = 1.6
 STEP = 0.05  # of an effect, for numerical derivatives
 OUTSIDER_SCORE = 0.25  # variance of the mean score of a candidate without features
+LEAST_SPREAD = 0.0005  # variance of mean scores of orderings
 PRIOR_CELLS = 4.0  # that expected answers count as
 
 
@@ -167,8 +168,8 @@ class ResponseModel:
         logs = np.where(is_program[:, None, None], np.nan, self._logs)
         self._contrasts = np.clip(logs @ self._basis.T, -MAX_CONTRAST, MAX_CONTRAST)
         self._cells = ResponseEffects(self._contrasts, directions, is_outsider=is_outsider)
-        self._bias = EffectProcess(features, self._cells.label_bias, unit=self._cells.noise)
-        self._slope = EffectProcess(features, self._cells.slope, unit=self._cells.noise)
+        self._bias = EffectProcess(features, self._cells.label_bias, noise=self._cells.noise)
+        self._slope = EffectProcess(features, self._cells.slope, noise=self._cells.noise)
         self._effects = np.concatenate([self._bias.means, self._slope.means], axis=1)
         self.means = self._mean_scores(self._effects)
         self.mean_variances = self._variances() * ~is_program
@@ -306,10 +307,14 @@ class ResponseModel:
     def gains(self, reference: int) -> Gains:
         """Return the gains of the fitted orderings over one of them on new examples."""
         is_measured = ~self._is_program & (self._cells.num_cells > 0)
-        return independent_gains(
+        errors = self._example_errors() + self._effect_errors(is_measured)
+        error = float(np.diag(errors).mean())
+        spread = max(float(self.means[~self._is_outsider].var()) - error, LEAST_SPREAD)
+        return expected_gains(
             self.means,
-            self._example_errors() + self._effect_errors(is_measured),
-            outsiders=np.where(self._is_outsider & is_measured, OUTSIDER_SCORE, 0.0),
+            covariance=spread * np.eye(len(errors)),
+            outsiders=np.diag(np.where(self._is_outsider & is_measured, OUTSIDER_SCORE, 0.0)),
+            noise=errors + (error + 1e-9) * np.eye(len(errors)),
             reference=reference,
             num_examples=self.num_examples,
         )

@@ -9,7 +9,7 @@ a       example_effects      [E]     effects of examples, shrunk
 n       counts               [m]     known scores
 w       information_weights  [m]     scores on random examples that one score is worth
 h       shrinkage            [m]     factor of t that leaves its posterior mean
-r       noise_ratio                  variance of the noise over that of a
+r       NOISE_RATIO                  variance of the noise over that of a
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from plr_dspy.search.model.gaussian_process import PRIOR_VARIANCE
 
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # from known scores [m, E] on examples [E] to [m]
 
-PRIOR_NOISE_RATIO = 3.0
-PRIOR_EXAMPLES = 10.0  # that this prior counts as
-MIN_NOISE_RATIO = 0.05
+NOISE_RATIO = 3.0
 NUM_ALTERNATIONS = 10
 MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise at least
 
@@ -62,27 +60,11 @@ class ScoreTable:
             weights = information_weights(~np.isnan(scores), examples)
         return cls(scores, examples, weights)
 
-    @cached_property
-    def noise_ratio(self) -> float:
-        """Return r, by the analysis of variance of examples with two or more scores, and a prior."""
-        is_repeated = self._example_counts >= 2
-        if not is_repeated.any():
-            return PRIOR_NOISE_RATIO
-        counts = self._example_counts[is_repeated]
-        means = self._values[:, is_repeated].sum(axis=0) / counts
-        deviations = np.where(self.known[:, is_repeated], self._values[:, is_repeated] - means, 0.0)
-        within = float(self.information_weights @ (deviations**2).sum(axis=1) / (counts - 1).sum())
-        between = max(float(means.var() - within * (1.0 / counts).mean()), 0.0)
-        if within <= 0.0:
-            return MIN_NOISE_RATIO if between else PRIOR_NOISE_RATIO
-        total = len(counts) * between / within + PRIOR_EXAMPLES / PRIOR_NOISE_RATIO
-        return max((len(counts) + PRIOR_EXAMPLES) / total, MIN_NOISE_RATIO)
-
     def example_effects(self, effects: Array) -> Array:
         """Return a, ``[E]``, given the effects ``[m]`` of orderings."""
         sums = self._values.sum(axis=0) - effects @ self.known
         mean = sums.sum() / max(1, self._example_counts.sum())
-        return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
+        return np.asarray((sums + NOISE_RATIO * mean) / (self._example_counts + NOISE_RATIO))
 
     def ordering_effects(self, effects: Array) -> Array:
         """Return unshrunk effects ``[m]`` of orderings, given the effects of examples under `effects`."""
@@ -95,7 +77,7 @@ class ScoreTable:
 
     def noise(self, residuals: Array, num_parameters: float) -> float:
         """Return the variance of the noise, given residuals and how many parameters of orderings they have used."""
-        of_examples = (self._example_counts / (self._example_counts + self.noise_ratio)).sum()
+        of_examples = (self._example_counts / (self._example_counts + NOISE_RATIO)).sum()
         count = self.counts.sum()
         degrees = max(count - of_examples - num_parameters, MIN_FREE_SHARE * count)
         squares = self.information_weights @ (residuals**2).sum(axis=1)
