@@ -82,8 +82,6 @@ class CompileRun:
             shifted=self.shifted,
             strata=influence.examples_by_label(self.num_train) if influence and plan.racing else (),
         )
-        if influence is not None:
-            self.search.model.information_weights = influence.information_weights
         self.selection = range(self.num_train, self.num_train + plan.num_selection_examples)
         self._least_compared = plan.num_finalists * min(MIN_COMPARED, plan.num_selection_examples)  # calls
         self.stop = Stop(StopReason.INTERRUPTED)

@@ -87,7 +87,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         num_examples = setup.plan.num_first_examples
         scaled = float
         score = float(np.mean([mean_score(row) for row in rows]))
-    lowest, highest = decision.fitted.clip([score - error, score + error])
+    lowest = decision.fitted.clip(score - error)
+    highest = decision.fitted.clip(score + error)
     return Alternative(
         name=name,
         score=round(scaled(score), 6),

@@ -27,11 +27,9 @@ MIN_ELITES = 5
 class Search(ABC):
     """A search that is asked for orderings and told their scores.
 
-    It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
-    distribution draws first is shown last. Draws that are not allowed are shortened from the beginning.
+    If places count from the end, the item that a distribution draws first is shown last.
 
     Attributes:
-        space, num_samples, elite_fraction: As in `CrossEntropySearch`.
         model: Says what scores tell of new examples; without features unless the search sets another one.
         distributions: The current distribution of each block.
         fitted: The model as it was fitted to the last scores; None for searches without one.
@@ -68,14 +66,14 @@ class Search(ABC):
         """Return the candidates to score next; empty if nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from the scores of a round, and return the elites, best first.
+        """Learn from a round, and return the elites, best first.
 
         Args:
             orderings: Those of the round, repeats included.
             scores: All known scores by ordering and example.
 
         Raises:
-            ValueError: If scores are missing or not finite. Nothing is learnt then.
+            ValueError: If scores are missing or not finite.
         """
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
@@ -109,10 +107,7 @@ class Search(ABC):
         return [self._ordering(rankings) for rankings in zip(*samples, strict=True)]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return the identity, the whole programs, then random orderings, without known ones and repeats.
-
-        There are fewer if hardly any are left.
-        """
+        """Return about as many new candidates: the identity, the whole programs, then random orderings."""
         first: list[Candidate] = [self.space.identity, *self.space.programs]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
@@ -194,17 +189,12 @@ class RandomSearch(Search):
 class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
-    Each round consists of independent draws, repeats included, and alone decides the refit.
-
     Args:
         space: What to order.
         update: Refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
-        seed: Seeds the search's own generator.
-
-    Raises:
-        TypeError, ValueError: If an argument is out of range.
+        seed: Seeds the search's own generators.
     """
 
     def ask(self) -> list[Candidate]:
@@ -238,9 +228,6 @@ class ThompsonSearch(Search):
         elite_fraction: Share of the known orderings that the distributions are fitted to.
         responses: The log-probabilities of labels; None if there are none.
         seed: As in `CrossEntropySearch`.
-
-    Raises:
-        ValueError: If a number is out of range, or classes do not fit.
     """
 
     def __init__(

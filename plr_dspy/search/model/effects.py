@@ -13,8 +13,7 @@ g       directions  [E, d]     direction of the labels with high scores
 w       weights     [m, E]     weights of the cells in the effects of orderings
 
 Two examples tell b of an ordering almost exactly, so its score on all others follows from few of them.
-All effects are normal. Their variances are estimated with them by expectation and maximisation (N. M. Laird and
-J. H. Ware, Biometrics 38, 1982).
+The effects are fitted in turn (N. M. Laird and J. H. Ware, Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
@@ -49,12 +48,12 @@ class ResponseEffects:
     """The effects that were fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances, ``[E]``.
+        examples, example_variances: Posterior of a, ``[E, d]`` and ``[E]``.
         label_bias, slope: Posteriors of b and q.
         noise: Variance of a contrast.
-        leverage: About the share of it that the fit of a cell explains by the cell itself, ``[m, E]``.
+        leverage: About the share of the noise of a cell that its fit follows, ``[m, E]``.
         residuals: Rest of the known cells, 0 for others, ``[m, E, d]``.
-        num_cells: Known cells of each ordering, ``[m]``. A cell counts less if its example is known from no other.
+        num_cells: Known cells of each ordering, ``[m]``; less if no other ordering knows their examples.
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask) -> None:
@@ -100,8 +99,7 @@ class ResponseEffects:
         """Update b and q, by weighted ridge regression on 1 and g."""
         noise = self.noise
         directions = self.directions
-        # Compare each cell with what the other orderings say of its example. An example that
-        # knows the cell would repeat some of its noise, which then looks like an effect of the ordering.
+        # Compare each cell with what the other orderings say of its example.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
         scaled = self.examples / self.example_variances[:, None] - self._of_examples() / noise

@@ -38,7 +38,7 @@ class Features:
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
         if classes is None:
-            classes = [[0] * size for size in space.sizes]
+            classes = [np.zeros(size, dtype=np.int64).tolist() for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(f"classes must name a class for each item of blocks of {space.sizes} items; got {classes}")
         self._space = space

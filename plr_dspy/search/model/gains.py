@@ -2,7 +2,7 @@
 
 symbol   code        shape   meaning
 m                            orderings
-H                            hypotheses
+H                            hypotheses about s, k and v
 y        means       [m]     measured mean scores, without the effects of examples
 K        covariance  [m, m]  estimated prior covariance of true scores
 A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
@@ -15,7 +15,7 @@ P        prior       [m, m]  s K + k A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,16 +32,6 @@ OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
 PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
 PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
-
-
-class Hypothesis(NamedTuple):
-    """Factors of the three covariances, and what the scores say if they hold: moments of the gains ``[m]``."""
-
-    scale: float
-    log_likelihood: float
-    means: Array
-    variances: Array
-    possible: Mask  # whether the prior allows a gain
 
 
 class GainSummary(NamedTuple):
@@ -108,12 +98,16 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over one of them, by Gaussian conditioning.
 
-    The estimated variance of orderings mistakes chance for an effect if there is none. So it is averaged over scales,
-    weighted by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
-    `num_examples` - 1 degrees of freedom. It is never smaller, which would make chance look certain.
+    The estimated variance of orderings mistakes chance for an effect if there is none. So it is
+    averaged over scales, by the likelihood of the scores. The covariance of errors may be larger
+    than its estimate, which has `num_examples` - 1 degrees of freedom, but never smaller.
     """
-    hypotheses = []
-    for scale, outsider_scale, error_scale in _factors(outsiders, num_examples):
+    degrees = max(1, num_examples - 1)
+    error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
+    outsider_scales = OUTSIDER_SCALES if outsiders.any() else (0.0,)
+    log_weights = []
+    gains = []
+    for scale, outsider_scale, error_scale in itertools.product(SCALES, outsider_scales, error_scales):
         prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
@@ -121,27 +115,14 @@ def expected_gains(
         rest = means - inverse.sum(axis=0) @ means / precision
         log_determinant = np.linalg.slogdet(inverse)[1]
         log_likelihood = 0.5 * (log_determinant - np.log(precision) - rest @ inverse @ rest)
+        share = (1.0 - PRIOR_NOTHING) / (len(SCALES) - 1) if scale else PRIOR_NOTHING
+        log_weights.append(log_likelihood + np.log(share))
         contrasts = prior - prior[reference]
         weights = contrasts @ inverse
         prior_variances = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        hypotheses.append(Hypothesis(scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
-    return _averaged(hypotheses)
-
-
-def _factors(outsiders: Array, num_examples: int) -> Iterator[tuple[float, float, float]]:
-    """Combine all factors s, k and v of the covariances."""
-    degrees = max(1, num_examples - 1)
-    error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    outsider_scales = OUTSIDER_SCALES if outsiders.any() else (0.0,)
-    return itertools.product(SCALES, outsider_scales, error_scales)
-
-
-def _averaged(hypotheses: Sequence[Hypothesis]) -> Gains:
-    """Weight hypotheses by their posterior probabilities."""
-    scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
-    priors = np.where(scales == 0.0, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
-    weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
-    return Gains(weights / weights.sum(), means, variances, possible)
+        gains.append((weights @ rest, variances, prior_variances > 1e-12))
+    probabilities: Array = special.softmax(log_weights)
+    return Gains(probabilities, *map(np.array, zip(*gains, strict=True)))

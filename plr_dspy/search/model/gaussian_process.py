@@ -92,7 +92,7 @@ class GaussianProcess:
 
         Args:
             features: Of the others.
-            fixed: The prior variance of each of these that is not estimated, in units of the values.
+            fixed: G of each of the others.
         """
         *variances, own = self.variances
         among = (own + fixed / self.noise) * np.eye(len(features[0]))

@@ -23,16 +23,14 @@ from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import Array, Mask, gain_of_calibration
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, ResponseModel
-from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
+from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-# Orderings that the process is fitted to, which bounds its time. Half of them are the most promising. The others are
-# evenly spread over the rest: from good ones alone nobody learns what is bad.
-MAX_MODELLED = 250
+MAX_MODELLED = 250  # orderings that the process is fitted to, which bounds its time
 LEAST_SHARE = 0.5  # of the calls must have log-probabilities; with fewer, scores tell more
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
-# Standard errors, at most, between the expected score of a program as it is and the mean of its own scores: it may be
-# unlike the orderings that the expectation comes from (B. Efron and C. Morris, JASA 67, 1972).
+# Standard errors, at most, between an expected score and the mean of the own scores of an ordering
+# (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -41,10 +39,7 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra and torch in one thread; compiles take turns, because the number belongs to the process.
-
-    For matrices of some hundred rows, more threads cost more than they bring: ten times as much on a busy machine.
-    """
+    """Run linear algebra and torch in one thread, which is faster for small matrices; compiles take turns."""
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -55,15 +50,7 @@ def one_thread() -> Iterator[None]:
 
 
 class OrderingModel:
-    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
-
-    Candidates that are not in the space, such as `WITHOUT_DEMOS`, have an effect of their own.
-
-    Attributes:
-        information_weights: Says how much scores tell, see `ScoreTable`; None if all tell the same.
-    """
-
-    information_weights: InformationWeights | None = None
+    """What scores of orderings on some examples tell of other orderings, and of other examples."""
 
     def __init__(
         self,
@@ -88,7 +75,7 @@ class OrderingModel:
                 scores = self._most_promising(scores, kept)
             candidates = list(scores)
             features = self.features(candidates)
-            scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
+            scored = ScoreTable.from_rows([*scores.values()])
             responses = self._respond(scores, scored, features)
             table = scored.scores
             unexplained = scored
@@ -120,9 +107,9 @@ class OrderingModel:
         return [family * ~is_outsider[:, None] for family in self._features(orderings)]
 
     def _most_promising(self, scores: Scores, kept: Sequence[Candidate]) -> Scores:
-        """Choose programs, candidates to be kept, those with the best means, and some of the others."""
+        """Choose the candidates to be kept, those with the best means, and for contrast some of the others."""
         candidates = list(scores)
-        means = ScoreTable.from_rows([*scores.values()], self.information_weights).shrunk_means
+        means = ScoreTable.from_rows([*scores.values()]).shrunk_means
         for number, candidate in enumerate(candidates):
             if isinstance(candidate, WholeProgram) or candidate in kept:
                 means[number] = np.inf
@@ -171,10 +158,7 @@ class Gain:
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model that was fitted to scores.
-
-    Most methods are about the fitted orderings, the others being ruled out, but `predict` and `sample` take any.
-    """
+    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted."""
 
     model: OrderingModel
     orderings: list[Candidate]
@@ -199,7 +183,7 @@ class FittedModel:
         """Return expected scores on unseen examples: that of the reference as it is, plus gains."""
         score = self.as_it_is(reference)
         gains = self.gains(reference)
-        return {ordering: round(self._clip(score + gain.expected), 9) for ordering, gain in gains.items()}
+        return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
         """Return the expected score of an ordering without calibration, never far from its own calls."""
@@ -211,7 +195,7 @@ class FittedModel:
             own = self.responses.corrected(number)[0]
             expected = self.responses.calibration(number).before
         margin = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
-        return self._clip(min(max(expected, own - margin), own + margin))
+        return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
@@ -223,8 +207,8 @@ class FittedModel:
             rows = [self.orderings.index(candidate) for candidate in (ordering, reference)]
             margin = 3.0 / int(self.scored.counts[rows].min())
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
-        low = self._clip(score - DEVIATIONS * error)
-        high = self._clip(score + DEVIATIONS * error)
+        low = self.clip(score - DEVIATIONS * error)
+        high = self.clip(score + DEVIATIONS * error)
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
@@ -234,7 +218,7 @@ class FittedModel:
         variances = np.maximum(np.nanvar(self.scored.scores), np.nanvar(self.scored.scores[rows], axis=1))
         return float(np.sqrt((variances / self.scored.counts[rows]).sum()))
 
-    def _clip(self, score: float) -> float:
+    def clip(self, score: float) -> float:
         """Return a score within the range of all scores."""
         return float(np.clip(score, *self._range))
 
@@ -286,9 +270,9 @@ class FittedModel:
         if self.responses is None or not calibrated or ordering not in self.orderings:
             return {}
         number = self.orderings.index(ordering)
-        labels = self.responses.labels
-        known = labels.known[number]
-        return dict(zip(self.scored.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
+        known = self.responses.known[number]
+        answers = self.responses.labels.answers[number, known]
+        return dict(zip(self.scored.examples[known].tolist(), answers.tolist(), strict=True))
 
     def calibration(self, ordering: Candidate) -> CalibrationEstimate | None:
         """Return what calibration does to an ordering; None without log-probabilities, or if it was not fitted."""
@@ -302,13 +286,9 @@ class FittedModel:
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict(features)
 
-    def clip(self, scores: Sequence[float]) -> list[float]:
-        """Return scores within the range of all scores."""
-        return [self._clip(score) for score in scores]
-
     def clipped(self, estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
         """Return estimates within that range: the process is linear, and may expect 1.035 of scores of 0 or 1."""
-        return [ScoreEstimate(ordering, self._clip(score)) for ordering, score in estimates]
+        return [ScoreEstimate(ordering, self.clip(score)) for ordering, score in estimates]
 
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings of the largest number of items.
@@ -324,7 +304,7 @@ class FittedModel:
             mean = float(np.mean(own))
             if self.model.varies_in_length:
                 mean += float(self.predict(longest).mean() - predicted.mean())
-        return self._clip(mean)
+        return self.clip(mean)
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Draw jointly from the posterior of the fitted orderings, then of others, ``[draws, m + c]``."""

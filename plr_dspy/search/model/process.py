@@ -11,7 +11,7 @@ c       classes          [E]     classes of examples, from 0 without gaps
 b       direction        [C]     effect of the label bias on each class
 g       preferences      [m, E]  preferences of single examples
 
-f is a sum of linear functions of feature families, of a quadratic function of l, and of an own effect of each ordering.
+f is a linear function of features and a quadratic one of l, plus an own effect of each ordering.
 Candidates without features ("outsiders") have an own effect alone.
 """
 
@@ -30,9 +30,8 @@ PREFERENCES = 0.35  # share of the residual variance that is what single example
 class LabelBias:
     """How strongly an ordering favours some classes of examples at the cost of the others.
 
-    The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
-    How far is nearly linear in the features of an ordering, but accuracy is best between the extremes. So l is learnt
-    first, and accuracy as a quadratic function of it afterwards.
+    It is nearly linear in the features of an ordering, but accuracy is best between the
+    extremes (T. Zhao et al., "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: What the label bias adds to scores, ``[m, E]``.
@@ -53,7 +52,6 @@ class LabelBias:
         direction = _class_direction(sums, counts)
         precisions = np.maximum(counts @ direction**2, 1e-3)
         values = (sums @ direction / precisions)[:, None]
-
         rest = residuals - values * direction[classes] * table.known
         self._process = GaussianProcess(
             features, has_own, values=values, errors=np.diag(1.0 / precisions), noise=table.noise(rest, len(values))
@@ -70,11 +68,9 @@ class LabelBias:
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return b, in which orderings differ most, with mean 0 and mean square 1 over the scores.
+    """Return b, given sums and numbers of residuals by class ``[m, C]``.
 
-    Args:
-        sums: Residuals of each ordering on each class, ``[m, C]``.
-        counts: Their numbers, ``[m, C]``.
+    Orderings differ most in it, and it has mean 0 and mean square 1 over the scores.
     """
     profiles = sums / (counts + NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -85,18 +81,17 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
 
 def covariance_of_means(features: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
+    """Return the covariance ``[m, m]`` of the errors of mean scores, over the noise of one score.
 
-    Similar orderings do well on the same examples. So scores on n examples tell of others only up to the variance of
-    such preferences over n.
+    Similar orderings do well on the same examples, so their errors on these are alike.
     """
     size = len(table.counts)
     alike = np.zeros((size, size))
     for family in features:
         alike += family @ family.T / len(features)
-    weights = table.known / np.maximum(1, table.counts)[:, None] / np.sqrt(table.information_weights)[:, None]
+    weights = table.known / np.maximum(1, table.counts)[:, None]
     preferences = PREFERENCES * alike * (weights @ weights.T)
-    of_one_call = np.maximum(1.0 / table.sizes - np.diag(preferences), 0.0)
+    of_one_call = np.maximum(1.0 / table.counts - np.diag(preferences), 0.0)
     return np.asarray(preferences + np.diag(of_one_call))
 
 
@@ -106,9 +101,7 @@ class AdditiveProcess:
     Args:
         features: Of the orderings, ``[m, d]`` for each family.
         table: Has at least one score of each ordering and on each example.
-        classes: Of the examples.
         references: Features of random orderings; without them or classes, there is no label bias.
-        is_outsider: Whether each candidate has an own effect alone, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
 
     Attributes:
@@ -129,8 +122,7 @@ class AdditiveProcess:
         self._label_bias: LabelBias | None = None
         if classes is not None and classes.max() > 0 and references is not None:
             self._label_bias = LabelBias(features, ~is_outsider, table, classes, references)
-            rest = table.scores - self._label_bias.explained
-            table = ScoreTable(rest, information_weights=table.information_weights)
+            table = ScoreTable(table.scores - self._label_bias.explained)
         self._is_outsider = is_outsider
         self._num_examples = table.scores.shape[1]
         noise = table.noise(table.residuals(table.shrunk_means), table.shrinkage.sum())
@@ -175,11 +167,6 @@ class AdditiveProcess:
     def sample(
         self, features: Families, num_draws: int, rng: np.random.Generator, extra_variance: float = 0.0
     ) -> Array:
-        """Draw jointly from the posterior of the fitted orderings and of others, ``[draws, m + c]``.
-
-        Args:
-            features: Of the others.
-            extra_variance: A further prior variance of each of them.
-        """
+        """Draw as `GaussianProcess.sample`; others have an extra prior variance."""
         draws = self._process.sample(self._with_bias(features), extra_variance, num_draws, rng)
         return np.asarray(self._level + draws)

@@ -1,20 +1,17 @@
 """Expected scores of orderings, given the log-probabilities of labels.
 
-symbol  code          shape      meaning
-m, E                             orderings, examples
-L                                labels
-S                                alternatives for the shares of labels among right answers
-p       logs          [m, E, L]  log-probabilities of labels, NaN if unknown
-z       contrasts     [m, E, d]  p B^T, d = L - 1, see effects
-B       basis         [d, L]     orthonormal contrasts
-b, q    effects       [m, d+1]   label bias and slope of orderings, see effects
-y       call_scores   [m, E]     scores of calls, NaN if unknown
-M       scores        [E, L]     score of each label on each example
-w       weights       [E]        weights of the examples in means
+symbol  code         shape      meaning
+m, E, L                         orderings, examples, labels
+p       logs         [m, E, L]  log-probabilities of labels, NaN if unknown
+z       contrasts    [m, E, d]  p B^T, d = L - 1, see effects
+B       basis        [d, L]     orthonormal contrasts
+b, q    effects      [m, d+1]   label bias and slope of orderings, see effects
+y       call_scores  [m, E]     scores of calls, NaN if unknown
+M       scores       [E, L]     score of each label on each example
+w       weights      [E]        weights of the examples in means
 
 The effects say which label an ordering would answer on each example, and the metric what that label scores.
-The prompts of a whole program may differ by example, so no effect is common to all. It is expected to score as a mean
-ordering. So are unread replies, which have a score, but no label.
+Whole programs have no effects: their prompts differ by example. They are expected to score as a mean ordering.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,12 +28,9 @@ from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, e
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
-MIN_LOG = -1e3  # log-probabilities count as no smaller: servers write -9999 or nothing for a probability of 0
-MAX_CONTRAST = 8.0  # contrasts count as no larger: how unlikely an impossible label is says little
-NUM_DRAWS = 8  # of the effects of an ordering, for the variance of its expected score; an even number
-# Error variances of effects over those of the fit, which takes each kind of effect in turn as known: 1.0 to 1.9 in
-# simulations of the model.
-UNDERSTATED = 1.6
+MIN_LOG = -1e3  # servers write -9999 or nothing for a probability of 0
+MAX_CONTRAST = 8.0  # how unlikely an impossible label is says little
+UNDERSTATED = 1.6  # error variances of effects over those of the fit, in simulations
 STEP = 0.05  # of an effect, for numerical derivatives
 OUTSIDER_SCORE = 0.25  # variance of the mean score of a candidate without features
 LEAST_SPREAD = 0.0005  # variance of mean scores of orderings
@@ -69,7 +63,6 @@ class CalibratedLabels(NamedTuple):
     shares: Array  # that labels are to have, [L]; NaN if answers stay as they are
     offsets: Array  # 0 on average, [m, L]
     answers: Numbers  # the likeliest labels, [m, E]; an unseen label is never the likeliest
-    known: Mask  # whether answers are known, [m, E]
     never_seen: Mask  # labels that were unseen in all answers, [L]
 
     @property
@@ -127,14 +120,13 @@ class ResponseModel:
 
     Args:
         features: Of the orderings, ``[m, d]`` for each family.
-        table: Log-probabilities.
         examples: The columns, ``[E]``.
-        is_outsider: As in `AdditiveProcess`.
-        is_program: Whole programs, whose log-probabilities serve to calibrate them and for nothing else, ``[m]``.
+        is_program: Whole programs, whose log-probabilities only serve to calibrate them, ``[m]``.
 
     Attributes:
         means, mean_variances: Expected mean scores of the orderings, and their variances, ``[m]``.
         num_examples: Examples that expected scores are means of.
+        known: Whether log-probabilities are known, ``[m, E]``.
         always: Mean score of answering each label to all examples, ``[L]``.
     """
 
@@ -153,7 +145,7 @@ class ResponseModel:
         self._examples = examples
         self._logs = np.maximum(table.logs, MIN_LOG)
         self._unseen = table.unseen
-        self._known = table.known
+        self.known = table.known
         self._is_outsider = is_outsider
         self._is_program = is_program
         self._call_scores = call_scores
@@ -172,17 +164,19 @@ class ResponseModel:
         self._slope = EffectProcess(features, self._cells.slope, noise=self._cells.noise)
         self._effects = np.concatenate([self._bias.means, self._slope.means], axis=1)
         self.means = self._mean_scores(self._effects)
-        self.mean_variances = self._variances() * ~is_program
+        self._processes = [self._bias] * (self._effects.shape[1] - 1) + [self._slope]
+        variances = np.array([process.posterior_variances for process in self._processes])
+        self.mean_variances = (self._derivatives**2 * variances).sum(axis=0) * ~is_program
         self.always = np.round(self._weights @ self._scores, 6).tolist()
 
-    def _variances(self) -> Array:
-        """Return the variances of mean scores, by draws of effects that are the same for all orderings."""
-        num_contrasts = self._basis.shape[0]
-        variances = [self._bias.posterior_variances] * num_contrasts + [self._slope.posterior_variances]
-        deviations = np.sqrt(np.column_stack(variances))
-        half = np.random.default_rng(0).normal(size=(NUM_DRAWS // 2, num_contrasts + 1))
-        scores = [self._mean_scores(self._effects + deviations * draw) for draw in (*half, *-half)]
-        return np.asarray(np.var(scores, axis=0, ddof=1))
+    @cached_property
+    def _derivatives(self) -> Array:
+        """Return the derivatives of mean scores by the effects, ``[d + 1, m]``."""
+        derivatives = []
+        for step in STEP * np.eye(self._effects.shape[1]):
+            change = self._mean_scores(self._effects + step) - self._mean_scores(self._effects - step)
+            derivatives.append(change / (2.0 * STEP))
+        return np.array(derivatives)
 
     @cached_property
     def expected(self) -> Array:
@@ -204,34 +198,31 @@ class ResponseModel:
         if shares is None:
             num_labels = self._scores.shape[1]
             shares = np.full(num_labels, 1.0 / num_labels)
-        weights = self._weights / np.maximum(1, self._known.sum(axis=0))
+        weights = self._weights / np.maximum(1, self.known.sum(axis=0))
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(shares)]
         mean_scores = []
         for option in options:
-            scores = np.where(self._known, self._scores[range(self.num_examples), option.answers], 0.0)
+            scores = np.where(self.known, self._scores[range(self.num_examples), option.answers], 0.0)
             mean_scores.append(scores.sum(axis=0) @ weights)
         return options[int(np.argmax(mean_scores))]
 
     def _calibrate(self, shares: Array) -> CalibratedLabels:
         """Calibrate all orderings to shares of labels ``[L]``; NaN leaves answers as they are."""
-        never_seen: Mask = np.asarray(self._unseen[self._known].all(axis=0) & self._known.any())
+        never_seen: Mask = np.asarray(self._unseen[self.known].all(axis=0) & self.known.any())
         offsets = np.zeros_like(self._log_means)
         if not np.isnan(shares).any():
             offsets = label_offsets(self._log_means, shares, held=never_seen)
         answers = calibrated(np.nan_to_num(self._logs), offsets[:, None], unseen=self._unseen).argmax(axis=2)
-        return CalibratedLabels(shares, offsets, answers, self._known, never_seen)
+        return CalibratedLabels(shares, offsets, answers, never_seen)
 
     @cached_property
     def _log_means(self) -> Array:
-        """Return the log mean probabilities over all examples, ``[m, L]``.
-
-        They are the expected ones, corrected by how far the own cells differ from expectation.
-        """
-        counts = self._known.sum(axis=1)[:, None]
+        """Return the log mean probabilities ``[m, L]``: the expected ones, corrected by the own cells."""
+        counts = self.known.sum(axis=1)[:, None]
         expected = np.log(_probable(*self._logits(self._effects)))
-        own = np.where(self._known[..., None], log_softmax(np.nan_to_num(self._logs), axis=-1), expected)
-        weights = np.broadcast_to(self._weights, self._known.shape)
-        own_weights = np.where(counts > 0, self._responses.weights(self._known, self._examples), weights)
+        own = np.where(self.known[..., None], log_softmax(np.nan_to_num(self._logs), axis=-1), expected)
+        weights = np.broadcast_to(self._weights, self.known.shape)
+        own_weights = np.where(counts > 0, self._responses.weights(self.known, self._examples), weights)
         correction = log_mean(own, own_weights) - log_mean(expected, own_weights)
         return np.asarray(log_mean(expected, weights) + counts / (counts + PRIOR_CELLS) * correction)
 
@@ -272,7 +263,7 @@ class ResponseModel:
         """Return the scores of calls ``[m, E]``, of calibrated answers if log-probabilities are known."""
         scores = self._scores[range(self.num_examples), self.labels.answers]
         scores = np.where(np.isnan(self._call_scores), np.nan, scores)
-        return np.where(self._known, self._responses.reweighted(scores, self._examples), self._call_scores)
+        return np.where(self.known, self._responses.reweighted(scores, self._examples), self._call_scores)
 
     def calibration(self, number: int) -> CalibrationEstimate:
         """Return what calibration does to an ordering."""
@@ -286,8 +277,7 @@ class ResponseModel:
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's score as it is, the gain of calibration, and its errors on own calls, ``[n]``.
 
-        Expectations are corrected by the own scores. So they hold for unread replies too, and for a program with a
-        calibration of its own.
+        Expectations are corrected by the own scores, so they hold for unread replies too.
         """
         call_scores = self._call_scores[number]
         is_own = ~np.isnan(call_scores)
@@ -320,7 +310,7 @@ class ResponseModel:
         )
 
     def _example_errors(self) -> Array:
-        """Return the covariance ``[m, m]`` of errors of mean scores, because the examples are a sample."""
+        """Return the covariance ``[m, m]`` of errors because the examples are a sample."""
         expected = self._expected_scores(self._effects)
         kinds = np.unique(self._scores, axis=0, return_inverse=True)[1].ravel()
         of_kind = np.eye(kinds.max() + 1)[kinds]
@@ -330,14 +320,10 @@ class ResponseModel:
         return np.asarray((centred * self._weights**2) @ centred.T / share_free)
 
     def _effect_errors(self, is_measured: Mask) -> Array:
-        """Return the covariance ``[m, m]`` of errors of mean scores, because effects are measured on some examples."""
-        effects = self._effects
-        errors = np.zeros((len(effects), len(effects)))
-        processes = [self._bias] * (effects.shape[1] - 1) + [self._slope]
-        for process, step in zip(processes, STEP * np.eye(effects.shape[1]), strict=True):
-            change = self._mean_scores(effects + step) - self._mean_scores(effects - step)
-            derivative = is_measured * change / (2.0 * STEP)
-            errors += UNDERSTATED * np.outer(derivative, derivative) * process.sampling_errors()
+        """Return the covariance ``[m, m]`` of errors because effects are measured on some examples."""
+        errors = np.zeros((len(is_measured), len(is_measured)))
+        for process, derivatives in zip(self._processes, self._derivatives * is_measured, strict=True):
+            errors += UNDERSTATED * np.outer(derivatives, derivatives) * process.sampling_errors()
         return errors
 
 

@@ -7,23 +7,19 @@ y       scores               [m, E]  score of ordering o on example e, NaN if un
 t       effects              [m]     effects of orderings
 a       example_effects      [E]     effects of examples, shrunk
 n       counts               [m]     known scores
-w       information_weights  [m]     scores on random examples that one score is worth
 h       shrinkage            [m]     factor of t that leaves its posterior mean
 r       NOISE_RATIO                  variance of the noise over that of a
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array, Mask, Numbers
+from plr_dspy.search.model.gains import Array, Numbers
 from plr_dspy.search.model.gaussian_process import PRIOR_VARIANCE
-
-InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # from known scores [m, E] on examples [E] to [m]
 
 NOISE_RATIO = 3.0
 NUM_ALTERNATIONS = 10
@@ -33,32 +29,23 @@ MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise
 class ScoreTable:
     """Scores of orderings on examples that are given by number."""
 
-    def __init__(
-        self, scores: Array, examples: Numbers | None = None, information_weights: Array | None = None
-    ) -> None:
+    def __init__(self, scores: Array, examples: Numbers | None = None) -> None:
         self.scores = scores
         self.known = ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
-        self.information_weights = np.ones(len(scores)) if information_weights is None else information_weights
         self._values = np.where(self.known, scores, 0.0)
         self._example_counts = self.known.sum(axis=0)
         self.counts = self.known.sum(axis=1)
-        self.sizes = self.counts * self.information_weights
-        self.shrinkage: Array = self.sizes / (self.sizes + 0.5 / PRIOR_VARIANCE)
+        self.shrinkage: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
-    def from_rows(
-        cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
-    ) -> ScoreTable:
+    def from_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
         """Make the table of scores by example, its columns in ascending order of the examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
             scores[number, np.searchsorted(examples, [*row])] = [*row.values()]
-        weights = None
-        if information_weights is not None:
-            weights = information_weights(~np.isnan(scores), examples)
-        return cls(scores, examples, weights)
+        return cls(scores, examples)
 
     def example_effects(self, effects: Array) -> Array:
         """Return a, ``[E]``, given the effects ``[m]`` of orderings."""
@@ -80,7 +67,7 @@ class ScoreTable:
         of_examples = (self._example_counts / (self._example_counts + NOISE_RATIO)).sum()
         count = self.counts.sum()
         degrees = max(count - of_examples - num_parameters, MIN_FREE_SHARE * count)
-        squares = self.information_weights @ (residuals**2).sum(axis=1)
+        squares = (residuals**2).sum()
         variance = float(np.nanvar(self.scores))
         if variance <= 1e-18 * float(np.nanmax(np.abs(self.scores))) ** 2:
             return 1.0  # All scores are equal, and any noise is as good as another.
