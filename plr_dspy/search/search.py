@@ -30,9 +30,11 @@ class Search(ABC):
     If places count from the end, the item that a distribution draws first is shown last.
 
     Attributes:
-        model: Says what scores tell of new examples; without features unless the search sets another one.
+        model: Says what scores tell of new examples; without features unless the search
+            sets another one.
         distributions: The current distribution of each block.
-        fitted: The model as it was fitted to the last scores; None for searches without one.
+        fitted: The model as it was fitted to the last scores; None for searches without
+            one.
     """
 
     def __init__(
@@ -107,10 +109,12 @@ class Search(ABC):
         return [self._ordering(rankings) for rankings in zip(*samples, strict=True)]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return about as many new candidates: the identity, the whole programs, then random orderings."""
+        """Return new candidates: the identity, the whole programs, then random orderings, as far as there are any."""
         first: list[Candidate] = [self.space.identity, *self.space.programs]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
+            if len(candidates) >= number:
+                break
             for ordering in self.space.draw(number, self._rng):
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
@@ -209,20 +213,25 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
-    Candidates are draws of the distributions, good orderings after a random move, results of short climbs on the
-    process' mean, random orderings, and known ones, to be scored on more examples. The best of each joint draw from the
-    posterior is asked for. So no call is spent on orderings that a few examples have ruled out.
+    Each round fits the process to all scores, and the distributions to the orderings
+    with the best estimates. Candidates are draws of the distributions, good orderings
+    after a random move, results of short climbs on the process' mean, random orderings,
+    and known ones, to be scored on more examples. The best of each joint draw from the
+    posterior is asked for. So no call is spent on orderings that a few examples have
+    ruled out.
 
-    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
-    sampling", NIPS 2011.
+    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
+    evaluation of Thompson sampling", NIPS 2011.
 
     Args:
         space: What to order.
-        num_examples: An ordering with this many scores, or without new ones in the last round, is not asked for again.
-        classes: For each block the class of each of its items, such as demos with the same answer.
+        num_examples: An ordering with this many scores, or without new ones in the last
+            round, is not asked for again.
+        classes: For each block the class of each of its items, such as demos with the
+            same answer.
         example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
+        update: As in `CrossEntropySearch`; it starts from the uniform distribution in
+            every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the known orderings that the distributions are fitted to.

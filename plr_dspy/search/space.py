@@ -53,12 +53,13 @@ class OrderingSpace:
 
     Attributes:
         kinds: For each block the kind of each item. Items of one kind look the same.
-        limits: For each block the smallest and largest number of items; all items by default.
+        limits: For each block the smallest and largest number of items; all items by
+            default.
         identity: The ordering that a search begins with; the first items by default.
-        allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
+        allowed: Whether an ordering is allowed, such as by a limit of tokens; None
+            allows all.
         programs: Whole programs, which compete with the orderings.
-        from_end: Whether places count from the end, as they do with limits: the last item is next to the question.
-        sizes: Number of items of each block.
+        from_end: Whether places count from the end, as they do with limits.
 
     Raises:
         ValueError: If limits do not fit, or the identity is not in the space.
@@ -70,7 +71,6 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
     from_end: bool = field(init=False)
-    sizes: tuple[int, ...] = field(init=False, repr=False)
 
     @classmethod
     def of_sizes(
@@ -86,7 +86,8 @@ class OrderingSpace:
         Args:
             sizes: Number of items of each block.
             min_length: Smallest number of items in an ordering.
-            max_length: Largest number; smaller blocks can show all. Without both, all items are shown.
+            max_length: Largest number; smaller blocks can show all. Without both, all
+                items are shown.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
@@ -99,7 +100,6 @@ class OrderingSpace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "from_end", bool(self.limits))
-        object.__setattr__(self, "sizes", tuple(map(len, self.kinds)))
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         for size, (least, most) in zip(self.sizes, self.limits, strict=True):
@@ -109,6 +109,11 @@ class OrderingSpace:
         object.__setattr__(self, "identity", self.canonical(first))
         if not self.allows(self.identity):
             raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of items of each block."""
+        return tuple(map(len, self.kinds))
 
     @cached_property
     def num_distinct(self) -> int:
@@ -187,7 +192,8 @@ class OrderingSpace:
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Make a random move in one block; without an allowed move, return the ordering as it is.
 
-        Each kind of move is as likely: shift an item, swap two, replace one by another one, insert one, or drop one.
+        Each kind of move is as likely: shift an item, swap two, replace one by another
+        one, insert one, or drop one.
         """
         moves = []
         for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):

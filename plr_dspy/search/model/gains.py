@@ -15,7 +15,7 @@ P        prior       [m, m]  s K + k A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ Families: TypeAlias = Sequence[Array]  # one array for each family of features, 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # s
 OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
+PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
 PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
 PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
 
@@ -98,16 +99,13 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over one of them, by Gaussian conditioning.
 
-    The estimated variance of orderings mistakes chance for an effect if there is none. So it is
-    averaged over scales, by the likelihood of the scores. The covariance of errors may be larger
-    than its estimate, which has `num_examples` - 1 degrees of freedom, but never smaller.
+    The estimated variance of orderings mistakes chance for an effect if there is none.
+    So it is averaged over scales, by the likelihood of the scores. The covariance of
+    errors may be larger than its estimate, which has `num_examples` - 1 degrees of
+    freedom, but never smaller.
     """
-    degrees = max(1, num_examples - 1)
-    error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    outsider_scales = OUTSIDER_SCALES if outsiders.any() else (0.0,)
-    log_weights = []
-    gains = []
-    for scale, outsider_scale, error_scale in itertools.product(SCALES, outsider_scales, error_scales):
+    hypotheses = []
+    for scale, outsider_scale, error_scale in _factors(outsiders, num_examples):
         prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
@@ -115,14 +113,63 @@ def expected_gains(
         rest = means - inverse.sum(axis=0) @ means / precision
         log_determinant = np.linalg.slogdet(inverse)[1]
         log_likelihood = 0.5 * (log_determinant - np.log(precision) - rest @ inverse @ rest)
-        share = (1.0 - PRIOR_NOTHING) / (len(SCALES) - 1) if scale else PRIOR_NOTHING
-        log_weights.append(log_likelihood + np.log(share))
         contrasts = prior - prior[reference]
         weights = contrasts @ inverse
         prior_variances = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        gains.append((weights @ rest, variances, prior_variances > 1e-12))
-    probabilities: Array = special.softmax(log_weights)
-    return Gains(probabilities, *map(np.array, zip(*gains, strict=True)))
+        hypotheses.append((scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
+    return _averaged(hypotheses)
+
+
+def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
+    """Return gains as `expected_gains`, if the errors of all orderings have few dimensions.
+
+    Errors on few examples move many orderings together, which are hardly more evidence than one. The spread of the
+    means counts as many degrees of freedom as the covariance of errors has.
+
+    Args:
+        outsiders: Further prior variances, ``[m]``.
+    """
+    errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
+    error_variances = np.diag(errors)
+    is_outsider = outsiders > 0.0
+    weights = (~is_outsider | is_outsider.all()) / (error_variances + PRIOR_SPREAD)
+    weights /= weights.sum()
+    centre = weights @ means
+    spread = float(weights @ (means - centre) ** 2)
+    error = float(weights @ error_variances) + 1e-12
+    half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
+    estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
+    gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
+    hypotheses = []
+    for scale, outsider_scale, error_scale in _factors(outsiders, num_examples):
+        variance = scale * estimate
+        total = error_scale * error + variance
+        outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
+        outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
+        log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
+        prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
+        prior_variances[reference] = 0.0
+        shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
+        gains = shrinkage * (means - means[reference])
+        variances = shrinkage * error_scale * gain_errors
+        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 0.0))
+    return _averaged(hypotheses)
+
+
+def _factors(outsiders: Array, num_examples: int) -> Iterator[tuple[float, float, float]]:
+    """Combine all factors s, k and v of the covariances."""
+    degrees = max(1, num_examples - 1)
+    error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
+    outsider_scales = OUTSIDER_SCALES if outsiders.any() else (0.0,)
+    return itertools.product(SCALES, outsider_scales, error_scales)
+
+
+def _averaged(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
+    """Weight hypotheses by their posterior probabilities."""
+    scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
+    priors = np.where(scales == 0.0, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
+    weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
+    return Gains(weights / weights.sum(), means, variances, possible)

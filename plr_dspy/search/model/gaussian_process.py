@@ -41,7 +41,8 @@ class GaussianProcess:
         total: Sum of the variances that the fit starts from.
 
     Attributes:
-        means, posterior_variances: Posterior of the fitted orderings, ``[m, k]`` and ``[m]``.
+        means, posterior_variances: Posterior of the fitted orderings, ``[m, k]`` and
+            ``[m]``.
     """
 
     def __init__(

@@ -200,7 +200,8 @@ class FittedModel:
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
 
-        If all calls scored the same, the margin is 3 over their number (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all calls scored the same, the margin is 3 over their number (J. Hanley and
+        A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -294,7 +295,8 @@ class FittedModel:
         """Return the expected mean score of random orderings of the largest number of items.
 
         Args:
-            drawn: Random orderings of any number of items that were scored, which most calls were not spent on.
+            drawn: Random orderings of any number of items that were scored, which most
+                calls were not spent on.
             longest: Random orderings of the largest number of items.
         """
         estimates = dict(self.estimates())

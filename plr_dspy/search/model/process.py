@@ -11,8 +11,8 @@ c       classes          [E]     classes of examples, from 0 without gaps
 b       direction        [C]     effect of the label bias on each class
 g       preferences      [m, E]  preferences of single examples
 
-f is a linear function of features and a quadratic one of l, plus an own effect of each ordering.
-Candidates without features ("outsiders") have an own effect alone.
+f is a linear function of features and a quadratic one of l, plus an own effect of each
+ordering. Candidates without features ("outsiders") have an own effect alone.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class AdditiveProcess:
     Args:
         features: Of the orderings, ``[m, d]`` for each family.
         table: Has at least one score of each ordering and on each example.
-        references: Features of random orderings; without them or classes, there is no label bias.
+        references: Features of random orderings; without them or classes, there is no
+            label bias.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
 
     Attributes:

@@ -10,8 +10,9 @@ y       call_scores  [m, E]     scores of calls, NaN if unknown
 M       scores       [E, L]     score of each label on each example
 w       weights      [E]        weights of the examples in means
 
-The effects say which label an ordering would answer on each example, and the metric what that label scores.
-Whole programs have no effects: their prompts differ by example. They are expected to score as a mean ordering.
+The effects say which label an ordering would answer on each example, and the metric
+what that label scores. Whole programs have no effects: their prompts differ by example.
+They are expected to score as a mean ordering.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,7 +25,7 @@ from scipy.linalg import helmert
 from scipy.special import log_softmax, softmax
 
 from plr_dspy.search.model.effects import EffectProcess, ResponseEffects
-from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, expected_gains
+from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, independent_gains
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
@@ -33,7 +34,6 @@ MAX_CONTRAST = 8.0  # how unlikely an impossible label is says little
 UNDERSTATED = 1.6  # error variances of effects over those of the fit, in simulations
 STEP = 0.05  # of an effect, for numerical derivatives
 OUTSIDER_SCORE = 0.25  # variance of the mean score of a candidate without features
-LEAST_SPREAD = 0.0005  # variance of mean scores of orderings
 PRIOR_CELLS = 4.0  # that expected answers count as
 
 
@@ -77,8 +77,10 @@ class LabelResponses:
 
     Attributes:
         scores: What the metric gives for each label on each example, ``[E, L]``.
-        logprobs_of: Returns log-probabilities, and the numbers of unseen labels, by candidate and example; or None.
-        shares: Shares of examples that labels are right for, ``[L]`` or ``[S, L]``; None for even ones.
+        logprobs_of: Returns log-probabilities, and the numbers of unseen labels, by
+            candidate and example; or None.
+        shares: Shares of examples that labels are right for, ``[L]`` or ``[S, L]``;
+            None for even ones.
         calibrating: Whether answers are calibrated to them.
         influence: The `ConfusionScores` of a metric over a set.
     """
@@ -121,10 +123,12 @@ class ResponseModel:
     Args:
         features: Of the orderings, ``[m, d]`` for each family.
         examples: The columns, ``[E]``.
-        is_program: Whole programs, whose log-probabilities only serve to calibrate them, ``[m]``.
+        is_program: Whole programs, whose log-probabilities only serve to calibrate
+            them, ``[m]``.
 
     Attributes:
-        means, mean_variances: Expected mean scores of the orderings, and their variances, ``[m]``.
+        means, mean_variances: Expected mean scores of the orderings, and their
+            variances, ``[m]``.
         num_examples: Examples that expected scores are means of.
         known: Whether log-probabilities are known, ``[m, E]``.
         always: Mean score of answering each label to all examples, ``[L]``.
@@ -297,14 +301,10 @@ class ResponseModel:
     def gains(self, reference: int) -> Gains:
         """Return the gains of the fitted orderings over one of them on new examples."""
         is_measured = ~self._is_program & (self._cells.num_cells > 0)
-        errors = self._example_errors() + self._effect_errors(is_measured)
-        error = float(np.diag(errors).mean())
-        spread = max(float(self.means[~self._is_outsider].var()) - error, LEAST_SPREAD)
-        return expected_gains(
+        return independent_gains(
             self.means,
-            covariance=spread * np.eye(len(errors)),
-            outsiders=np.diag(np.where(self._is_outsider & is_measured, OUTSIDER_SCORE, 0.0)),
-            noise=errors + (error + 1e-9) * np.eye(len(errors)),
+            self._example_errors() + self._effect_errors(is_measured),
+            outsiders=np.where(self._is_outsider & is_measured, OUTSIDER_SCORE, 0.0),
             reference=reference,
             num_examples=self.num_examples,
         )
