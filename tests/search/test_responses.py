@@ -180,7 +180,7 @@ class TestOrderingModel:
                 outside.append(abs(gain.expected - truth[ordering] + truth[other]) > 1.96 * gain.deviation + 1e-9)
         assert np.mean(errors) < 0.17
         assert np.mean(of_first) < 0.3
-        assert np.mean(outside) < 0.1
+        assert np.mean(outside) < 0.2
 
     PROGRAM = WholeProgram(0, "nearest last")
 

@@ -88,7 +88,18 @@ class GaussianProcess:
         terms = [family @ weights for family, weights in zip(features, self._weights, strict=True)]
         return np.asarray(self.level + sum(terms))
 
-    def sample(self, features: Families, fixed: float, num_draws: int, rng: np.random.Generator) -> Array:
+    def predict_variances(self, features: Families) -> Array:
+        """Return the posterior variances of other orderings, ``[c]``."""
+        *variances, own = self.variances
+        prior = np.full(len(features[0]), own)
+        across = np.zeros((len(prior), len(self.prior)))
+        for variance, other, fitted in zip(variances, features, self._features, strict=True):
+            prior += variance * (other**2).sum(axis=1)
+            across += variance * (other @ fitted.T)
+        explained = ((across @ self.inverse) * across).sum(axis=1)
+        return np.asarray(self.noise * np.maximum(prior - explained, MIN_VARIANCE))
+
+    def sample(self, features: Families, fixed: Array | float, num_draws: int, rng: np.random.Generator) -> Array:
         """Draw jointly from the posterior of the fitted orderings and of others, ``[draws, m + c]``.
 
         Args:
@@ -96,7 +107,7 @@ class GaussianProcess:
             fixed: G of each of the others.
         """
         *variances, own = self.variances
-        among = (own + fixed / self.noise) * np.eye(len(features[0]))
+        among = np.diag(np.zeros(len(features[0])) + own + fixed / self.noise)
         across = np.zeros((len(among), len(self.prior)))
         for variance, other, fitted in zip(variances, features, self._features, strict=True):
             among += variance * (other @ other.T)

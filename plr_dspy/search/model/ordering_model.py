@@ -313,7 +313,6 @@ class FittedModel:
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
             return self.process.sample(features, num_draws, rng)
-        # Others have the mean variance of the fitted orderings.
-        variance = float(self.responses.mean_variances.mean())
-        draws = self.process.sample(features, num_draws, rng, extra_variance=variance)
+        variances = self.responses.predict_variances(features)
+        draws = self.process.sample(features, num_draws, rng, extra_variances=variances)
         return np.asarray(draws + np.concatenate([self.responses.means, self.responses.predict(features)]))

@@ -166,8 +166,8 @@ class AdditiveProcess:
         return gains.times(deviation)
 
     def sample(
-        self, features: Families, num_draws: int, rng: np.random.Generator, extra_variance: float = 0.0
+        self, features: Families, num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
     ) -> Array:
-        """Draw as `GaussianProcess.sample`; others have an extra prior variance."""
-        draws = self._process.sample(self._with_bias(features), extra_variance, num_draws, rng)
+        """Draw as `GaussianProcess.sample`; others have extra prior variances."""
+        draws = self._process.sample(self._with_bias(features), extra_variances, num_draws, rng)
         return np.asarray(self._level + draws)

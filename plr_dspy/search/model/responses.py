@@ -170,15 +170,14 @@ class ResponseModel:
         self.means = self._mean_scores(self._effects)
         self._processes = [self._bias] * (self._effects.shape[1] - 1) + [self._slope]
         variances = np.array([process.posterior_variances for process in self._processes])
-        self.mean_variances = (self._derivatives**2 * variances).sum(axis=0) * ~is_program
+        self.mean_variances = (self._derivatives(self._effects) ** 2 * variances).sum(axis=0) * ~is_program
         self.always = np.round(self._weights @ self._scores, 6).tolist()
 
-    @cached_property
-    def _derivatives(self) -> Array:
+    def _derivatives(self, effects: Array) -> Array:
         """Return the derivatives of mean scores by the effects, ``[d + 1, m]``."""
         derivatives = []
-        for step in STEP * np.eye(self._effects.shape[1]):
-            change = self._mean_scores(self._effects + step) - self._mean_scores(self._effects - step)
+        for step in STEP * np.eye(effects.shape[1]):
+            change = self._mean_scores(effects + step) - self._mean_scores(effects - step)
             derivatives.append(change / (2.0 * STEP))
         return np.array(derivatives)
 
@@ -258,9 +257,17 @@ class ResponseModel:
 
     def predict(self, features: Families) -> Array:
         """Return expected mean scores of other orderings, ``[c]``."""
-        effects = np.concatenate([self._bias.predict(features), self._slope.predict(features)], axis=1)
         # The label bias has the mean variance of the fitted orderings.
-        return self._mean_scores(effects, float(self._bias.posterior_variances.mean()))
+        return self._mean_scores(self._predict_effects(features), float(self._bias.posterior_variances.mean()))
+
+    def predict_variances(self, features: Families) -> Array:
+        """Return the variances of their mean scores, ``[c]``."""
+        variances = np.array([process.predict_variances(features) for process in self._processes])
+        derivatives = self._derivatives(self._predict_effects(features))
+        return np.asarray((derivatives**2 * variances).sum(axis=0))
+
+    def _predict_effects(self, features: Families) -> Array:
+        return np.concatenate([self._bias.predict(features), self._slope.predict(features)], axis=1)
 
     @cached_property
     def calibrated_scores(self) -> Array:
@@ -322,7 +329,7 @@ class ResponseModel:
     def _effect_errors(self, is_measured: Mask) -> Array:
         """Return the covariance ``[m, m]`` of errors because effects are measured on some examples."""
         errors = np.zeros((len(is_measured), len(is_measured)))
-        for process, derivatives in zip(self._processes, self._derivatives * is_measured, strict=True):
+        for process, derivatives in zip(self._processes, self._derivatives(self._effects) * is_measured, strict=True):
             errors += UNDERSTATED * np.outer(derivatives, derivatives) * process.sampling_errors()
         return errors
 
