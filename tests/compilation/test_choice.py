@@ -143,5 +143,5 @@ class TestChoice:
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
         options = {"as_they_came": scores, "min_probability": 0.985, "by_score": False}
         found = compare_finalists([("original", original), ("best seen", best)], range(80), scores, model, **options)
-        assert found.candidates[1].gain.probability == pytest.approx(sure) and sure < 0.985
+        assert 0.9 < found.candidates[1].gain.probability <= sure + 1e-6 < 0.985
         assert found.ordering == original
