@@ -22,6 +22,7 @@ NUM_CLIMBS = 5  # steps of a climb
 NUM_CLIMBERS = 10  # orderings that climb
 NUM_MOVES = 20  # moves tried from each
 MIN_ELITES = 5
+UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items
 
 
 class Search(ABC):
@@ -146,7 +147,8 @@ class Search(ABC):
         assert shares is not None
         extra = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
         counts = torch.bincount(extra, weights=weights, minlength=len(shares)).to(shares)
-        return (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
+        shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
+        return (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
 
     def _uniform(self) -> list[PlackettLuce]:
         distributions = [self._rule.initial(size) for size in self.space.sizes]
@@ -265,6 +267,7 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
         self._finished: set[Candidate] = set()  # those that are not asked for again
+        self._best: list[Ordering] = []
         self._elites: list[Ordering] = []
 
     def ask(self) -> list[Candidate]:
@@ -301,7 +304,8 @@ class ThompsonSearch(Search):
         self.fitted = self.model.fit(scores, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
-        self._elites = [elite.ordering for elite in elites if self.space.contains(elite.ordering)]
+        self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
+        self._elites = self._best[: len(elites)]
         self.refit(elites, anew=True)
         return self.fitted.clipped(elites)
 
@@ -325,7 +329,7 @@ class ThompsonSearch(Search):
 
     def _climbed(self, fitted: FittedModel) -> list[Ordering]:
         """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
-        beam = self._elites[:NUM_CLIMBERS]
+        beam = self._best[:NUM_CLIMBERS]
         climbed = []
         for _ in range(NUM_CLIMBS):
             reached = dict.fromkeys(beam)

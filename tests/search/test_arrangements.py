@@ -83,7 +83,7 @@ def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
     expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]), weights)
     torch.testing.assert_close(found.logits, expected.logits)
     of_lengths = weights[[2, 0, 1]].numpy() / 3  # of 0, 2 and 3 items
-    shares = 0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)
+    shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
     assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
 
 
