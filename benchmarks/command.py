@@ -1,11 +1,10 @@
-"""What the benchmarks share: options that their defaults describe, and tables in Markdown."""
+"""What the benchmarks share: options with defaults, and tables in Markdown."""
 
 import argparse
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,29 +13,39 @@ from plr_dspy.statistics.comparisons import mean_interval
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-DOCS, RECORDED = Path(__file__).resolve().parents[1] / "docs", Path(__file__).parent / "recorded"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options that say which model answers, the local one or one behind a server; the cache is DSPy's."""
+"""Options of the model that answers: the local one, or one behind a server. The cache is DSPy's."""
 
 
-def options(text: str, *, among: dict[str, Sequence[str]] | None = None, **defaults: Any) -> argparse.Namespace:
-    """Read options by their defaults from the command line; the text of the help says what they mean.
+def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object) -> argparse.Namespace:
+    """Read options from the command line.
 
-    A list takes values of the type of its first one, False becomes a switch, and a type, or a list of one, an option
-    that may be missing; `among` has the values that some of them may have.
+    Args:
+        text: The help.
+        among: The values that some options may have.
+        defaults: A list takes values of the type of its first one, and False becomes a switch. A type, or
+            a list of one, is an option that may be missing.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
-        flag, several = f"--{name.replace('_', '-')}", isinstance(default, list)
-        first = default[0] if several else default
-        given: dict[str, Any] = {"nargs": "+" if several else None, "choices": (among or {}).get(name)}
+        flag = f"--{name.replace('_', '-')}"
         if default is False:
             parser.add_argument(flag, action="store_true")
-        elif isinstance(first, type):
-            parser.add_argument(flag, type=first, default=[] if several else None, **given)
-        else:
-            parser.add_argument(flag, type=type(first), default=default, help=f"default: {default}", **given)
+            continue
+        choices = (among or {}).get(name)
+        nargs = None
+        first = default
+        if isinstance(default, list):
+            nargs = "+"
+            first = default[0]
+        kind = type(first)
+        if isinstance(first, type):
+            kind = first
+            default = [] if nargs else None
+        parser.add_argument(flag, type=kind, default=default, nargs=nargs, choices=choices, help=f"default: {default}")
     return parser.parse_args()
 
 
@@ -44,26 +53,31 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
     """Print rows of the same columns as a Markdown table, each as soon as it is there."""
     for number, row in enumerate(rows):
         if number == 0:
-            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+            print(f"| {' | '.join(row)} |")
+            print(f"|{'|'.join('---' for _ in row)}|")
         print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """The share of what is true, without what is not known; nothing where nothing is known."""
+    """Return the share of true values among the known ones; empty if no value is known."""
     known = np.asarray(values, dtype=float)
-    return "" if np.isnan(known).all() else f"{100 * np.nanmean(known):.0f} %"
+    if np.isnan(known).all():
+        return ""
+    return f"{100 * np.nanmean(known):.0f} %"
 
 
 def with_interval(values: Sequence[float] | np.ndarray) -> str:
-    """The mean of differences with its 95 % interval; of one, itself."""
+    """Return the mean of differences with its 95 % interval, if there are several."""
     if len(values) < 2:
         return f"{values[0]:+.3f}"
-    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(np.mean(values), *mean_interval(values))
+    low, high = mean_interval(values)
+    return f"{np.mean(values):+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Read the table of a Markdown page whose first headings are so; rows have the names of their first cells."""
+    """Read the table of a Markdown page that has these first headings; rows are named by their first cells."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
-    rows = frame.iloc[1:, 1:-1].apply(lambda column: column.str.strip("*"))  # without the rule
+    without_rule = frame.iloc[1:, 1:-1]
+    rows = without_rule.apply(lambda column: column.str.strip("*"))
     return rows.set_index(rows.columns[0], drop=False)

@@ -1,4 +1,4 @@
-"""Landscapes: whether a program is right on an example under an order of its demos, known without a model.
+"""Landscapes: answers to examples under each order of demos, known without a model.
 
 Synthetic ones are made of the kinds of effect that recorded answers of a real model show: a score of each item, item by
 position, which demo follows which, and the sequence of labels. An order acts on an example through a leaning towards
@@ -8,6 +8,7 @@ leaning counts most, as on three two-class tasks of SmolLM2-135M (correlated by 
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -22,30 +23,35 @@ Effect = Callable[[np.ndarray], np.ndarray]  # of orders [m, n], giving [m]
 class Landscape:
     """Answers to every example under every order of one list of demos.
 
-    It is made of log-probabilities of labels, or of odds, where one of two labels is right. Of `num_examples` as many
-    as `num_held_out` are not known to a search. Where demos may be left out, a prompt shows `max_shown` of them at
-    most, and the program begins without any.
+    It is made of log-probabilities of labels, or of odds, where one of two labels is right.
+
+    Attributes:
+        num_held_out: Examples, of all, that are not known to a search.
+        max_shown: Demos that a prompt shows at most, if demos may be left out; the program then begins without any.
     """
 
     num_demos: int
     num_examples: int
-    seed, num_labels, num_held_out = 0, 2, 1_000
+    seed = 0
+    num_labels = 2
+    num_held_out = 1_000
     max_shown: int | None = None
 
     def odds(self, order: Order) -> np.ndarray:
-        """Log-odds of the right answer on each example, ``[num_examples]``."""
+        """Return the log-odds of the right answer on each example, ``[num_examples]``."""
         raise NotImplementedError
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        """Of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
+        """Return those of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
-        table = np.stack([right, right - odds], axis=1)
-        return np.take_along_axis(table, np.stack([self.right_labels, 1 - self.right_labels], axis=1), axis=1)
+        of_right_and_wrong = np.stack([right, right - odds], axis=1)
+        columns = np.stack([self.right_labels, 1 - self.right_labels], axis=1)
+        return np.take_along_axis(of_right_and_wrong, columns, axis=1)
 
     @cached_property
     def classes(self) -> Sequence[int]:
-        """The right labels of the demos; they take turns where a landscape does not say."""
+        """The right labels of the demos; they take turns unless a landscape has its own."""
         return [i % self.num_labels for i in range(self.num_demos)]
 
     @cached_property
@@ -53,20 +59,20 @@ class Landscape:
         """Those of the examples, ``[num_examples]``."""
         return np.arange(self.num_examples) % self.num_labels
 
-    def told(self, order: Order, example: int) -> np.ndarray:
-        """The log-probabilities ``[L]`` of one call."""
+    def of_call(self, order: Order, example: int) -> np.ndarray:
+        """Return the log-probabilities ``[L]`` of one call."""
         return self.log_probabilities(order)[example]
 
     def text(self, example: int) -> str:
-        """The input of an example, which begins with its number."""
+        """Return the input of an example, which begins with its number."""
         return f"example {example}"
 
     def answers(self, order: Order) -> np.ndarray:
-        """Whether each example is answered right: bool ``[num_examples]``."""
+        """Return whether each example is answered right: bool ``[num_examples]``."""
         return self.log_probabilities(order).argmax(axis=1) == self.right_labels
 
     def noise(self, order: Order) -> np.random.Generator:
-        """What order and example decide together, the same whenever it is asked for."""
+        """Return a generator of what order and example decide together, the same at each call."""
         return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
 
 
@@ -74,32 +80,34 @@ class SyntheticLandscape(Landscape):
     """A random landscape of two labels, each of which half of the demos and of the examples have.
 
     The kind is one of `KINDS`, or "triples": whether three items come in a certain order, which no search models.
-    Orders have a mean of .60 and a standard deviation of .09, and two of them disagree on 35 % of the examples: .46 to
-    .68, .04 to .10, and 7 to 42 % in recorded answers.
+    Orders have a mean of .60 and a standard deviation of .09, and two of them disagree on 35 % of the examples. In
+    recorded answers, these are .46 to .68, .04 to .10, and 7 to 42 %.
     """
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
         rng = np.random.default_rng([seed, num_demos, (*KINDS, "triples").index(kind)])
-        self.num_demos, self.num_examples, self.seed = num_demos, num_examples, seed
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
         self.classes = rng.permutation(np.arange(num_demos) % 2).tolist()
         self._signs = 2 * np.array(self.classes) - 1
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
         sample = np.array([rng.permutation(num_demos) for _ in range(1_000)])
-        # First the leaning's, then the quality's.
-        self._effects = [[_standardized(self._effect(each, rng), sample) for each in kinds] for _ in range(2)]
+        self._of_leaning = [_standardized(self._effect(each, rng), sample) for each in kinds]
+        self._of_quality = [_standardized(self._effect(each, rng), sample) for each in kinds]
         self._margin = rng.normal(0.35, 0.9, num_examples)
         self.right_labels = rng.permutation(np.arange(num_examples) % 2)
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
 
     def odds(self, order: Order) -> np.ndarray:
-        sums = [np.sum([effect(np.array([order]))[0] for effect in effects]) for effects in self._effects]
-        leaning, quality = sums / np.sqrt(len(self._effects[0]))
-        leaning = 0.8 * (2 * self.right_labels - 1 + self._own[0]) * (leaning + 0.2)
-        quality = 0.3 * (1 + self._own[1]) * quality
-        return self._margin + leaning + quality + 0.6 * self.noise(order).normal(size=self.num_examples)
+        towards = 2 * self.right_labels - 1 + self._own[0]
+        leaning = 0.8 * towards * (_sum(self._of_leaning, order) + 0.2)
+        quality = 0.3 * (1 + self._own[1]) * _sum(self._of_quality, order)
+        noise = self.noise(order).normal(size=self.num_examples)
+        return self._margin + leaning + quality + 0.6 * noise
 
     def _effect(self, kind: str, rng: np.random.Generator) -> Effect:
-        """A random one."""
+        """Return a random effect."""
         n = self.num_demos
         if kind == "item":
             scores = rng.normal(size=n)
@@ -113,9 +121,14 @@ class SyntheticLandscape(Landscape):
         if kind == "triples":
             triples = np.array([rng.permutation(n)[:3] for _ in range(4 * n)])
             signs = rng.normal(size=len(triples))
-            # Places are [m, triples, 3].
-            return lambda orders: (np.diff(np.argsort(orders, axis=1)[:, triples]) > 0).all(axis=2) @ signs
-        weights, recency = rng.normal(size=n), np.exp(-np.arange(n)[::-1] / 3.0)
+
+            def of_triples(orders: np.ndarray) -> np.ndarray:
+                places = np.argsort(orders, axis=1)[:, triples]  # [m, triples, 3]
+                return (np.diff(places) > 0).all(axis=2) @ signs
+
+            return of_triples
+        weights = rng.normal(size=n)
+        recency = np.exp(-np.arange(n)[::-1] / 3.0)
         recent, changes, last = rng.normal(size=3)
 
         def of_labels(orders: np.ndarray) -> np.ndarray:
@@ -127,59 +140,89 @@ class SyntheticLandscape(Landscape):
         return of_labels
 
 
+def _sum(effects: Sequence[Effect], order: Order) -> float:
+    """Return the sum of effects of one order, with unit variance."""
+    values = [effect(np.array([order]))[0] for effect in effects]
+    return np.sum(values) / np.sqrt(len(effects))
+
+
 def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
-    """An effect with mean 0 and unit variance over random orders."""
+    """Return an effect with mean 0 and unit variance over random orders."""
     values = effect(sample)
-    mean, deviation = values.mean(), values.std() + 1e-9
+    mean = values.mean()
+    deviation = values.std() + 1e-9
     return lambda orders: (effect(orders) - mean) / deviation
 
 
 class OwnEffectsLandscape(Landscape):
-    """What demo stands where helps or hurts each example by a table of its own, and all of them by a common one.
+    """Each demo at each place helps or hurts each example by a table of its own, and all of them by a common one.
 
     Their standard deviations over orders, `own` and `common`, are in logits. Without a common effect no order is better
     than another on new examples. If `leaning`, the common effect is one towards a label, right or not.
     """
 
-    def __init__(self, num_demos: int, seed: int, num_examples: int, common=0.0, own=1.2, leaning=False) -> None:
+    def __init__(
+        self, num_demos: int, seed: int, num_examples: int, common: float = 0.0, own: float = 1.2, leaning: bool = False
+    ) -> None:
         rng = np.random.default_rng([seed, num_demos, 11])
-        self.num_demos, self.num_examples = num_demos, num_examples
+        self.num_demos = num_demos
+        self.num_examples = num_examples
         weights = np.linspace(0.2, 1.8, num_demos)
         scale = np.sqrt((weights**2).sum())
         self._common = common * rng.normal(size=(num_demos, num_demos)) * weights / scale
         self._own = own * rng.normal(size=(num_examples, num_demos, num_demos)) * weights / scale
         self._margin = rng.normal(0.0 if leaning else 0.35, 0.9, num_examples)
-        self._towards = 2 * self.right_labels - 1 if leaning else np.ones(num_examples)
+        self._towards = np.ones(num_examples)
+        if leaning:
+            self._towards = 2 * self.right_labels - 1
 
     def odds(self, order: Order) -> np.ndarray:
-        items, places = np.array(order), np.arange(self.num_demos)
-        common, own = self._common[items, places].sum(), self._own[:, items, places].sum(axis=1)
+        items = np.array(order)
+        places = np.arange(self.num_demos)
+        common = self._common[items, places].sum()
+        own = self._own[:, items, places].sum(axis=1)
         return self._margin + common * self._towards + own
 
 
 class CoinLandscape(Landscape):
     """Every answer is a coin's, whose chance to be right is that of the original order, or of all others."""
 
-    def __init__(self, num_demos: int, seed: int, num_examples: int, chances: Sequence[float] = (0.5, 0.5)) -> None:
-        self.num_demos, self.num_examples, self.seed, self._chances = num_demos, num_examples, seed, chances
+    def __init__(
+        self, num_demos: int, seed: int, num_examples: int, of_original: float = 0.5, of_others: float = 0.5
+    ) -> None:
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
+        self._of_original = of_original
+        self._of_others = of_others
 
     def odds(self, order: Order) -> np.ndarray:
-        chance = self._chances[order != tuple(range(self.num_demos))]
+        chance = self._of_others
+        if order == tuple(range(self.num_demos)):
+            chance = self._of_original
         return self.noise(order).logistic(np.log(chance / (1 - chance)), size=self.num_examples)
 
 
 class NoisyLogitsLandscape(Landscape):
-    """Logits of three labels, where no order is better on new examples: `noise` is the standard deviation of what order
-    and example decide together, and `own` that of what each example makes of which demo stands where."""
+    """Logits of three labels, where no order is better on new examples.
+
+    `noise` is the standard deviation of what order and example decide together, and `own` that of what each example
+    makes of which demo stands where.
+    """
 
     num_labels = 3
 
     def __init__(self, num_demos: int, seed: int, num_examples: int, noise: float = 3.0, own: float = 0.0) -> None:
         rng = np.random.default_rng([seed, num_demos, 77])
-        self.num_demos, self.num_examples, self.seed, self._noise = num_demos, num_examples, seed, noise
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
+        self._noise = noise
         self._base = rng.normal(size=(num_examples, 3)) + np.eye(3)[self.right_labels]
-        shape = (num_demos, num_demos, num_examples, 3)
-        self._own = own / np.sqrt(num_demos) * rng.normal(size=shape) if own else np.zeros((*shape[:2], 1, 1))
+        self._own = np.zeros((num_demos, num_demos, 1, 1))
+        if own:
+            shape = (num_demos, num_demos, num_examples, 3)
+            self._own = own / np.sqrt(num_demos) * rng.normal(size=shape)
 
     def log_probabilities(self, order: Order) -> np.ndarray:
         own = self._own[np.array(order), np.arange(self.num_demos)].sum(axis=0)
@@ -194,38 +237,46 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""Logits by kind of world: of the leaning, the worth, the logarithm of the number of demos, and the harm of demos."""
+"""Logits of the leaning, the worth, the logarithm of the number of demos, and the harm of demos, by kind."""
 
 
 class ArrangementWorld(Landscape):
     """A program whose accuracy is decided by which demos it shows, how many, and in what order.
 
     As in `SyntheticLandscape`, it has a quality and a leaning. Quality is the worth of the demos shown, each of which
-    counts most near the end, and grows with their number; the leaning is the model's own, and that of the classes
-    shown, of which the last count most. By the kind, "classes" decide most, as in recorded answers, or the "items";
-    with "nothing" no arrangement is better than another, with "harm" each is worse than none, and with "cost" each demo
+    counts most near the end, and grows with their number. The leaning is the model's own, and that of the classes
+    shown, of which the last count most. By the kind, "classes" decide most, as in recorded answers, or the "items".
+    With "nothing" no arrangement is better than another, with "harm" each is worse than none, and with "cost" each demo
     more costs some points.
     """
 
-    num_held_out, max_shown = 2_000, 8
+    num_held_out = 2_000
+    max_shown = 8
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int = 2_100) -> None:
         rng = np.random.default_rng([num_demos, seed])
+        self.num_demos = num_demos
+        self.num_examples = num_examples
+        self.seed = seed
         self.classes = (rng.permutation(num_demos) % 2).tolist()
-        self.num_demos, self.num_examples, self.seed, self._strengths = num_demos, num_examples, seed, STRENGTHS[kind]
-        self._worth, self._bias = rng.normal(size=num_demos), rng.normal()
+        self._strengths = STRENGTHS[kind]
+        self._worth = rng.normal(size=num_demos)
+        self._bias = rng.normal()
         self._easiness = rng.normal(0.2, 0.9, size=num_examples)
 
     def odds(self, order: Order) -> np.ndarray:
         items = list(order)
         lean, worth, more, harm = self._strengths
         nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
-        signs = 2.0 * np.array([self.classes[item] for item in items]) - 1.0
+        signs = np.array([2.0 * self.classes[item] - 1.0 for item in items])
         leaning = lean * (self._bias + float(nearness @ signs))
-        quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items]) + more * np.log1p(len(items))
-        quality -= harm * bool(items)
-        noise = np.random.default_rng([self.seed, zlib.crc32(repr(items).encode())]).normal(size=self.num_examples)
-        return self._easiness + quality + leaning * (2.0 * self.right_labels - 1.0) + 0.6 * noise
+        quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items])
+        quality += more * np.log1p(len(items))
+        if items:
+            quality -= harm
+        rng = np.random.default_rng([self.seed, zlib.crc32(repr(items).encode())])
+        noise = 0.6 * rng.normal(size=self.num_examples)
+        return self._easiness + quality + leaning * (2.0 * self.right_labels - 1.0) + noise
 
 
 class RecordedLandscape(Landscape):
@@ -238,84 +289,109 @@ class RecordedLandscape(Landscape):
         data = np.load(path)
         shuffled = np.random.default_rng(seed).permutation(len(data["gold"]))
         tables = data["logprobs"].astype(np.float32)[:, shuffled]
-        self._known = {tuple(map(int, order)): t for order, t in zip(data["orders"], tables, strict=True)}
+        orders = map(tuple, data["orders"].tolist())
+        self._tables = dict(zip(orders, tables, strict=True))
         self.right_labels = data["gold"][shuffled].astype(int)
         self.classes = data["demo_labels"].astype(int).tolist()
         self.num_labels = len(data["labels"])
-        self.num_demos, self.num_examples = data["orders"].shape[1], len(shuffled)
+        self.num_demos = data["orders"].shape[1]
+        self.num_examples = len(shuffled)
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        return self._known[order]
+        return self._tables[order]
 
     def best(self, examples: Sequence[int]) -> float:
-        """The highest accuracy of any order on these examples, ``max_o mean_e``."""
-        return max(float(self.answers(order)[list(examples)].mean()) for order in self._known)
+        """Return the highest accuracy of any order on these examples, ``max_o mean_e``."""
+        return max(float(self.answers(order)[list(examples)].mean()) for order in self._tables)
 
 
 class Rearranged(Landscape):
-    """A landscape with its demos in another original order, and its examples, too, where theirs is given."""
+    """A landscape with its demos in another original order, and its examples, too, if theirs is given."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
-        self._landscape, self._demos = landscape, tuple(demos)
+        self._landscape = landscape
+        self._demos = tuple(demos)
         self._examples = list(examples) or list(range(landscape.num_examples))
-        self.num_demos, self.num_examples = landscape.num_demos, landscape.num_examples
-        self.num_labels, self.right_labels = landscape.num_labels, landscape.right_labels[self._examples]
-        self.classes = [landscape.classes[i] for i in demos]
+        self.num_demos = landscape.num_demos
+        self.num_examples = landscape.num_examples
+        self.num_labels = landscape.num_labels
+        self.right_labels = landscape.right_labels[self._examples]
+        self.classes = [landscape.classes[demo] for demo in demos]
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        return self._landscape.log_probabilities(tuple(self._demos[i] for i in order))[self._examples]
+        original = tuple(self._demos[demo] for demo in order)
+        return self._landscape.log_probabilities(original)[self._examples]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What demos do that are like the input."""
+
+    logits: float  # for each quarter of the words that are shared
+    agree: float = 0.9  # how often words tell the label
+    quality: float = 0.3  # standard deviations of the demos' own effects
+    leaning: float = 0.3
+    noise: float = 1.0
 
 
 LIKENESS = {
-    "helps": (3.0, 0.9, 0.3, 0.3, 1.0),
-    "hurts": (-3.0, 0.9, 0.3, 0.3, 1.0),
-    "does not matter": (0.0, 0.9, 0.5, 0.5, 1.0),
-    "misleads": (3.0, 0.0, 0.5, 0.3, 1.0),
-    "tells nothing": (0.0, 0.9, 0.0, 0.0, 2.0),
+    "helps": Likeness(3.0),
+    "hurts": Likeness(-3.0),
+    "does not matter": Likeness(0.0, quality=0.5, leaning=0.5),
+    "misleads": Likeness(3.0, agree=0.0, quality=0.5),
+    "tells nothing": Likeness(0.0, quality=0.0, leaning=0.0, noise=2.0),
 }
-"""By what likeness does: that in logits, how often words tell the label, qualities and leanings of demos, and noise."""
 
 
 class LikenessLandscape(Landscape):
-    """Any of the examples may be shown as demos. Each has a quality and a leaning to a label, which count the more the
-    nearer it stands to the question, and moves the answer towards its label by the words that it shares with the input.
+    """Any of the examples may be shown as demos.
+
+    Each has a quality and a leaning to a label, which count the more the nearer it stands to the question. It moves
+    the answer towards its label by the words that it shares with the input.
     """
 
-    num_labels, num_held_out, max_shown = 3, 400, 8
+    num_labels = 3
+    num_held_out = 400
+    max_shown = 8
 
     def __init__(self, kind: str, num_demos: int, seed: int, num_examples: int) -> None:
-        self._likeness, agree, quality, leaning, self._noise = LIKENESS[kind]
+        self._likeness = LIKENESS[kind]
         rng = np.random.default_rng([seed, zlib.crc32(kind.encode())])
         topics = rng.integers(3, size=num_examples)
-        agrees, others = rng.random(num_examples) < agree, rng.integers(1, 3, size=num_examples)
-        self.right_labels, self.classes = np.where(agrees, topics, (topics + others) % 3), []
-        self._words = [
-            {f"t{topic}w{word}" for word in rng.integers(25, size=4)} | {f"w{w}" for w in rng.integers(99, size=4)}
-            for topic in topics
-        ]
-        self._qualities = quality * rng.normal(size=num_examples)
-        self._leanings = leaning * rng.normal(size=(num_examples, 3))
+        agrees = rng.random(num_examples) < self._likeness.agree
+        others = rng.integers(1, 3, size=num_examples)
+        self.right_labels = np.where(agrees, topics, (topics + others) % 3)
+        self.classes = []
+        self._words = []
+        for topic in topics:
+            of_topic = {f"t{topic}w{word}" for word in rng.integers(25, size=4)}
+            of_any = {f"w{word}" for word in rng.integers(99, size=4)}
+            self._words.append(of_topic | of_any)
+        self._qualities = self._likeness.quality * rng.normal(size=num_examples)
+        self._leanings = self._likeness.leaning * rng.normal(size=(num_examples, 3))
         self._easiness = rng.normal(size=num_examples)
-        self.num_demos, self.num_examples, self.seed = num_examples, num_examples, seed
+        self.num_demos = num_examples
+        self.num_examples = num_examples
+        self.seed = seed
 
     def text(self, example: int) -> str:
         return f"n{example} {' '.join(sorted(self._words[example]))}"
 
-    def told(self, order: Order, example: int) -> np.ndarray:
+    def of_call(self, order: Order, example: int) -> np.ndarray:
         right = self.right_labels[example]
         rng = np.random.default_rng([self.seed, example, zlib.crc32(repr(list(order)).encode())])
-        logits = self._noise * rng.normal(size=3)
+        logits = self._likeness.noise * rng.normal(size=3)
         logits[right] += 0.5 + self._easiness[example]
         for place, demo in enumerate(reversed(order)):
             weight = 0.8**place
             logits += weight * self._leanings[demo]
             logits[right] += weight * self._qualities[demo]
-            shared = len(self._words[example] & self._words[demo])
-            logits[self.right_labels[demo]] += weight * self._likeness / 4 * shared
+            num_shared = len(self._words[example] & self._words[demo])
+            logits[self.right_labels[demo]] += weight * self._likeness.logits / 4 * num_shared
         return log_softmax(logits)
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        return np.stack([self.told(order, example) for example in range(self.num_examples)])
+        return np.stack([self.of_call(order, example) for example in range(self.num_examples)])
 
 
 WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
@@ -324,7 +400,7 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     "coins": CoinLandscape,
     "noise 3": NoisyLogitsLandscape,
     "own noise 3": partial(NoisyLogitsLandscape, noise=1.0, own=3.0),
-    "lone original": partial(CoinLandscape, chances=(0.7, 0.6)),
+    "lone original": partial(CoinLandscape, of_original=0.7, of_others=0.6),
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }

@@ -1,4 +1,4 @@
-"""What compiles find where the truth is known: on simulated landscapes, and on recorded answers of a real model.
+"""What compiles find where the truth is known: on simulated landscapes, and on recorded answers.
 
 python benchmarks/offline.py                                           # at equal and at the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
@@ -6,23 +6,32 @@ python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 lo
 A method has the program calls after its name; without a number as many as its paper, or as `auto="light"`:
 
 original       the program as it is
-light          PLReorder by scores; "logprobs" by log-probabilities of labels as well, "calibrated" with calibrate=True
-paper          PLR Algorithm 1, with calls as many samples and draws as fit; "top-k" is random search
-halving        successive halving of random orders, or of arrangements; "batch" is BatchCalibration with up to 64 calls
-fixed          PLFewShot by scores, with demos of the examples; "retrieved" finds demos for each input, by the rule that
-               costs no call as "retrieved@0", and in "auto" both compete
+light          PLReorder by scores
+logprobs       PLReorder by log-probabilities of labels as well
+calibrated     PLReorder with calibrate=True
+paper          PLR Algorithm 1, with as many samples and draws as fit
+top-k          random search
+halving        successive halving of random orders, or of arrangements
+batch          BatchCalibration with up to 64 calls
+fixed          PLFewShot by scores, with demos of the examples
+retrieved      PLFewShot that finds demos for each input, by the rule that costs no call as "retrieved@0"
+auto           PLFewShot with both of them
 
-In the worlds "classes", "items", "nothing" and "harm" demos may be left out, and `--demos` is the size of the pool.
-`--pools` are the examples of both splits; further ones are held out. Of recorded answers that is one half, and the
-original order is the best of `--best-of` random ones, or any. Seeds below 20,000 made the search.
+In the worlds "classes", "items", "nothing" and "harm" demos may be left out, and `--demos` is the size of the
+pool. `--pools` are the examples of both splits; further ones are held out. Of recorded answers that is one
+half, and the original order is the best of `--best-of` random ones, or any. Seeds below 20,000 made the search.
 
-With --shares a label is made rare ("label 1", and of recorded answers each in turn): so many known examples have it,
-held-out ones by weight, and its F1 counts. "F1 light", "F1 logprobs", "F1 calibrated" and "F1 batch" choose by it.
+With --shares a label is made rare ("label 1", and of recorded answers each in turn). Known examples have it in
+this share, held-out ones by weight, and its F1 counts. "F1 light", "F1 logprobs", "F1 calibrated" and "F1 batch"
+choose by it.
 
-"Less" is the difference to each method of --against, by default the first, paired, with its 95 % interval. "Changed" is
-the share of compiles that replaced the original, "better" of those that claim so, "worse" of those that lost more than
-a point on held-out examples, "lost then" how much. "Promised" is the gain that reports expect, "inside" how often what
-the returned program gets lies in the interval that they expect, "best" the accuracy of the best of all recorded orders.
+less NAME      the difference to each method of --against (the first), paired, with its 95 % interval
+changed        the share of compiles that replaced the original
+better         of those that claim so
+worse          of those that lost more than a point on held-out examples; "lost then" how much
+promised       the gain that reports expect
+inside         how often the held-out score lies in the interval that the report expects
+best           the accuracy of the best of all recorded orders
 """
 
 import argparse
@@ -30,12 +39,11 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,6 +52,8 @@ from command import options, percent, print_table, with_interval
 from landscapes import KINDS, WORLDS, Landscape, Rearranged, RecordedLandscape
 from replay import METHODS, Pool, compiled, halving
 
+Run = Callable[[Callable[[int], dict[str, float]]], Iterable[dict[str, float]]]
+
 
 @dataclass(frozen=True)
 class World:
@@ -51,7 +61,7 @@ class World:
 
     Attributes:
         num_pool: Known examples; of recorded answers 0 is one half.
-        best_of: Random orders of which the original is the best; 0 is one where answers are recorded, else none.
+        best_of: Random orders of which the original is the best; 0 is one if answers are recorded, else none.
         share, rare: Share of the examples that have the rare label, and its number; without one accuracy counts.
     """
 
@@ -63,129 +73,195 @@ class World:
     rare: int = 1
 
     def __str__(self) -> str:
-        if isinstance(self.source, Path):
-            return f"{self.source.stem}, label {self.rare}" if self.share else self.source.stem
-        return self.source
+        if isinstance(self.source, str):
+            return self.source
+        if self.share:
+            return f"{self.source.stem}, label {self.rare}"
+        return self.source.stem
 
     def pool(self, seed: int) -> tuple[Pool, float]:
-        """What is known of a world; and the held-out accuracy of the best of all recorded orders."""
-        if isinstance(self.source, Path):
-            landscape: Landscape = RecordedLandscape(self.source, seed)
+        """Return what is known, and the held-out accuracy of the best of all recorded orders."""
+        if isinstance(self.source, str):
+            landscape = self._simulated(self.source, seed)
+            best_of = self.best_of
         else:
-            make = WORLDS[self.source]
-            num_held_out = getattr(make, "func", make).num_held_out
-            landscape = make(self.num_demos, seed, self.num_pool + num_held_out)
-            if self.share:
-                draw = np.random.default_rng([seed, 5]).permutation
-                parts = [np.arange(size) < round(self.share * size) for size in (self.num_pool, num_held_out)]
-                landscape.right_labels = np.concatenate([draw(part) for part in parts]).astype(int)
-        rng, best, num_pool = np.random.default_rng(seed), math.nan, self.num_pool or landscape.num_examples // 2
+            landscape = RecordedLandscape(self.source, seed)
+            best_of = self.best_of or 1
+        num_pool = self.num_pool or landscape.num_examples // 2
+        best = math.nan
         if isinstance(landscape, RecordedLandscape) and not self.share:
             best = landscape.best(range(num_pool, landscape.num_examples))
-        if best_of := self.best_of or isinstance(landscape, RecordedLandscape):
-            orders = [tuple(map(int, rng.permutation(landscape.num_demos))) for _ in range(best_of)]
-            original = max(orders, key=lambda order: landscape.answers(order).mean())
-            examples = []
-            if self.share:
-                is_rare, num_rare = landscape.right_labels == self.rare, round(self.share * num_pool)
-                known = [*np.flatnonzero(is_rare)[:num_rare], *np.flatnonzero(~is_rare)[: num_pool - num_rare]]
-                examples = [*rng.permutation(known), *np.setdiff1d(np.arange(landscape.num_examples), known)]
-            landscape = Rearranged(landscape, original, examples)
+        if best_of:
+            landscape = self._rearranged(landscape, best_of, num_pool, np.random.default_rng(seed))
         return Pool(landscape, num_pool, self.rare, self.share), best
+
+    def _simulated(self, name: str, seed: int) -> Landscape:
+        make = WORLDS[name]
+        num_held_out = getattr(make, "func", make).num_held_out
+        landscape = make(self.num_demos, seed, self.num_pool + num_held_out)
+        if self.share:
+            rng = np.random.default_rng([seed, 5])
+            parts = []
+            for size in (self.num_pool, num_held_out):
+                is_rare = np.arange(size) < round(self.share * size)
+                parts.append(rng.permutation(is_rare))
+            landscape.right_labels = np.concatenate(parts).astype(int)
+        return landscape
+
+    def _rearranged(self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator) -> Landscape:
+        """Return a landscape whose original order is the best of random ones, and a label rare if it has a share."""
+        orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
+        original = max(orders, key=lambda order: landscape.answers(order).mean())
+        examples = []
+        if self.share:
+            is_rare = landscape.right_labels == self.rare
+            num_rare = round(self.share * num_pool)
+            rare = np.flatnonzero(is_rare)[:num_rare]
+            others = np.flatnonzero(~is_rare)[: num_pool - num_rare]
+            known = np.concatenate([rare, others])
+            held_out = np.setdiff1d(np.arange(landscape.num_examples), known)
+            examples = [*rng.permutation(known), *held_out]
+        return Rearranged(landscape, original, examples)
 
 
 def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """What a method comes to in one world."""
+    """Return what a method comes to in one world."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
-    identity = pool.space.identity[0]
-    name, _, calls_given = method.partition("@")
-    budget, began = int(calls_given) if calls_given else None, time.perf_counter()
-    found = dict.fromkeys(("better", "inside", "promised"), math.nan) | {"changed": False, "calls": 0, "best": best}
-    found["held-out"] = found["original"] = pool.held_out(identity)
+    original = pool.space.identity[0]
+    name, _, number = method.partition("@")
+    budget = int(number) if number else None
+    began = time.perf_counter()
+    of_original = pool.held_out(original)
+    row = {
+        "better": math.nan,
+        "inside": math.nan,
+        "promised": math.nan,
+        "changed": 0.0,
+        "calls": 0.0,
+        "best": best,
+        "held-out": of_original,
+        "original": of_original,
+    }
     if name == "halving":
-        order, found["calls"] = halving(pool, budget or 1_000, seed)
-        found |= {"held-out": pool.held_out(order), "changed": order != identity}
+        order, row["calls"] = halving(pool, budget or 1_000, seed)
+        row["held-out"] = pool.held_out(order)
+        row["changed"] = float(order != original)
     elif name != "original":
-        made = compiled(pool, name, budget, seed)
-        found |= {"held-out": made.score, "changed": made.changed, "calls": made.calls}
-        if (comparison := made.comparison) is not None:
-            low, high = (comparison.expected_chosen or (0.0, 0.0, 1.0))[1:]
-            found |= {"inside": low <= made.score <= high, "promised": comparison.expected_gain, "better": made.claims}
-    found["s"] = time.perf_counter() - began
-    return {name: float(value) for name, value in found.items()}
+        result = compiled(pool, name, budget, seed)
+        row["held-out"] = result.score
+        row["changed"] = float(result.changed)
+        row["calls"] = result.calls
+        comparison = result.comparison
+        if comparison is not None:
+            _, low, high = comparison.expected_chosen or (0.0, 0.0, 1.0)
+            row["inside"] = float(low <= result.score <= high)
+            row["promised"] = comparison.expected_gain
+            row["better"] = float(result.claims)
+    row["s"] = time.perf_counter() - began
+    return row
 
 
-def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], tasks: int) -> dict[str, str]:
-    """The columns of a table, of what compiles found; intervals of several tasks are over means by split."""
-    rows, scores = found[method], found[method]["held-out"]
-    gains = scores - rows["original"]
-    worse = gains < -0.01
+def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], num_tasks: int) -> dict[str, str]:
+    """Return a row of a table; intervals of several tasks are over means by split."""
+    frame = found[method]
+    scores = frame["held-out"]
+    gains = scores - frame["original"]
+    is_worse = gains < -0.01
 
     def interval(values: pd.Series) -> str:
-        return with_interval(values.to_numpy().reshape(tasks, -1).mean(axis=0))
+        by_task = values.to_numpy().reshape(num_tasks, -1)
+        return with_interval(by_task.mean(axis=0))
 
-    return {
-        "compiles": str(len(rows)),
-        "held-out": f"{scores.mean():.3f}",
-        "best": "" if rows["best"].isna().any() else f"{rows['best'].mean():.3f}",
-        **{f"less {each}": interval(scores - found[each]["held-out"]) if each != method else "" for each in against},
-        "less original": interval(gains),
-        "changed": percent(rows["changed"]),
-        "better, p >= .9": percent(rows["better"]),
-        "worse": percent(worse),
-        "lost then": f"{-gains[worse].mean() if worse.any() else 0:.3f}",
-        "worse of better": percent(worse[rows["better"] == 1]),
-        "promised": "" if rows["promised"].isna().all() else f"{rows['promised'].mean():+.3f}",
-        "inside": percent(rows["inside"]),
-        "calls": f"{rows['calls'].mean():,.0f}",
-        "s": f"{rows['s'].mean():.1f}",
-    }
+    row = {"compiles": str(len(frame)), "held-out": f"{scores.mean():.3f}", "best": ""}
+    if not frame["best"].isna().any():
+        row["best"] = f"{frame['best'].mean():.3f}"
+    for other in against:
+        row[f"less {other}"] = ""
+        if other != method:
+            row[f"less {other}"] = interval(scores - found[other]["held-out"])
+    row["less original"] = interval(gains)
+    row["changed"] = percent(frame["changed"])
+    row["better, p >= .9"] = percent(frame["better"])
+    row["worse"] = percent(is_worse)
+    row["lost then"] = f"{(-gains[is_worse]).sum() / max(1, is_worse.sum()):.3f}"
+    row["worse of better"] = percent(is_worse[frame["better"] == 1])
+    row["promised"] = ""
+    if not frame["promised"].isna().all():
+        row["promised"] = f"{frame['promised'].mean():+.3f}"
+    row["inside"] = percent(frame["inside"])
+    row["calls"] = f"{frame['calls'].mean():,.0f}"
+    row["s"] = f"{frame['s'].mean():.1f}"
+    return row
 
 
 def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
-    """The worlds of each shape; of recorded answers whose share is given, one for each label that is made rare."""
+    """Yield the worlds of each shape; of recorded answers with a share, one for each label that is made rare."""
     if not args.recorded:
         for num_demos, num_pool, share in itertools.product(args.demos, args.pools, args.shares):
-            yield [World(each, num_demos, num_pool, args.best_of, share) for each in args.worlds]
-    elif not any(args.shares):
+            yield [World(name, num_demos, num_pool, args.best_of, share) for name in args.worlds]
+        return
+    if not any(args.shares):
         yield [World(path, best_of=args.best_of) for path in args.recorded]
-    else:
-        labels = [(path, label) for path in args.recorded for label in range(len(np.load(path)["labels"]))]
-        for num_pool, share in itertools.product(args.pools, args.shares):
-            yield [World(path, 0, num_pool, args.best_of, share, label) for path, label in labels]
+        return
+    for num_pool, share in itertools.product(args.pools, args.shares):
+        worlds = []
+        for path in args.recorded:
+            for label in range(len(np.load(path)["labels"])):
+                worlds.append(World(path, 0, num_pool, args.best_of, share, label))
+        yield worlds
 
 
-def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Any) -> Iterator[dict[str, str]]:
-    """The rows of a table: each method in each world, and in all of them."""
-    first, every = worlds[0], []
+def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Run) -> Iterator[dict[str, object]]:
+    """Yield the rows of a table: each method in each world, and in all of them."""
+    first = worlds[0]
     shape = {"demos": first.num_demos or "", "examples": first.num_pool or "", "share": first.share or ""}
-
-    def rows(world: str, found: dict[str, pd.DataFrame], tasks: int = 1) -> Iterator[dict[str, str]]:
-        for method in methods:
-            yield {"world": world, **shape, "method": method, **cells(method, found, against, tasks)}
-
+    frames: dict[str, list[pd.DataFrame]] = {method: [] for method in methods}
     for world in worlds:
-        every.append({method: pd.DataFrame(run(partial(measured, world=world, method=method))) for method in methods})
-        yield from rows(str(world), every[-1])
+        found = {}
+        for method in methods:
+            found[method] = pd.DataFrame(run(partial(measured, world=world, method=method)))
+            frames[method].append(found[method])
+        for method in methods:
+            yield {"world": str(world), **shape, "method": method, **cells(method, found, against, 1)}
     if len(worlds) > 1:
-        together = {method: pd.concat([each[method] for each in every], ignore_index=True) for method in methods}
-        yield from rows("all", together, len(worlds) if isinstance(first.source, Path) and not first.share else 1)
+        together = {method: pd.concat(frames[method], ignore_index=True) for method in methods}
+        has_splits = isinstance(first.source, Path) and not first.share
+        num_tasks = len(worlds) if has_splits else 1
+        for method in methods:
+            yield {"world": "all", **shape, "method": method, **cells(method, together, against, num_tasks)}
 
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    given = {"demos": [8, 16, 32], "pools": [200], "shares": [0.0], "recorded": [Path], "best_of": 0, "against": [str]}
-    given |= {"methods": ["paper", "top-k", "halving@3640", "light@3640"], "compiles": 48, "first_seed": 20_000}
-    args = options(__doc__, among={"worlds": list(WORLDS)}, worlds=list(KINDS), **given, jobs=1)
+    args = options(
+        __doc__,
+        among={"worlds": list(WORLDS)},
+        worlds=list(KINDS),
+        demos=[8, 16, 32],
+        pools=[200],
+        shares=[0.0],
+        recorded=[Path],
+        best_of=0,
+        against=[str],
+        methods=["paper", "top-k", "halving@3640", "light@3640"],
+        compiles=48,
+        first_seed=20_000,
+        jobs=1,
+    )
     known = ["original", "halving", *METHODS]
-    if unknown := [each for each in args.methods if each.partition("@")[0] not in known]:
+    unknown = [method for method in args.methods if method.partition("@")[0] not in known]
+    if unknown:
         raise SystemExit(f"--methods must be of {known}, with @ and a number of calls; got {unknown}")
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))
     seeds = range(args.first_seed, args.first_seed + args.compiles)
     with ProcessPoolExecutor(args.jobs) as pool:
-        tables = (rows_of(worlds, methods, against, lambda work: pool.map(work, seeds)) for worlds in worlds_of(args))
+
+        def run(compile_one: Callable[[int], dict[str, float]]) -> Iterable[dict[str, float]]:
+            return pool.map(compile_one, seeds)
+
+        tables = (rows_of(worlds, methods, against, run) for worlds in worlds_of(args))
         print_table(itertools.chain.from_iterable(tables))
 
 

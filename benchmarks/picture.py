@@ -1,20 +1,26 @@
-"""The picture of the README: accuracy by program calls, from the tables of the docs, and what calibration does.
+"""Draw the picture of the README: accuracy by program calls, from the tables of the docs, and calibration.
 
-python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, which is legible on light and on dark pages
+python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, for light and dark pages
 """
-
-from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from calibration import recorded_answers
 from command import DOCS, RECORDED, options, read_table
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import binned_statistic
 
 from plr_dspy.statistics.calibration import batch_offsets, calibrated
 
-GREY, GREEN, ORANGE, BLUE, RED, PURPLE = "#888888", "#2ca02c", "#ff7f0e", "#1f77b4", "#d62728", "#9467bd"
+GREY = "#888888"
+GREEN = "#2ca02c"
+ORANGE = "#ff7f0e"
+BLUE = "#1f77b4"
+RED = "#d62728"
+PURPLE = "#9467bd"
+
 STYLES = {
     "`LabeledFewShot`": ("random demos", GREY, "o"),
     "`LabeledFewShot`, then `BatchCalibration`": ("the same, calibrated", GREEN, "s"),
@@ -25,43 +31,55 @@ STYLES = {
 }
 """Rows of the table of docs/fewshot.md: label, colour and marker."""
 
-PLACES = {0: 0, 64: 1, 300: 2, 1_067: 3}
-"""Of numbers of calls on the axis, the nearest of which counts."""
+CALLS = [0, 64, 300, 1_067]
+"""Numbers of calls on the axis, the nearest of which counts."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
 SIZES = {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "lines.markersize": 7}
 
 
-def draw_task(axis: Any, task: str, rows: Any, nearest: Any) -> None:
+def place_of(num_calls: int) -> int:
+    """Return the place of the nearest number of calls on the axis."""
+    distances = [abs(calls - num_calls) for calls in CALLS]
+    return distances.index(min(distances))
+
+
+def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
     """Draw the accuracy of each method on a task by its calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
-    places = {name: PLACES[min(PLACES, key=lambda known: abs(known - calls[name]))] for name in STYLES}
+    places = {name: place_of(calls[name]) for name in STYLES}
     for name, (label, colour, marker) in STYLES.items():
         axis.plot(places[name], accuracies[name], marker, color=colour, label=label)
     of_fewshot = ["`PLFewShot` with 300 calls", "`PLFewShot`"]
     axis.plot([places[name] for name in of_fewshot], accuracies[of_fewshot], color=BLUE)
     if task in nearest:
-        axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label="8 nearest (other draws)")
-    axis.set_xticks(list(PLACES.values()), [f"{calls:,}" for calls in PLACES])
+        label = "8 nearest (other draws)"
+        axis.plot(0, float(nearest[task]), "D", color=PURPLE, fillstyle="none", label=label)
+    axis.set_xticks(range(len(CALLS)), [f"{number:,}" for number in CALLS])
     lowest = accuracies[list(STYLES)].min()
-    axis.set(title=task, xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46), xlabel="program calls")
+    axis.set(title=task, xlabel="program calls")
+    axis.set(xlim=(-0.4, 3.4), ylim=(lowest - 0.04, lowest + 0.46))
 
 
-def draw_reliability(axis: Any) -> None:
-    """Draw how often recorded answers are right by how sure they are, calibrated on one half and drawn of the other."""
-    told: dict[str, list[Any]] = {"as it is": [], "calibrated": []}
+def draw_reliability(axis: Axes) -> None:
+    """Draw how often recorded answers of one half are right by how sure they are, calibrated on the other."""
+    points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)
-        pool, held = np.array_split(np.random.default_rng(0).permutation(len(gold)), 2)
+        shuffled = np.random.default_rng(0).permutation(len(gold))
+        pool, held_out = np.array_split(shuffled, 2)
         moved = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
-        for parts, likely in zip(told.values(), (table[:, held], moved[:, held]), strict=True):
-            parts.append([np.exp(likely.max(axis=2)).ravel(), (likely.argmax(axis=2) == gold[held]).ravel()])
+        for name, log_probabilities in (("as it is", table), ("calibrated", moved)):
+            of_held_out = log_probabilities[:, held_out]
+            sureness = np.exp(of_held_out.max(axis=2)).ravel()
+            is_right = (of_held_out.argmax(axis=2) == gold[held_out]).ravel()
+            points[name].append(np.stack([sureness, is_right]))
     axis.plot([0, 1], [0, 1], ":", color=INK)
-    for (name, parts), colour in zip(told.items(), (GREY, GREEN), strict=True):
-        sure, hits = np.concatenate(parts, axis=1)
-        means, _, bins = binned_statistic(sure, [sure, hits], bins=10, range=(0.0, 1.0))
+    for name, colour in (("as it is", GREY), ("calibrated", GREEN)):
+        sureness, is_right = np.concatenate(points[name], axis=1)
+        means, _, bins = binned_statistic(sureness, [sureness, is_right], bins=10, range=(0.0, 1.0))
         enough = np.bincount(bins, minlength=11)[1:11] >= 100
         axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
     axis.set(title="are sure answers right?", xlim=(0.2, 1), ylim=(0.2, 1))
@@ -72,17 +90,19 @@ def draw_reliability(axis: Any) -> None:
 def main() -> None:
     args = options(__doc__, out=DOCS / "accuracy_by_calls.png")
     rows = read_table((DOCS / "fewshot.md").read_text("utf-8"), "| MR | SST-5")
-    found = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
-    nearest = found.loc["8 nearest, nearest last"]
+    others = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
+    nearest = others.loc["8 nearest, nearest last"]
     with matplotlib.rc_context(TEXT | SIZES):
-        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # still to be read on a phone
+        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # legible on a phone, too
         *axes, last, legend = figure.subplots(2, 3).flat
         for axis, task in zip(axes, ("MR", "SST-5", "TREC", "AG News"), strict=True):
             draw_task(axis, task, rows, nearest)
-            axis.set_ylabel("held-out accuracy" if task in ("MR", "AG News") else "")
+        axes[0].set_ylabel("held-out accuracy")
+        axes[3].set_ylabel("held-out accuracy")
         draw_reliability(last)
         legend.axis("off")
-        legend.legend(*axes[0].get_legend_handles_labels(), loc="center", title="accuracies")
+        handles, labels = axes[0].get_legend_handles_labels()
+        legend.legend(handles, labels, loc="center", title="accuracies")
         figure.savefig(args.out, dpi=130, transparent=True)
 
 

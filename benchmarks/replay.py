@@ -19,19 +19,32 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
-"""How the texts of demos and of the example begin, which comes last: their numbers in the landscape stand for them."""
+"""The start of a demo or an example, with its number in the landscape; the example comes last in a prompt."""
 
-LEARNS = {"light": {"signal": "score"}, "logprobs": {"signal": "logprobs"}, "calibrated": {"calibrate": True}}
-SHOWS = {demos: {"demos": demos, "signal": "score"} for demos in ("fixed", "retrieved", "auto")}
-"""Ways of the optimizers to learn from a call, and of `PLFewShot` to show demos."""
+LEARNS: dict[str, dict[str, Any]] = {
+    "light": {"signal": "score"},
+    "logprobs": {"signal": "logprobs"},
+    "calibrated": {"calibrate": True},
+}
+"""Ways of the optimizers to learn from a call."""
 
-METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *(f"F1 {way}" for way in (*LEARNS, "batch"))]
+SHOWS: dict[str, dict[str, Any]] = {
+    "fixed": {"demos": "fixed", "signal": "score"},
+    "retrieved": {"demos": "retrieved", "signal": "score"},
+    "auto": {"demos": "auto", "signal": "score"},
+}
+"""Ways of `PLFewShot` to show demos."""
+
+BY_F1 = [f"F1 {way}" for way in (*LEARNS, "batch")]
+METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A landscape, and how many of its first examples are known; the rest are held out. With a `share`, what counts of
-    these is the F1 of the `rare` label, weighted so that it has this share."""
+    """A landscape of which the first examples are known, and the rest are held out.
+
+    With a `share`, the F1 of the `rare` label counts, weighted so that the label has this share.
+    """
 
     landscape: Landscape
     num_known: int
@@ -40,23 +53,28 @@ class Pool:
 
     @property
     def space(self) -> OrderingSpace:
-        size, most = self.landscape.num_demos, self.landscape.max_shown
+        size = self.landscape.num_demos
+        most = self.landscape.max_shown
         if most is None:
             return OrderingSpace.of_sizes(size)
         return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
 
     def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
-        """What an order scores on the held-out examples; with offsets of labels, by answers that these calibrate."""
-        told = self.landscape.log_probabilities(order)
-        return self.score((told + np.array(offsets or 0.0)).argmax(axis=1)[self.num_known :])
+        """Return the score of an order on the held-out examples; offsets of labels calibrate its answers."""
+        log_probabilities = self.landscape.log_probabilities(order)
+        if offsets:
+            log_probabilities = log_probabilities + np.array(offsets)
+        return self.score(log_probabilities.argmax(axis=1)[self.num_known :])
 
     def score(self, answers: np.ndarray) -> float:
-        """What answers to the held-out examples score."""
-        right = self.landscape.right_labels[self.num_known :]
+        """Return the score of answers to the held-out examples."""
+        right_labels = self.landscape.right_labels[self.num_known :]
         if not self.share:
-            return float((answers == right).mean())
-        is_rare = right == self.rare
-        weights = np.where(is_rare, self.share / is_rare.mean(), (1.0 - self.share) / (1.0 - is_rare.mean()))
+            return float((answers == right_labels).mean())
+        is_rare = right_labels == self.rare
+        of_rare = self.share / is_rare.mean()
+        of_others = (1.0 - self.share) / (1.0 - is_rare.mean())
+        weights = np.where(is_rare, of_rare, of_others)
         return float(f1_score(is_rare, answers == self.rare, zero_division=0.0, sample_weight=weights))
 
 
@@ -67,60 +85,80 @@ class ReplayEngine:
     """
 
     def __init__(self, landscape: Landscape) -> None:
-        self.landscape, self.calls = landscape, 0
+        self.landscape = landscape
+        self.calls = 0
         self.labels = [f"label {number}" for number in range(landscape.num_labels)]
-        self.answers = functools.lru_cache(maxsize=256)(lambda order: landscape.log_probabilities(order).argmax(axis=1))
+        self.answers = functools.lru_cache(maxsize=256)(self._answers)
+
+    def _answers(self, order: Order) -> np.ndarray:
+        return self.landscape.log_probabilities(order).argmax(axis=1)
 
     def program(self, kind: type[dspy.Predict]) -> Any:
-        """A program of one label, whose demos are those of the landscape in their original order."""
-        output = (Literal[tuple(self.labels)], dspy.OutputField())
-        program = kind(dspy.Signature({"text": (str, dspy.InputField()), "label": output}))
+        """Return a program of one label, with the demos of the landscape in their original order."""
+        text = (str, dspy.InputField())
+        label = (Literal[tuple(self.labels)], dspy.OutputField())
+        program = kind(dspy.Signature({"text": text, "label": label}))
         program.engine = self
-        labels = [self.labels[number] for number in self.landscape.classes]
-        program.demos = [dspy.Example(text=f"demo {i}", label=label) for i, label in enumerate(labels)]
+        for demo, number in enumerate(self.landscape.classes):
+            program.demos.append(dspy.Example(text=f"demo {demo}", label=self.labels[number]))
         return program
 
     def examples(self) -> list[dspy.Example]:
-        """Those of the landscape."""
-        text, labels = self.landscape.text, [self.labels[number] for number in self.landscape.right_labels]
-        return [dspy.Example(text=text(i), label=label).with_inputs("text") for i, label in enumerate(labels)]
+        """Return those of the landscape."""
+        examples = []
+        for number, label in enumerate(self.landscape.right_labels):
+            example = dspy.Example(text=self.landscape.text(number), label=self.labels[label])
+            examples.append(example.with_inputs("text"))
+        return examples
 
-    def complete(self, request: Any) -> Any:
+    def complete(self, request: lm15.Request) -> lm15.Response:
         """Answer a request."""
         self.calls += 1
-        texts = [message.text or "" for message in request.messages]
-        *order, example = [int(number) for text in texts for number in NAMES.findall(text)]
-        values = self.landscape.told(tuple(order), example)
+        prompt = "\n".join(message.text or "" for message in request.messages)
+        *order, example = map(int, NAMES.findall(prompt))
+        values = self.landscape.of_call(tuple(order), example)
         likeliest = np.argsort(-values, kind="stable")
-        head, label, tail = "[[ ## label ## ]]\n", self.labels[likeliest[0]], "\n\n[[ ## completed ## ]]"
-        choice: dict[str, Any] = {"message": {"role": "assistant", "content": head + label + tail}}
+        head = "[[ ## label ## ]]\n"
+        tail = "\n\n[[ ## completed ## ]]"
+        content = f"{head}{self.labels[likeliest[0]]}{tail}"
+        choice: dict[str, object] = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
         if request.config.logprobs is not None:
-            shown = likeliest[: request.config.logprobs]
-            tops = [{"token": self.labels[i], "logprob": float(values[i])} for i in shown]
-            places = [{"token": head, "logprob": 0.0}], tops, [{"token": tail, "logprob": 0.0}]
-            choice["logprobs"] = {"content": [{**told[0], "top_logprobs": told} for told in places]}
+            tops = []
+            for label in likeliest[: request.config.logprobs]:
+                tops.append({"token": self.labels[label], "logprob": float(values[label])})
+            places = ([certain(head)], tops, [certain(tail)])
+            choice["logprobs"] = {"content": [{**place[0], "top_logprobs": place} for place in places]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        reply = {"id": "replay", "model": "replay", "choices": [choice | {"finish_reason": "stop"}]}
-        return lm15.response_from_openai_chat(reply | {"usage": usage}, model=request.model)
+        reply = {"id": "replay", "model": "replay", "choices": [choice], "usage": usage}
+        return lm15.response_from_openai_chat(reply, model=request.model)
+
+
+def certain(token: str) -> dict[str, object]:
+    return {"token": token, "logprob": 0.0}
 
 
 class Lookup(dspy.Predict):
-    """Answers from a landscape without a language model: what calls tell is scores alone, but thousands a second."""
+    """Answers from a landscape without a language model: calls give scores alone, but thousands a second."""
 
-    def forward(self, **inputs: Any) -> dspy.Prediction:
+    def forward(self, **inputs: str) -> dspy.Prediction:
         self.engine.calls += 1
         answers = self.engine.answers(shown_by(self))
-        return dspy.Prediction(label=self.engine.labels[answers[int(NAMES.findall(inputs["text"])[0])]])
+        return dspy.Prediction(label=self.engine.labels[answers[number_of(inputs["text"])]])
+
+
+def number_of(text: str) -> int:
+    """Return the number of a demo or an example in the landscape."""
+    return int(NAMES.findall(text)[0])
 
 
 def shown_by(predictor: dspy.Predict) -> Order:
-    """The demos that a predictor shows, by their numbers in the landscape."""
-    return tuple(int(NAMES.findall(demo["text"])[0]) for demo in predictor.demos)
+    """Return the demos that a predictor shows, by their numbers in the landscape."""
+    return tuple(number_of(demo["text"]) for demo in predictor.demos)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compile comes to: what its result scores on held-out examples, its calls, and what the report says."""
+    """The score of a compile's result on held-out examples, its calls, and the comparison of the report."""
 
     score: float
     calls: int
@@ -135,42 +173,54 @@ class Compiled:
 
 def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
     """Compile a program whose calls a landscape answers, by one of `METHODS`."""
-    engine, by_f1, way = ReplayEngine(pool.landscape), method.startswith("F1 "), method.removeprefix("F1 ")
-    student = engine.program(dspy.Predict if way in ("logprobs", "calibrated", "batch", *SHOWS) else Lookup)
-    objective = F1(engine.labels[pool.rare]) if by_f1 else metric
-    common = {"num_threads": 1, "seed": seed, "display_progress": False}
-    searched = {"metric": objective, "max_metric_calls": budget, **common}
-    if way == "batch":
-        optimizer = BatchCalibration(metric=objective if by_f1 else None, **common)
-    elif way == "top-k":
-        optimizer = TopKOrder(**searched)
-    elif way == "paper":
-        optimizer = PLReorder(auto="paper", **_paper_sizes(pool, budget), **searched)
-    elif pool.landscape.max_shown is None:
-        optimizer = PLReorder(**LEARNS[way], **searched)
-    else:
-        if student.demos:
-            searched["candidates"], student.demos = student.demos, []
-        optimizer = PLFewShot(**(LEARNS | SHOWS)[way], **searched)
+    engine = ReplayEngine(pool.landscape)
+    way = method.removeprefix("F1 ")
+    needs_model = way in ("logprobs", "calibrated", "batch", *SHOWS)
+    student = engine.program(dspy.Predict if needs_model else Lookup)
+    optimizer = make_optimizer(pool, method, budget, seed, student)
     examples = engine.examples()
     lm = dspy.LM("openai/replay", engine=engine, cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(), disable_history=True):
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
         calls = engine.calls
-        report = None
+        comparison = None
         if not isinstance(optimizer, BatchCalibration):  # Its report compares no programs.
-            report = optimizer.report
-            assert calls == report.program_calls["total"]
-        if finds := any(isinstance(each, RetrievingPredict) for each in program.predictors()):
-            answers = [engine.labels.index(program(text=each.text).label) for each in examples[pool.num_known :]]
-    offsets, order = getattr(getattr(program, "calibration", None), "offsets", ()), shown_by(program.predictors()[0])
-    score = pool.score(np.array(answers)) if finds else pool.held_out(order, offsets)
-    changed = finds or (order, offsets) != (pool.space.identity[0], ())
-    return Compiled(score, calls, changed, report and report.comparison)
+            comparison = optimizer.report.comparison
+            assert calls == optimizer.report.program_calls["total"]
+        predictor = program.predictors()[0]
+        if isinstance(predictor, RetrievingPredict):
+            held_out = examples[pool.num_known :]
+            answers = [engine.labels.index(program(text=example.text).label) for example in held_out]
+            return Compiled(pool.score(np.array(answers)), calls, True, comparison)
+    calibration = getattr(program, "calibration", None)
+    offsets = () if calibration is None else calibration.offsets
+    order = shown_by(predictor)
+    changed = order != pool.space.identity[0] or offsets != ()
+    return Compiled(pool.held_out(order, offsets), calls, changed, comparison)
 
 
-def _paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
-    """The largest B and K of PLR Algorithm 1 for which two rounds fit a budget."""
+def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, student: dspy.Predict) -> Any:
+    """Return the optimizer of a method; it gets the demos of a student that may leave them out."""
+    way = method.removeprefix("F1 ")
+    objective = metric if way == method else F1(student.engine.labels[pool.rare])
+    common = {"num_threads": 1, "seed": seed, "display_progress": False}
+    if way == "batch":
+        return BatchCalibration(metric=None if way == method else objective, **common)
+    common |= {"metric": objective, "max_metric_calls": budget}
+    if way == "top-k":
+        return TopKOrder(**common)
+    if way == "paper":
+        return PLReorder(auto="paper", **paper_sizes(pool, budget), **common)
+    if pool.landscape.max_shown is None:
+        return PLReorder(**LEARNS[way], **common)
+    if student.demos:
+        common["candidates"] = student.demos
+        student.demos = []
+    return PLFewShot(**(LEARNS | SHOWS)[way], **common)
+
+
+def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
+    """Return the largest B and K of PLR Algorithm 1 for which two rounds fit a budget."""
     num_selection = max(1, round(0.2 * pool.num_known))
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
@@ -181,27 +231,38 @@ def _paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
-    """Whether the label is the right one."""
+    """Return whether the label is the right one."""
     return bool(example.label == prediction.label)
 
 
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
-    """The best order by successive halving of 225 random ones, and the calls: the least that a search must beat. Where
-    demos may be left out, it is of arrangements, which begin with 4 examples each in a third of the calls."""
-    first, rng = 0, np.random.default_rng(seed)
+    """Return the best order by successive halving of 225 random ones, and the calls.
+
+    If demos may be left out, it is of arrangements, which begin with 4 examples each in a third of the calls.
+    """
+    rng = np.random.default_rng(seed)
+    first = 0
     if pool.landscape.max_shown is None:
-        drawn = [tuple(map(int, rng.permutation(pool.landscape.num_demos))) for _ in range(225)]
+        drawn = [tuple(rng.permutation(pool.landscape.num_demos).tolist()) for _ in range(225)]
+        alive = list(dict.fromkeys(drawn))
     else:
-        first, number = 4, max(1, budget // 12)
-        drawn = [order for (order,) in dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])][:number]
-    alive, calls, examples = list(dict.fromkeys(drawn)), 0, 0
-    rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
-    for rung in range(rungs):
-        more = max(1, (budget - calls) // (rungs - rung) // len(alive))
-        more = min(first if first and not rung else more, pool.num_known - examples)
+        first = 4
+        number = max(1, budget // 12)
+        arrangements = dict.fromkeys([pool.space.identity, *pool.space.draw(2 * number, rng)])
+        alive = [order for (order,) in arrangements][:number]
+    calls = 0
+    num_examples = 0
+    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
+    for rung in range(num_rungs):
+        more = max(1, (budget - calls) // (num_rungs - rung) // len(alive))
+        if first and rung == 0:
+            more = first
+        more = min(more, pool.num_known - num_examples)
         if calls + more * len(alive) > budget:
             break
-        calls, examples = calls + more * len(alive), examples + more
-        ranked = sorted(alive, key=lambda order: -pool.landscape.answers(order)[:examples].sum())
-        alive = ranked[: max(1, int(np.ceil(0.4 * len(alive))))]
+        calls += more * len(alive)
+        num_examples += more
+        num_right = {order: pool.landscape.answers(order)[:num_examples].sum() for order in alive}
+        alive.sort(key=num_right.__getitem__, reverse=True)
+        alive = alive[: max(1, int(np.ceil(0.4 * len(alive))))]
     return alive[0], calls

@@ -1,11 +1,12 @@
-"""Whether the intervals and the test of `order_sensitivity` hold, on simulated scores whose truth is known.
+"""Whether the intervals and the test of `order_sensitivity` hold, on simulated scores of known truth.
 
 python benchmarks/sensitivity.py                 # all worlds, 400 tables each: 6 minutes on 2 cores
-python benchmarks/sensitivity.py --splits        # how often 300 calls show an effect, by orders and examples
+python benchmarks/sensitivity.py --splits        # how often 300 calls show an effect
 
-Answers are right or wrong. Orders have true scores with a known standard deviation, two orders of equal true score
-disagree on a given share of the examples, and which examples an order gets right is unrelated between orders, or a
-smooth function of the demos' positions that differs by example, or of one demo's position alone.
+Answers are right or wrong. The true scores of orders have a known standard deviation, and two orders of
+equal true score disagree on a given share of the examples. Which examples an order gets right is unrelated
+between orders, or a smooth function of the demos' positions that differs by example, or of one demo's
+position alone.
 """
 
 import itertools
@@ -29,15 +30,37 @@ class World:
     """What tables of scores are drawn from."""
 
     demos: int
-    orders: int  # Scored, the program's own included; all where these are fewer.
-    examples: int  # That score each.
-    deviation: float  # Standard deviation of the true scores of orders.
-    disagreement: float  # Share of examples on which two orders of equal true score differ.
-    tastes: str  # What decides which orders an example prefers: "unrelated", "smooth" or "one demo".
-    accuracy: float | str  # Mean true score; "contested" where some examples are a toss-up and no order changes others.
+    orders: int  # that are scored, the program's own among them; all if these are fewer
+    examples: int  # that score each order
+    deviation: float  # standard deviation of the true scores of orders
+    disagreement: float  # share of examples on which two orders of equal true score differ
+    tastes: str  # what decides which orders an example prefers: "unrelated", "smooth" or "one demo"
+    accuracy: float | str  # mean true score; "contested" if some examples are a toss-up, and no order changes others
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
+        """Return a table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
+        orders, effects = self._draw_orders(rng)
+        true_scores = self.true_scores(effects)
+        num_scored = min(self.orders, len(orders))
+        of_scored = true_scores[:num_scored]
+        if self.accuracy == "contested":
+            limits = [[self.share], [0.75]]
+            is_contested, is_right = rng.random((2, self.examples)) < limits
+            chances = (of_scored[:, None] - (1 - self.share) * 0.75) / self.share
+            tossed = rng.random((num_scored, self.examples)) < chances
+            return np.where(is_contested, tossed, is_right).astype(float), true_scores
+        features = self._features(orders)[:num_scored]
+        tastes = features @ rng.normal(size=(features.shape[1], self.examples))
+        shared = shared_variance(self.accuracy, self.disagreement)
+        # So that mean scores are the true ones.
+        spread = np.sqrt(shared + (1 - shared) * (features**2).sum(axis=1))
+        levels = special.ndtri(of_scored) * spread
+        easiness = math.sqrt(shared) * rng.normal(size=self.examples)
+        utility = levels[:, None] + easiness + math.sqrt(1 - shared) * tastes
+        return (utility > 0).astype(float), true_scores
+
+    def _draw_orders(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return random orders, and their effects."""
         are_few = math.factorial(self.demos) <= SEARCHED
         if are_few:
             orders = rng.permutation(np.array(list(itertools.permutations(range(self.demos)))))
@@ -46,85 +69,121 @@ class World:
         effects = rng.normal(size=len(orders))
         if are_few:
             effects = (effects - effects.mean()) / effects.std()
-        true, scored = self.true_scores(effects), min(self.orders, len(orders))
-        if self.accuracy == "contested":
-            contested, decided = rng.random((2, self.examples)) < [[self.share], [0.75]]
-            tossed = rng.random((scored, self.examples)) < (true[:scored, None] - (1 - self.share) * 0.75) / self.share
-            return np.where(contested, tossed, decided).astype(float), true
+        return orders, effects
+
+    def _features(self, orders: np.ndarray) -> np.ndarray:
+        """Return what the tastes of examples are linear in, ``[orders, features]``."""
+        if self.tastes == "unrelated":
+            return np.eye(len(orders), min(self.orders, len(orders)))
         places = np.argsort(orders, axis=1) - (self.demos - 1) / 2
-        features = {
-            "unrelated": np.eye(len(orders), scored),
-            "smooth": places / np.linalg.norm(places, axis=1, keepdims=True),
-            "one demo": places[:, :1] / places[:, 0].std(),
-        }[self.tastes][:scored]
-        tastes = features @ rng.normal(size=(features.shape[1], self.examples))
-        shared = shared_variance(self.accuracy, self.disagreement)
-        # So that mean scores are the true ones.
-        levels = special.ndtri(true[:scored]) * np.sqrt(shared + (1 - shared) * (features**2).sum(axis=1))
-        easiness = math.sqrt(shared) * rng.normal(size=self.examples)
-        return (levels[:, None] + easiness + math.sqrt(1 - shared) * tastes > 0).astype(float), true
+        if self.tastes == "smooth":
+            return places / np.linalg.norm(places, axis=1, keepdims=True)
+        return places[:, :1] / places[:, 0].std()
 
     @property
     def share(self) -> float:
-        """Of the examples that are a toss-up."""
+        """The share of the examples that are a toss-up."""
         return max(2 * self.disagreement, 5 * self.deviation)
 
     def true_scores(self, effects: np.ndarray) -> np.ndarray:
-        """Of orders with standard normal effects."""
+        """Return the true scores of orders with standard normal effects."""
         if isinstance(self.accuracy, str):
             tossed = np.clip(0.5 + self.deviation / self.share * effects, 0.0, 1.0)
             return self.share * tossed + 0.75 * (1 - self.share)
         return np.clip(self.accuracy + self.deviation * effects, 0.01, 0.99)
 
-    def true_deviation(self, true: np.ndarray) -> float:
-        """Standard deviation of the true scores of all orders; of more than 100, those of the distribution."""
-        if len(true) < SEARCHED:
-            return float(true.std())
-        return float(self.true_scores(special.ndtri((np.arange(10_000) + 0.5) / 10_000)).std())
+    def true_deviation(self, true_scores: np.ndarray) -> float:
+        """Return the standard deviation of all true scores; of more than 100, that of the distribution."""
+        if len(true_scores) < SEARCHED:
+            return float(true_scores.std())
+        quantiles = special.ndtri((np.arange(10_000) + 0.5) / 10_000)
+        return float(self.true_scores(quantiles).std())
 
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Share of the variance that is an example's easiness, so that two orders disagree as often as wanted."""
+    """Return the share of the variance that is an example's easiness, by how often two orders disagree."""
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
 
     def excess(shared: float) -> float:
-        both = stats.multivariate_normal([0, 0], [[1, shared], [shared, 1]]).cdf([level, level])
-        return float(2 * (accuracy - both) - disagreement)
+        normal = stats.multivariate_normal([0, 0], [[1, shared], [shared, 1]])
+        both_right = normal.cdf([level, level])
+        return float(2 * (accuracy - both_right) - disagreement)
 
     return float(optimize.brentq(excess, 0.0, 0.999_999))
 
 
 def results(world: World, tables: int) -> np.ndarray:
-    """Means over tables: the intervals of deviation and gain held the truth, and an effect was seen."""
-    analysis.NUM_FLIPS, analysis.NUM_DRAWS = 999, 2_000
-    rng, found, distinct = np.random.default_rng(1), [], math.factorial(world.demos)
-    sizes = {"num_distinct": distinct, "num_searched": min(distinct, SEARCHED)}
+    """Return shares of tables: the intervals of deviation and gain held the truth, an effect was seen."""
+    analysis.NUM_FLIPS = 999
+    analysis.NUM_DRAWS = 2_000
+    rng = np.random.default_rng(1)
+    num_distinct = math.factorial(world.demos)
+    num_searched = min(num_distinct, SEARCHED)
+    rows = []
     for table in range(tables):
-        scores, true = world.draw(rng)
-        result = analysis.spread(scores, **sizes, seed=table)
-        truths = (world.true_deviation(true), true.max() - true[0])
-        intervals = zip((result.deviation_interval, result.gain_interval), truths, strict=True)
-        held = [low - 1e-9 <= truth <= high + 1e-9 for (low, high), truth in intervals]
-        found.append([*held, result.p_value <= 0.05])
-    return np.mean(np.array(found, dtype=float), axis=0)
+        scores, true_scores = world.draw(rng)
+        spread = analysis.spread(scores, num_distinct=num_distinct, num_searched=num_searched, seed=table)
+        true_gain = true_scores.max() - true_scores[0]
+        rows.append(
+            [
+                holds(spread.deviation_interval, world.true_deviation(true_scores)),
+                holds(spread.gain_interval, true_gain),
+                spread.p_value <= 0.05,
+            ]
+        )
+    return np.mean(np.array(rows, dtype=float), axis=0)
+
+
+def holds(interval: tuple[float, float], truth: float) -> bool:
+    low, high = interval
+    return low - 1e-9 <= truth <= high + 1e-9
 
 
 def worlds() -> Iterator[World]:
-    """All that are simulated."""
-    shapes = (2, 3, 4, 8), (0.0, 0.03, 0.1), (0.05, 0.4), (10, 20, 40, 100)
-    for demos, deviation, disagreement, examples in itertools.product(*shapes):
-        kinds = [(tastes, 0.7) for tastes in ("unrelated", "smooth", "one demo")]
-        kinds += [("unrelated", accuracy) for accuracy in (0.5, 0.9, "contested") if examples in (20, 40)]
-        for kind in kinds:
-            yield World(demos, 10, examples, deviation, disagreement, *kind)
+    """Yield all that are simulated."""
+    demos = (2, 3, 4, 8)
+    deviations = (0.0, 0.03, 0.1)
+    disagreements = (0.05, 0.4)
+    examples = (10, 20, 40, 100)
+    for shape in itertools.product(demos, deviations, disagreements, examples):
+        num_demos, deviation, disagreement, num_examples = shape
+        kinds: list[tuple[str, float | str]] = [("unrelated", 0.7), ("smooth", 0.7), ("one demo", 0.7)]
+        if num_examples in (20, 40):
+            kinds += [("unrelated", 0.5), ("unrelated", 0.9), ("unrelated", "contested")]
+        for tastes, accuracy in kinds:
+            yield World(num_demos, 10, num_examples, deviation, disagreement, tastes, accuracy)
 
 
 def splits() -> Iterator[World]:
-    """Ways to spend 300 calls."""
-    for disagreement, deviation, orders in itertools.product((0.15, 0.4), (0.05, 0.1), (4, 6, 10, 15, 30)):
-        yield World(8, orders, 300 // orders, deviation, disagreement, "smooth", 0.7)
+    """Yield ways to spend 300 calls."""
+    for disagreement in (0.15, 0.4):
+        for deviation in (0.05, 0.1):
+            for num_orders in (4, 6, 10, 15, 30):
+                yield World(8, num_orders, 300 // num_orders, deviation, disagreement, "smooth", 0.7)
+
+
+def rows_of_splits(chosen: list[World], found: np.ndarray) -> Iterator[dict[str, object]]:
+    for world, power in zip(chosen, found[:, 2], strict=True):
+        yield {
+            "disagreement": world.disagreement,
+            "deviation": world.deviation,
+            "orders x examples": f"{world.orders} x {world.examples}",
+            "power": f"{power:.2f}",
+        }
+
+
+def rows_of_worlds(chosen: list[World], found: np.ndarray) -> Iterator[dict[str, str]]:
+    has_no_effect = [world.deviation == 0 for world in chosen]
+    seen = found[has_no_effect, 2]
+    shares = [
+        ("the interval of the deviation held the truth", found[:, 0], found[:, 0].min()),
+        ("the interval of the gain held the truth", found[:, 1], found[:, 1].min()),
+        ("an effect was seen where there is none", seen, seen.max()),
+    ]
+    for text, values, worst in shares:
+        yield {f"{len(chosen)} worlds": text, "mean": f"{values.mean():.3f}", "worst": f"{worst:.3f}"}
 
 
 def main() -> None:
@@ -132,20 +191,7 @@ def main() -> None:
     chosen = list(splits() if args.splits else worlds())
     with ProcessPoolExecutor(args.jobs) as pool:
         found = np.array(list(pool.map(partial(results, tables=args.tables), chosen)))
-    if args.splits:
-        names = ("disagreement", "deviation", "orders x examples", "power")
-        shapes = [(each.disagreement, each.deviation, f"{each.orders} x {each.examples}") for each in chosen]
-        cells = ((*shape, f"{power:.2f}") for shape, power in zip(shapes, found[:, 2], strict=True))
-        print_table(dict(zip(names, row, strict=True)) for row in cells)
-        return
-    seen = found[[world.deviation == 0 for world in chosen], 2]
-    told = [
-        ("the interval of the deviation held the truth", found[:, 0], found[:, 0].min()),
-        ("the interval of the gain held the truth", found[:, 1], found[:, 1].min()),
-        ("an effect was seen where there is none", seen, seen.max()),
-    ]
-    name = f"{len(chosen)} worlds"
-    print_table({name: what, "mean": f"{values.mean():.3f}", "worst": f"{worst:.3f}"} for what, values, worst in told)
+    print_table(rows_of_splits(chosen, found) if args.splits else rows_of_worlds(chosen, found))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def on_post_build(config: Any) -> None:
     """Write llms.txt, in the form of llmstxt.org: what each page is about, for coding assistants."""
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Docs", ""]
-    for path in sorted(
-        Path(config["docs_dir"]).glob("*.md"), key=lambda path: path.stem not in ("index", "assistants")
-    ):
+    for path in sorted(Path(config["docs_dir"]).glob("*.md"), key=lambda path: path.stem != "index"):
         title, *paragraphs = path.read_text(encoding="utf-8").split("\n\n")
         first = next(each for each in paragraphs if each[:1].isalpha() or each[0] == "`" != each[1])
         sentence = re.sub(r"\]\([^)]+\)|\[", "", first).replace("\n", " ").split(". ")[0].rstrip(".:")

@@ -1,22 +1,17 @@
-"""Every name of DSPy that is not part of its documented interface: look here first when a new version breaks.
+"""Every name of DSPy that is not part of its documented interface: look here first when a new version breaks."""
 
-Other files import what DSPy keeps in its submodules from here, and read its private attributes through the functions
-below. Adapters of this package also override the hooks `_call_preprocess` and `_call_postprocess`.
-"""
-
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import dspy
-from dspy.adapters.decision import DecisionAdapter, evidence_type, resolve_adapter
+from dspy.adapters.decision import DecisionAdapter, resolve_adapter
 from dspy.adapters.types.base_type import (
     CUSTOM_TYPE_END_IDENTIFIER,
     CUSTOM_TYPE_START_IDENTIFIER,
     split_message_content_for_custom_types,
 )
-from dspy.adapters.types.decision import Choice, Noul, Score
+from dspy.adapters.types.decision import Choice, Noul
 from dspy.adapters.utils import (
     annotation_allows_none,
     apply_output_field_defaults,
@@ -44,7 +39,6 @@ from dspy.utils.exceptions import (
     LMUnsupportedModelError,
 )
 from dspy.utils.hasher import Hasher
-from dspy.utils.saving import get_dependency_versions
 from dspy.utils.usage_tracker import UsageTracker
 
 __all__ = [
@@ -64,15 +58,12 @@ __all__ = [
     "LMUnsupportedModelError",
     "Noul",
     "Parameter",
-    "Score",
     "Teleprompter",
     "UsageTracker",
     "annotation_allows_none",
     "apply_output_field_defaults",
-    "evidence_type",
     "format_field_value",
     "get_annotation_name",
-    "get_dependency_versions",
     "get_litellm",
     "litellm_errors",
     "magicattr",
@@ -83,12 +74,11 @@ __all__ = [
     "validate_request",
 ]
 
-Call: TypeAlias = tuple[Any, Mapping[str, Any]]
-"""A language model, and the inputs of one call of it as callbacks get them."""
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of one call
 
 
 def is_compiled(program: object) -> bool:
-    """Return whether an optimizer has compiled a program, so that DSPy treats it as frozen."""
+    """Return whether an optimizer has compiled a program."""
     return bool(getattr(program, "_compiled", False))
 
 
@@ -102,38 +92,17 @@ def has_inputs(example: dspy.Example) -> bool:
     return bool(getattr(example, "_input_keys", None))
 
 
-def with_values(prediction: dspy.Prediction, values: Mapping[str, Any]) -> dspy.Prediction:
-    """Return a copy of a prediction with these values."""
-    copied = copy.copy(prediction)
-    copied._store = dict(values)
-    return copied
-
-
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter that DSPy puts before the configured one for a decision output; None without such an output.
-
-    Decision outputs are `dspy.experimental.Choice`, `Noul` and `Score`, and labels that the predictor's `fields` name.
-    If a client answers decision requests itself, all outputs are. DSPy then shows the demos in the instructions.
-
-    Raises:
-        ValueError: if `fields` do not fit the outputs.
-    """
+    """Return the adapter that DSPy puts before the configured one for a decision output, such as a `Choice`, if any."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
     return resolved if isinstance(resolved, DecisionAdapter) else None
 
 
-def decision_request(
-    decision: DecisionAdapter, signature: type[dspy.Signature], demos: Sequence[Any], inputs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the request that a decision adapter makes of a call, with its signature and demos."""
-    request: dict[str, Any] = decision._prepare(signature, list(demos), dict(inputs), {})
-    return request
-
-
-def rendered_signature(predictor: dspy.Predict, signature: type[dspy.Signature]) -> type[dspy.Signature]:
+def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
     """Return the signature that the adapter renders: native features take fields out of it for some models."""
+    signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     if lm is None or not hasattr(adapter, "_call_preprocess"):

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import orjson
 from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
 
 PACKAGE = "plr_dspy"
 # The handler's name and the formats are those of DSPy.
@@ -68,8 +69,7 @@ def show_log_lines() -> None:
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
     logger = logging.getLogger(PACKAGE)
-    others = [other for other in logger.handlers if other.name != HANDLER]
-    logger.handlers[:] = [*others, handler]
+    logger.handlers[:] = [*(other for other in logger.handlers if other.name != HANDLER), handler]
     logger.setLevel(logger.level or logging.INFO)
 
 
@@ -119,18 +119,9 @@ def progress_bar(
 
 
 def _write_above(stack: ExitStack) -> None:
-    """Write log lines, warnings and all else on the standard error above the bars, until the stack ends."""
-    from tqdm.contrib import DummyTqdmFile
-
-    above = {}
-    for stream in (sys.stdout, sys.stderr):
-        # The bar of another thread, begun earlier and ended before this one, may leave its own stream behind.
-        wrapped = stream
-        while isinstance(wrapped, DummyTqdmFile):
-            wrapped = wrapped._wrapped
-        above[id(stream)] = DummyTqdmFile(wrapped)
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    for logger in loggers:
+    """Write log lines, warnings and all else on the standard error above the bar, until the stack ends."""
+    above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
             # A handler without such an attribute writes to whatever `sys.stderr` is.
             stream = vars(handler).get("stream")
@@ -145,8 +136,7 @@ def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
     This also holds inside `asyncio.run`, whose own handler would wait for the next await. A handler of the user's own
-    is called first; one for SIGTERM decides alone. Other threads get no signals. The event stays set if a program
-    swallows the exception.
+    is called first; one for SIGTERM decides alone. The event stays set if a program swallows the exception.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -154,11 +144,10 @@ def interrupts() -> Iterator[threading.Event]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.set()
         handler = handlers[number]
-        function = getattr(handler, "func", handler)
-        module = getattr(function, "__module__", "") or ""
+        module = getattr(getattr(handler, "func", handler), "__module__", "") or ""
         if callable(handler) and not module.startswith(("_signal", "asyncio")):
             handler(number, frame)
-        raise KeyboardInterrupt("SIGTERM" if number == signal.SIGTERM else "")
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     if threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
@@ -207,15 +196,18 @@ class Redactor:
     """
 
     def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:
-        arguments = list(chain.from_iterable(map(_arguments_of, models)))
-        values = {value for name, value in arguments if SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET}
-        variables = [*variables, *(value for name, value in arguments if name == "api_key_env")]
+        names = set(variables)
+        secrets = set()
+        for name, value in chain.from_iterable(map(_arguments_of, models)):
+            if name == "api_key_env":
+                names.add(value)
+            elif SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET:
+                secrets.add(value)
         for name, value in os.environ.items():
-            is_secret = SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET
-            if is_secret or name in variables:
-                values.add(value)
+            if name in names or (SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET):
+                secrets.add(value)
         # A secret may contain another one, so the longest goes first.
-        self._secrets = sorted(values - {""}, key=len, reverse=True)
+        self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """Return the text without secrets."""

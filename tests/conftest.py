@@ -86,19 +86,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield engine
 
 
-@pytest.fixture
-def mlflow_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    import mlflow
-    import mlflow.dspy
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    yield tmp_path / "mlruns"
-    mlflow.dspy.autolog(disable=True)
-    mlflow.set_tracking_uri(before)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of the local model together, and those of a file, which share what they made.

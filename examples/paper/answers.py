@@ -33,7 +33,8 @@ def same_number(predicted: str, gold: str) -> bool:
     An answer that names several numbers is wrong, as is an unevaluated "3 * 4"; currency, units and thousands commas do
     not matter.
     """
-    expected, stated = rational(tidy(gold)), stated_answer(predicted)
+    expected = rational(tidy(gold))
+    stated = stated_answer(predicted)
     value = last_number(_without_bold(predicted)) if stated is None else stated_number(stated)
     return expected is not None and value == expected
 
@@ -69,10 +70,11 @@ def lenient(predicted: str, gold: str) -> bool:
     outputs.append(predicted)
     for number in _NUMBERS:
         if number.fullmatch(gold):
-            found = {_digits(each) for output in outputs for each in number.findall(output)}
-            return _digits(gold) in found
-    spelled, output = _spell(gold), _spell(predicted)
-    if fraction := re.fullmatch(r"\\frac\{([^{}]+)\}\{([^{}]+)\}", spelled):
+            return any(_digits(gold) in map(_digits, number.findall(output)) for output in outputs)
+    spelled = _spell(gold)
+    output = _spell(predicted)
+    fraction = re.fullmatch(r"\\frac\{([^{}]+)\}\{([^{}]+)\}", spelled)
+    if fraction:
         top, bottom = fraction.groups()
         return any(form in output for form in (spelled, f"{top}/{bottom}", f"({top})/({bottom})"))
     return bool(spelled) and spelled in output
@@ -99,13 +101,16 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
     found: list[tuple[str, int, int]] = []
     end = 0
     while box := _BOX.search(text, end):
-        start, content = box.end(), ""
+        start = box.end()
+        content = ""
         if text[start : start + 1] == "{":
-            depth, end = 0, len(text)
+            depth = 0
+            end = len(text)
             for brace in _BRACE_OR_ESCAPE.finditer(text, start):
                 depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is text
                 if depth == 0:
-                    content, end = text[start + 1 : brace.start()], brace.end()
+                    content = text[start + 1 : brace.start()]
+                    end = brace.end()
                     break
         else:
             content = re.split(r"[\s$]", text[start:], maxsplit=1)[0].rstrip(".,")
@@ -130,7 +135,8 @@ def stated_answer(output: str) -> str | None:
     if not markers:
         return None
     rest = output[markers[-1].end() :].strip()
-    if formulas := _leading_formulas(rest):
+    formulas = _leading_formulas(rest)
+    if formulas:
         return formulas
     # The first sentence or line, without the reason that may follow.
     first = next(iter(rest.splitlines()), "")
@@ -174,7 +180,8 @@ def verdict(output: str) -> bool | None:
     """Whether an output says yes (or true) or no (or false); None where it says neither, or both."""
     stated = stated_answer(output)
     text = _without_bold(output if stated is None else stated)
-    if not (lines := [line for line in text.splitlines() if line.strip()]):
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
         return None
     # "No, because the limit is not finite": a first word that stands alone speaks for all.
     first = re.match(r"\W*([A-Za-z]+)(?=\s*(?:[.,;:!}\u2014-]|$))", lines[0])

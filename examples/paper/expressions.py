@@ -92,9 +92,11 @@ def tidy(text: str, *, symbols: bool = False) -> str:
     if unit and not _NO_UNITS.search(unit[1]):
         text = text[: unit.start()]
     text = _UNITS.sub("", text).strip().rstrip("\\.,;: ")
-    if whole := re.fullmatch(r"\\text\s*\{([^{}]*)\}", text):
+    whole = re.fullmatch(r"\\text\s*\{([^{}]*)\}", text)
+    if whole:
         text = whole.group(1)
-    if number := _THOUSANDS.fullmatch(text):
+    number = _THOUSANDS.fullmatch(text)
+    if number:
         text = number.group(1).replace(",", "") + number.group(2)
     text = re.sub(r"\\[A-Za-z]+", lambda command: command.group() + " ", text)
     return _SPACES.sub(r"\1", re.sub(r"\s+", " ", text).strip())
@@ -134,7 +136,8 @@ def rational(latex: str) -> Fraction | None:
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
-    over, under = match["top"] or match["over"] or match["number"], match["bottom"] or match["under"] or "1"
+    over = match["top"] or match["over"] or match["number"]
+    under = match["bottom"] or match["under"] or "1"
     if not Fraction(under):
         return None
     value = Fraction(over) / Fraction(under)
@@ -161,8 +164,9 @@ def mentions(text: str) -> list[Mention]:
 
 def stated_number(answer: str) -> Fraction | None:
     """The number that a stated answer, such as "$18 a day", names; None where it names none, or several."""
-    if (value := _written_number(answer)) is not None:
-        return value
+    written = _written_number(answer)
+    if written is not None:
+        return written
     answer = answer.rsplit("=", 1)[-1]
     found = mentions(answer)
     if not found or not _alone(answer, found[0]):
@@ -179,8 +183,9 @@ def stated_number(answer: str) -> Fraction | None:
 
 def last_number(text: str) -> Fraction | None:
     """The last number of a text; None where there is none, or where it is one term or choice of several."""
-    if (value := _written_number(text)) is not None:
-        return value
+    written = _written_number(text)
+    if written is not None:
+        return written
     found = mentions(text)
     if not found or not _alone(text, found[-1]):
         return None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import dspy
 
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
-from plr_dspy.scoring.run_log import FAILED, RunLog
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.run_log import FAILED, CallRecord, RunLog
 from plr_dspy.search.space import Ordering
 
 
@@ -60,15 +60,20 @@ class HeldOut:
         log.number_examples(names)
         evaluator = ProgramEvaluator(self.slots, self._work, names=names, log=log, num_threads=self._num_threads)
         try:
-            rows = CellScorer(evaluator).cells(dict.fromkeys(orderings, self._examples))
-            cells = [list(row.values()) for row in rows.values()]
-            failed = [cell for row in cells for cell in row if cell.outcome == FAILED]
+            rows = Evaluator(evaluator).evaluate(dict.fromkeys(orderings, self._examples))
+            failed = []
+            for row in rows.values():
+                failed += [cell for cell in row.values() if cell.outcome == FAILED]
             if failed:
-                log.repeat_failed()
                 raise RuntimeError(
                     f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
                     "run the same again to repeat them"
                 )
-            return [[cell.score or 0.0 for cell in row] for row in cells]
+            return [_scores(row.values()) for row in rows.values()]
         finally:
             log.close()
+
+
+def _scores(records: Iterable[CallRecord]) -> list[float]:
+    """Return the scores of records; a reply that could not be read scores 0."""
+    return [record.score or 0.0 for record in records]

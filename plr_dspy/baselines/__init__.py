@@ -7,15 +7,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plr_dspy.baselines.label_methods import COMPARED_SHARE, PDO, DEmO, GlobalE, LocalE, PerInputOrder
-from plr_dspy.compilation.plan import MIN_EXAMPLES, NOTHING_TO_DO, Plan, ProblemSize, random_plan
+from plr_dspy.baselines.label_methods import PDO, DEmO, GlobalE, LocalE
+from plr_dspy.compilation.paper import NOTHING_TO_DO, random_plan
+from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.errors import UserError
+from plr_dspy.labels.calibrated_program import PerInputOrder
 from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
 BATCH = 15  # orders scored between two lines of the log
+COMPARED_SHARE = 0.2  # of a budget for the final comparison, at most
 
 
 class StaticOrder(DemoOptimizer):
@@ -67,8 +70,8 @@ class TopKOrder(DemoOptimizer):
             least = 2 * num_train + 2 * MIN_EXAMPLES
             if budget < least:
                 raise UserError(
-                    f"max_metric_calls must be at least {least}, for two orders on {num_train} train examples and a "
-                    f"comparison; got {budget}: raise it, or use PLReorder, which scores orders on some of them"
+                    f"max_metric_calls must be at least {least} for two orders on {num_train} train examples; got "
+                    f"{budget}: raise it, or use PLReorder, which scores orders on some examples"
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
             final_calls = min(share, budget - 2 * num_train)

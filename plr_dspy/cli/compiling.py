@@ -1,11 +1,11 @@
-"""What the commands of `plr-dspy` run once their arguments are checked."""
+"""The work of the commands of `plr-dspy`, once their arguments are checked."""
 
 import argparse
 import contextlib
 import importlib
 import os
 import sys
-import tempfile
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,23 @@ from plr_dspy.labels.outputs import label_output
 from plr_dspy.lm.engines import completion_lm
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local import local_lm
-from plr_dspy.metrics import OVER_SETS, confusion
+from plr_dspy.metrics.by_example import Metric
+from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation, SetMetric
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
-from plr_dspy.programs.checks import PICKLE, json_obstacle
+from plr_dspy.programs.checks import json_obstacle
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.report.text import KEEP
 
 ADAPTERS = {"chat": dspy.ChatAdapter, "json": dspy.JSONAdapter, "plain": PlainTextAdapter}
+OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "balanced-accuracy": BalancedAccuracy}
 
 
 def run_compile(args: argparse.Namespace) -> None:
     """Order or choose the demos of a program, and save it with its report; with --estimate, print the cost alone."""
+    if args.max_demos and not args.select:
+        raise UserError("--max-demos needs --select")
+    if args.out is None and not args.estimate:
+        raise UserError("--out: name the file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)
     metric = _named_metric(args.metric, program)
     trainset = read_examples(args.train, args.inputs, program)
@@ -44,16 +49,14 @@ def run_compile(args: argparse.Namespace) -> None:
         if args.estimate:
             print(optimizer.estimate(program, trainset=trainset, valset=valset))
             return
-        next_step = KEEP
         try:
-            compiled = optimizer.compile(program, trainset=trainset, valset=valset)
-            _save(compiled, args.out)
-            next_step = f"it is kept in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})"
+            optimizer.compile(program, trainset=trainset, valset=valset).save(args.out)
         finally:
             if optimizer.report is not None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
-                print(optimizer.report.details().replace(KEEP, next_step))
+                print(optimizer.report.details())
+    print(f"saved in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})")
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
@@ -66,17 +69,17 @@ def run_evaluate(args: argparse.Namespace) -> None:
         metrics = {reference: _named_metric(reference, program) for reference in args.metric}
         devset = read_examples(args.data, args.inputs, program)
         metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
-        print(evaluate_programs(programs, metric, devset, num_threads=args.threads))
+        print(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
 
 
-def _optimizer(args: argparse.Namespace, metric: Any) -> PLReorder | PLFewShot:
+def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
     """Return the optimizer with the options of the command line."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
     if args.select:
         options["demos"] = args.select
-    return optimizer_class(metric, max_metric_calls=args.max_calls, num_threads=args.threads, **options)
+    return optimizer_class(metric, **options)
 
 
 def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
@@ -90,86 +93,68 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
         raise UserError(f"--out: {obstacle}")
 
 
-def _save(program: dspy.Module, path: Path) -> None:
-    """Save a program through a temporary file, so that an interrupt leaves the old file as it was."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        program.save(temporary)
-        os.replace(temporary, path)
-
-
-def _named_metric(reference: str, program: dspy.Module) -> Any:
+def _named_metric(reference: str, program: dspy.Module) -> Metric:
     """Return the metric of a reference; a metric over a set gets the field of the program's label."""
     name, _, label = reference.partition(":")
-    name = name.lower()
-    if name not in OVER_SETS:
-        return _named_object(reference, "metric")
-    metric_class = getattr(confusion, OVER_SETS[name])
+    metric_class = OVER_SETS.get(name.lower())
+    if metric_class is None:
+        metric: Metric = _named_object(reference)
+        return metric
     field = getattr(label_output(program), "name", None)
-    if label:
-        return metric_class(label, field=field)
+    if metric_class is F1:
+        return F1(label or None, field=field)
     return metric_class(field=field)
 
 
-def _language_model(args: argparse.Namespace) -> contextlib.ExitStack:
-    """Return a context in which DSPy uses the named model and adapter."""
-    stack = contextlib.ExitStack()
+@contextlib.contextmanager
+def _language_model(args: argparse.Namespace) -> Iterator[None]:
+    """Let DSPy use the named model and adapter."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
-    if args.lm == "local":
-        lm = stack.enter_context(local_lm("completion" if args.adapter == "plain" else "chat", **options))
-    elif args.adapter == "plain":
-        lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
-    else:
-        if args.api_base:
-            options["api_base"] = args.api_base
-        if args.api_key_env is not None:
-            options["api_key"] = os.environ[args.api_key_env]
-        lm = dspy.LM(args.lm, **options)
-    stack.enter_context(dspy.context(lm=lm, adapter=ADAPTERS[args.adapter]()))
-    return stack
+    adapter = args.adapter or ("plain" if args.lm == "local" else "chat")
+    with contextlib.ExitStack() as stack:
+        if args.lm == "local":
+            lm = stack.enter_context(local_lm("completion" if adapter == "plain" else "chat", **options))
+        elif adapter == "plain":
+            if args.api_base is None:
+                raise UserError("--api-base: plain prompts go to a completions endpoint; pass its address")
+            lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
+        else:
+            if args.api_base is not None:
+                options["api_base"] = args.api_base
+            if args.api_key_env is not None:
+                options["api_key"] = os.environ.get(args.api_key_env)
+            lm = dspy.LM(args.lm, **options)
+        with dspy.context(lm=lm, adapter=ADAPTERS[adapter]()):
+            yield
 
 
-def _named_object(reference: str, argument: str) -> Any:
+def _named_object(reference: str) -> Any:
     """Return the object of a reference; a file can import its neighbours, and runs only once."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
     if place.endswith(".py"):
-        path = Path(place).resolve()
-        folder = path.parent
-        module_name = path.stem
-        loaded = sys.modules.get(module_name)
-        if loaded is not None and getattr(loaded, "__file__", None) != str(path):
-            raise UserError(f"{argument}: another module is called {path.stem!r}; give {path.name} another name")
+        folder = Path(place).resolve().parent
+        module_name = Path(place).stem
     if module_name not in sys.modules:
         sys.path.insert(0, str(folder))
     try:
-        module = importlib.import_module(module_name)
+        return getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{place} cannot be imported: it raised {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise UserError(f"{argument}: {place} has no {name!r}")
-    return getattr(module, name)
+        raise UserError(
+            f"{reference} cannot be loaded ({type(error).__name__}: {error}): pass FILE.py:NAME or MODULE:NAME"
+        ) from error
 
 
 def _named_program(reference: str, saved: Path | None) -> dspy.Module:
     """Return the module of a reference, or what its function returns, with the state of the saved file."""
-    program = _named_object(reference, "program")
-    expected = "program: expected a DSPy module, or a function that returns one"
+    program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
-        try:
-            program = program()
-        except Exception as error:
-            raise UserTypeError(f"{expected}; {reference} raised {type(error).__name__}: {error}") from error
+        program = program()
     if not isinstance(program, dspy.Module):
-        raise UserTypeError(f"{expected}; {reference} gave {program!r}")
-    if saved is None:
-        return program
-    if saved.suffix == PICKLE:
-        raise UserError(
-            f"{saved} is a pickle, which can run code when it is loaded: save the program as JSON, with "
-            "program.save('program.json')"
+        raise UserTypeError(
+            f"program: expected a DSPy module, or a function that returns one; {reference} is {program!r}"
         )
-    return load_program(program, saved)
+    return program if saved is None else load_program(program, saved)

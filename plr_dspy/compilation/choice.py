@@ -1,53 +1,77 @@
-"""The choice among the finalists, by what all scores let one expect of each on new examples."""
+"""The decision among the finalists, by what all scores let one expect of each on new examples."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from scipy import special
 
+from plr_dspy.compilation.comparison import (
+    ENOUGH_DIFFERING,
+    MIN_ODDS,
+    MeasuredGain,
+    comparison,
+    effect_on_set_metric,
+    measure_gain,
+)
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
-from plr_dspy.scoring.confusion_scores import Answer, ConfusionScores
-from plr_dspy.scoring.scorer import CellScorer
-from plr_dspy.search.model.ordering_model import DEVIATIONS, FittedModel, Gain, OrderingModel
+from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.observations import Observations
+from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingModel
 from plr_dspy.search.space import Candidate, Scores
-from plr_dspy.statistics.comparisons import Array, paired_interval, paired_probability
-
-CONFIDENCE = 0.95
-
-MIN_ODDS = 3.0  # of being better, over being worse, that it takes to replace the original
-ENOUGH_DIFFERING = 20  # examples that two orderings score differently on, from which on the normal model says how sure
+from plr_dspy.statistics.comparisons import paired_probability
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finalist, an ordering that met the others on the selection split, came to."""
+    """What became of a finalist.
 
-    origin: str  # "original", "best seen", "mode", "draw"; or "calibrated": the original, where it is scored without
+    Attributes:
+        origin: "original", "best seen", "mode" or "draw"; or "calibrated": the original, if it is scored without.
+        ordering: The finalist.
+        score: The mean score, or the metric over a set, on the compared examples.
+        gain: The gain over the original on new examples, within the range of scores.
+        estimate: The gain without that limit, by which results are compared.
+        offsets: Offsets of the labels that calibrate it; empty if it is not to be calibrated.
+    """
+
+    origin: str
     ordering: Candidate
-    score: float  # mean score on the selection split
-    gain: Gain  # over the original on new examples, no further than the highest and the lowest score
-    estimate: float = 0.0  # the gain without that limit, by which results are compared
-    offsets: tuple[float, ...] = ()  # of the labels, that calibrate it; empty where it is not to be calibrated
+    score: float
+    gain: Gain
+    estimate: float = 0.0
+    offsets: tuple[float, ...] = ()
+
+    def measured(self, by_metric: MeasuredGain) -> "Result":
+        """Return the result by a metric over a set itself."""
+        gain = by_metric.gain
+        return replace(self, score=by_metric.comparison.chosen, gain=gain, estimate=gain.expected)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a compile returns, and what that rests on; many of these are as in `Report`."""
+    """What a compile returns, and what that rests on; most attributes are as in `Report`.
 
-    ordering: Candidate  # the chosen one
+    Attributes:
+        ordering: The chosen candidate.
+        chosen: The number of its result among the candidates.
+        offsets: Offsets of the labels that calibrate it.
+        fitted: The model, fitted to all scores, those of the final comparison included.
+        answered: By a metric over a set: examples, with the labels that the original and the chosen one answered.
+    """
+
+    ordering: Candidate
     comparison: Comparison | None = None
     candidates: Sequence[Result] = ()
-    chosen: int | None = None  # the number of the candidate that is the chosen one
+    chosen: int | None = None
     evidence: Evidence | None = None
     calibration: CalibrationEffect | None = None
-    offsets: tuple[float, ...] = ()  # of the labels, that calibrate the chosen one
-    fitted: FittedModel | None = None  # to all scores, those of the final comparison included
-    answered: Sequence[tuple[int, str | None, str | None]] = ()  # by a metric over a set: example, labels of both
+    offsets: tuple[float, ...] = ()
+    fitted: FittedModel | None = None
+    answered: Sequence[tuple[int, str | None, str | None]] = ()
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return what puts expected scores on the scale of the comparison, by their gains over a reference.
@@ -79,78 +103,90 @@ class Outcome:
 
 
 def compare_finalists(
-    entries: Sequence[tuple[str, Candidate]],
+    finalists: Mapping[Candidate, str],
     examples: Sequence[int],
-    scores: Scores,
+    observations: Observations,
     model: OrderingModel,
     *,
-    as_they_came: Scores,
     min_probability: float | None,
-    by_score: bool,
+    by_score: bool = False,
 ) -> Decision:
     """Choose among finalists, and compare the chosen one with the original.
 
     Args:
-        entries: Origins and orderings of the finalists, the original first.
+        finalists: The finalists with their origins, the original first.
         examples: Those on which all finalists have scores.
-        scores: All scores that are known, as they count; they all decide.
+        observations: All that is known, which decides.
         model: The search's model of scores.
-        as_they_came: The same scores before any reweighting.
         min_probability, by_score: As in `choose`.
     """
-    original = entries[0][1]
-    fitted = model.fit(scores, kept=[ordering for _, ordering in entries])
-    counted = fitted.counted(scores)
+    original, *_ = finalists
+    scores = observations.counted()
+    fitted = model.fit(scores, kept=list(finalists))
+    results = _results(finalists, examples, scores, fitted)
+    metric = observations.effective
+    measured: list[MeasuredGain] = []
+    if isinstance(metric, ConfusionScores):
+        measured = _measure(results, observations, metric, fitted)
+        results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
+    promising = max(results[1:], key=lambda result: result.gain.probability).ordering
+    compared: Scores = observations.scores()  # Equal ones may not count the same.
     if fitted.calibrating:
-        entries = [entries[0], ("calibrated", original), *entries[1:]]
-    rows = [[scores[original][example] for example in examples]]
-    rows += [[counted[ordering][example] for example in examples] for _, ordering in entries[1:]]
-    results = _results(entries, rows, fitted, scores)
-    promising = max(range(1, len(results)), key=lambda number: results[number].gain.probability)
-    compared = counted if fitted.calibrating else as_they_came  # Equal scores may not count the same.
-    best = 0
-    evidence = count_evidence(compared, original, entries[promising][1])
+        compared = fitted.counted(scores)
+    evidence = count_evidence(compared, original, promising)
+    chosen = 0
     if fitted.calibrating or evidence.num_differing:
-        best = choose(results, min_probability=min_probability, by_score=by_score)
+        chosen = choose(results, min_probability=min_probability, by_score=by_score)
     else:  # None can be better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
-    ordering = entries[best][1]
-    if best:
+    ordering = results[chosen].ordering
+    if chosen:
         evidence = count_evidence(compared, original, ordering)
+    applied = fitted.calibrating and chosen > 0
+    effect = calibration_effect(fitted, original, ordering, applied=applied)
+    decision = Decision(
+        ordering,
+        candidates=results,
+        chosen=chosen,
+        evidence=evidence,
+        calibration=effect,
+        offsets=results[chosen].offsets,
+        fitted=fitted,
+    )
+    if isinstance(metric, ConfusionScores):
+        return _with_set_metric(decision, measured, observations, metric)
+    gain = results[chosen].gain
     before = fitted.as_it_is(original)
-    after = before + results[best].gain.expected
-    compared_rows = comparison(
-        rows[0],
-        rows[best],
-        num_candidates=len(rows),
-        gain=results[best].gain,
+    after = before + gain.expected
+    chosen_scores = fitted.counted(scores) if chosen else scores
+    compared_scores = comparison(
+        [scores[original][example] for example in examples],
+        [chosen_scores[ordering][example] for example in examples],
+        num_candidates=len(results),
+        gain=gain,
         expected_original=(before, *fitted.interval(original, before, reference=original)),
         expected_chosen=(after, *fitted.interval(ordering, after, reference=original)),
     )
-    return Decision(
-        ordering,
-        comparison=compared_rows,
-        candidates=results,
-        chosen=best,
-        evidence=evidence,
-        calibration=calibration_effect(fitted, original, ordering, applied=fitted.calibrating and best > 0),
-        offsets=results[best].offsets,
-        fitted=fitted,
-    )
+    return replace(decision, comparison=compared_scores)
 
 
 def _results(
-    entries: Sequence[tuple[str, Candidate]], rows: Sequence[Sequence[float]], fitted: FittedModel, scores: Scores
+    finalists: Mapping[Candidate, str], examples: Sequence[int], scores: Scores, fitted: FittedModel
 ) -> list[Result]:
-    """Return what finalists with these rows of scores came to."""
-    original = entries[0][1]
+    """Return what became of finalists by the model of scores; the original is the first, as it is."""
+    original, *_ = finalists
+    entries = [(origin, ordering) for ordering, origin in finalists.items()]
+    if fitted.calibrating:
+        entries.insert(1, ("calibrated", original))
     before = fitted.as_it_is(original)
+    counted = fitted.counted(scores)
     gains = fitted.gains(original)
     expected = fitted.expected_scores(original)
     results = []
-    for number, ((origin, ordering), row) in enumerate(zip(entries, rows, strict=True)):
-        score = math.fsum(row) / len(row)
-        if fitted.calibrating and number == 0:  # The original as it is.
+    for number, (origin, ordering) in enumerate(entries):
+        row = counted[ordering] if number else scores[original]
+        score = math.fsum(row[example] for example in examples) / len(examples)
+        if fitted.calibrating and number == 0:
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
         calibration = fitted.calibration(ordering)
@@ -183,213 +219,6 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
     return least > 0.0 and is_better and gain.probability_calibrated >= MIN_ODDS * gain.worse_calibrated
 
 
-def comparison(
-    original: Sequence[float],
-    chosen: Sequence[float],
-    *,
-    num_candidates: int,
-    gain: Gain,
-    **expected: tuple[float, float, float],
-) -> Comparison:
-    """Compare the original with the best of this many candidates by their scores on the same examples."""
-    gains = [after - before for before, after in zip(original, chosen, strict=True)]
-    scores = [0.0, 1.0, *original, *chosen]
-    largest = max(scores) - min(scores)
-    margin = DEVIATIONS * gain.deviation
-    low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
-    # What is expected is shrunk, so that the gain may be larger rather than smaller: as large as was seen, or more.
-    least = max(gain.expected - margin, -largest)
-    # The interval reaches below 0 only where the gain is not this surely above it.
-    least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
-    most = min(max(gain.expected, sum(gains) / len(gains)) + margin, largest)
-    return Comparison(
-        original=sum(original) / len(original),
-        chosen=sum(chosen) / len(chosen),
-        gain=sum(gains) / len(gains),
-        interval=(max(low, -largest), min(high, largest)),
-        confidence=CONFIDENCE,
-        num_examples=len(gains),
-        num_candidates=num_candidates,
-        expected_gain=gain.expected,
-        probability=gain.probability,
-        probability_worse=gain.worse,
-        gain_interval=(round(least, 6), round(most, 6)),
-        **expected,
-    )
-
-
-@dataclass(frozen=True)
-class _ComparedAnswers:
-    """The labels that the original and the chosen candidate answer to the same examples."""
-
-    metric: ConfusionScores
-    examples: Sequence[int]
-    original: Mapping[int, str | None]
-    chosen: Mapping[int, str | None]
-
-    def values(self) -> tuple[float, float]:
-        """Return the metric itself of both."""
-        original = self.metric.value((example, self.original[example]) for example in self.examples)
-        chosen = self.metric.value((example, self.chosen[example]) for example in self.examples)
-        return original, chosen
-
-    def scores(self) -> Array:
-        """Return the scores of both on each example, ``[2, n]``, as they count."""
-        original = [self.metric.score(example, self.original[example]) for example in self.examples]
-        chosen = [self.metric.score(example, self.chosen[example]) for example in self.examples]
-        return self.metric.reweighted(np.array([original, chosen]), np.array(self.examples))
-
-    def gains(self) -> Array:
-        """Return the differences of both scores, ``[n]``."""
-        original, chosen = self.scores()
-        return np.asarray(chosen - original)
-
-    def linearize_between(self) -> None:
-        """Take the answers of both as the reference of scores."""
-        reference: list[Answer] = []
-        for answers in (self.original, self.chosen):
-            reference += [(example, answers[example]) for example in self.examples]
-        self.metric.linearize_at(reference)
-
-
-def rescore_with_set_metric(
-    decision: Decision, scorer: CellScorer, original: Candidate, *, examples: Collection[int] | None
-) -> Decision:
-    """Return the decision by a metric over a set itself, on the given examples (None: all) that both programs answered.
-
-    Scores are linear half way between both programs. So their mean difference is that of the metric, up to terms of the
-    third order, and the interval is that of the infinitesimal jackknife (B. Efron, "The jackknife, the bootstrap and
-    other resampling plans", 1982).
-    """
-    metric = scorer.influence
-    fitted = decision.fitted
-    assert metric is not None and fitted is not None and decision.chosen is not None
-    answers = []
-    for candidate in decision.candidates:
-        calibrated = fitted.answers(candidate.ordering) if candidate.offsets else {}
-        answers.append(scorer.answers(candidate.ordering, calibrated))
-    before = answers[0]
-    after = answers[decision.chosen]
-    both = sorted(before.keys() & after.keys() & set(before if examples is None else examples))
-    if not both:  # All calls of one of them failed.
-        return decision
-    compared = _ComparedAnswers(metric, both, before, after)
-    # Scores that are linear near the best programs may be wrong for the original.
-    as_it_is = metric.value(before.items())
-    linear_gain = float(compared.gains().mean())
-    compared.linearize_between()
-    expected = _expected_by_metric(decision, compared, as_it_is, linear_gain)
-    gains = [
-        replace(candidate.gain, expected=value - as_it_is)
-        for candidate, value in zip(decision.candidates, expected, strict=True)
-    ]
-    gain = _gain_by_metric(decision, compared, gains[decision.chosen])
-    gains[decision.chosen] = gain
-    candidates = []
-    for number, candidate in enumerate(decision.candidates):
-        score = _score_by_metric(candidate, answers[number], compared, examples)
-        candidates.append(replace(candidate, score=score, gain=gains[number]))
-    return replace(
-        decision,
-        comparison=_comparison_by_metric(decision, compared, gain, original, as_it_is),
-        calibration=_effect_on_metric(decision, scorer, original, expected),
-        candidates=candidates,
-        answered=[(example, before[example], after[example]) for example in both],
-    )
-
-
-def _expected_by_metric(
-    decision: Decision, compared: _ComparedAnswers, as_it_is: float, linear_gain: float
-) -> list[float]:
-    """Return the expected metric of the candidates, whose gains are smaller if the metric's own gain is."""
-    before, after = compared.values()
-    share = 1.0
-    if linear_gain and (after - before) / linear_gain > 0:
-        share = min(1.0, (after - before) / linear_gain)
-    return [compared.metric.clip(as_it_is + share * candidate.gain.expected) for candidate in decision.candidates]
-
-
-def _gain_by_metric(decision: Decision, compared: _ComparedAnswers, gain: Gain) -> Gain:
-    """Return the gain of the chosen candidate, no surer than the answers to the compared examples allow."""
-    fitted = decision.fitted
-    assert fitted is not None
-    before, after = compared.values()
-    low, high = compared.metric.bounds
-    sure = 1.0
-    if before == after:  # Such answers say nothing of a gain.
-        sure = 0.0
-    elif decision.calibration is None or fitted.calibrating:  # Else log-probabilities say more than the answers.
-        sure = _surely_better(compared.gains(), num_orderings=len(fitted.orderings))
-    gain = _no_surer(gain, sure, largest=high - low)
-    deviation = compared.metric.centring_factor * gain.deviation
-    return replace(gain, deviation=min(deviation, high - low))
-
-
-def _score_by_metric(
-    candidate: Result, answers: Mapping[int, str | None], compared: _ComparedAnswers, examples: Collection[int] | None
-) -> float:
-    """Return the metric of a candidate's answers; of the two compared ones, on the same examples."""
-    if answers is compared.original or answers is compared.chosen:
-        counted: Collection[int] = compared.examples
-    else:
-        counted = [example for example in answers if examples is None or example in examples]
-    if not counted:
-        return candidate.score
-    return compared.metric.value((example, answers[example]) for example in counted)
-
-
-def _comparison_by_metric(
-    decision: Decision, compared: _ComparedAnswers, gain: Gain, original: Candidate, as_it_is: float
-) -> Comparison:
-    """Compare the chosen candidate with the original by the metric itself."""
-    assert decision.comparison is not None
-    metric = compared.metric
-    before, after = compared.values()
-    expected_chosen = as_it_is + gain.expected
-    larger = 0.0
-    if gain.expected:  # The shrunk gain may be as large as the observed one.
-        larger = max(0.0, after - expected_chosen)
-    by_scores = comparison(
-        *compared.scores().tolist(),
-        num_candidates=decision.comparison.num_candidates,
-        gain=gain,
-        expected_original=_interval_by_metric(decision, metric, original, as_it_is, original),
-        expected_chosen=_interval_by_metric(decision, metric, decision.ordering, expected_chosen, original, larger),
-    )
-    seen_gain = after - before
-    low, high = metric.bounds
-    # If few answers decide, the interval of the scores may miss the observed gain.
-    limits = [*by_scores.interval, seen_gain]
-    least, most = np.clip([min(limits), max(limits)], low - high, high - low).tolist()
-    least_expected, most_expected = np.clip(by_scores.gain_interval, low - high, high - low).tolist()
-    return by_scores.model_copy(
-        update={
-            "original": before,
-            "chosen": after,
-            "gain": seen_gain,
-            "interval": (least, most),
-            "gain_interval": (least_expected, most_expected),
-        }
-    )
-
-
-def _interval_by_metric(
-    decision: Decision,
-    metric: ConfusionScores,
-    ordering: Candidate,
-    value: float,
-    original: Candidate,
-    larger: float = 0.0,
-) -> tuple[float, float, float]:
-    """Return an expected value with its interval, which new examples with other shares of labels widen."""
-    assert decision.fitted is not None
-    least, most = decision.fitted.interval(ordering, value, reference=original)
-    of_shares = DEVIATIONS * metric.error_of_shares
-    least = value - math.hypot(metric.centring_factor * (value - least), of_shares)
-    most = value + math.hypot(metric.centring_factor * (most - value), of_shares) + larger
-    return value, metric.clip(least), metric.clip(most)
-
-
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
     """Return a gain no surer than the few examples that tell both apart.
 
@@ -398,77 +227,55 @@ def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
-    return _no_surer(gain, paired_probability(differences), largest=max(map(abs, differences)))
-
-
-def _surely_better(differences: Array, *, num_orderings: int) -> float:
-    """Return how surely the best of this many orderings is better by a metric over a set, by differences of scores.
-
-    If few of them decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
-    by chance (Bonferroni), or as it takes to replace the original.
-    """
-    squares = differences**2
-    sure = paired_probability(differences.tolist())
-    if squares.sum() ** 2 >= ENOUGH_DIFFERING * np.square(squares).sum():
-        return sure
-    return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
-
-
-def _no_surer(gain: Gain, sure: float, *, largest: float) -> Gain:
-    """Return a gain that is above 0 with at most this probability; its interval widens accordingly."""
-    if sure <= 0.0:  # Nothing tells both apart.
-        gain = replace(gain, expected=min(gain.expected, 0.0))
-    probability = min(gain.probability, sure) if gain.expected > 0 else 0.0
-    if probability < gain.probability and gain.expected > 0:
-        deviation = min(gain.expected / max(float(special.ndtri(probability)), 1e-9), largest)
-        gain = replace(gain, deviation=max(gain.deviation, deviation))
-    if 0.0 < sure < 0.5 and gain.expected > 0:
+    sure = paired_probability(differences)
+    if sure < gain.probability:
+        deviation = gain.expected / max(float(special.ndtri(sure)), 1e-9)
+        gain = replace(gain, deviation=max(gain.deviation, min(deviation, max(map(abs, differences)))))
+    if sure < 0.5:
         gain = replace(gain, worse=max(gain.worse, 1.0 - sure))
-    return replace(gain, probability=probability)
+    return replace(gain, probability=min(gain.probability, sure))
 
 
-def _effect_on_metric(
-    decision: Decision, scorer: CellScorer, original: Candidate, expected: Sequence[float]
-) -> CalibrationEffect | None:
-    """Return what calibration does by the metric of the answers, and by the `expected` metric of the candidates."""
-    metric = scorer.influence
-    fitted = decision.fitted
-    effect = decision.calibration
-    assert metric is not None and fitted is not None and decision.chosen is not None
-    if effect is None:
-        return None
-    always = []
-    for label in metric.labels[: len(effect.always)]:
-        always.append(metric.value((example, label) for example in range(metric.num_examples)))
-    values: dict[str, float] = {}
-    for name, ordering in (("original", original), ("chosen", decision.ordering)):
-        as_it_is = scorer.answers(ordering, fitted.answers(ordering, calibrated=False))
-        calibrated = scorer.answers(ordering, fitted.answers(ordering, calibrated=True))
-        values[name] = metric.value(as_it_is.items())
-        values[f"{name}_calibrated"] = metric.value(calibrated.items())
-    values["chosen_calibrated" if effect.applied else "chosen"] = expected[decision.chosen]
-    for candidate, value in zip(decision.candidates, expected, strict=True):
-        if candidate.origin == "calibrated":
-            values["original_calibrated"] = value
-    rounded = {name: round(value, 6) for name, value in values.items()}
-    return effect.model_copy(update={**rounded, "always": always})
-
-
-def limit_gains(results: Sequence[Result], limit: Gain) -> list[Result]:
-    """Return the results with gains that are no larger, and no surer, than a limit."""
-    limited = []
+def _measure(
+    results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
+) -> list[MeasuredGain]:
+    """Return the gains of all finalists by a metric over a set itself."""
+    before = metric.answers(observations.records[results[0].ordering], {})
+    measured = []
     for result in results:
-        gain = result.gain
-        gain = replace(
-            gain,
-            expected=min(gain.expected, limit.expected),
-            probability=min(gain.probability, limit.probability),
-            worse=max(gain.worse, limit.worse),
-            probability_calibrated=min(gain.probability_calibrated, limit.probability_calibrated),
-            worse_calibrated=max(gain.worse_calibrated, limit.worse_calibrated),
+        labels = fitted.answers(result.ordering) if result.offsets else {}
+        after = metric.answers(observations.records[result.ordering], labels)
+        gain = measure_gain(
+            metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=len(results)
         )
-        limited.append(replace(result, gain=gain))
-    return limited
+        measured.append(gain)
+    return measured
+
+
+def _with_set_metric(
+    decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
+) -> Decision:
+    """Return the decision with the comparison, and the effect of calibration, by a metric over a set itself."""
+    fitted = decision.fitted
+    assert fitted is not None and decision.chosen is not None
+    by_metric = measured[decision.chosen]
+    original, *others = decision.candidates
+    original = replace(original, score=by_metric.comparison.original)
+    effect = decision.calibration
+    if effect is not None:
+        answers = {}
+        for name, ordering in (("original", original.ordering), ("chosen", decision.ordering)):
+            records = observations.records[ordering]
+            answers[name] = metric.answers(records, {})
+            answers[f"{name}_calibrated"] = metric.answers(records, fitted.answers(ordering, calibrated=True))
+        effect = effect_on_set_metric(effect, metric, answers, by_metric.comparison)
+    return replace(
+        decision,
+        comparison=by_metric.comparison,
+        candidates=[original, *others],
+        calibration=effect,
+        answered=by_metric.answered,
+    )
 
 
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
@@ -478,7 +285,9 @@ def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
         for example, score in row.items():
             by_example[example].append(score)
     repeated = [values for values in by_example.values() if len(values) > 1]
-    common = set.intersection(*(set(scores[ordering]) for ordering in compared)) if compared else ()
+    common: set[int] = set()
+    if compared:
+        common = set.intersection(*(set(scores[ordering]) for ordering in compared))
     return Evidence(
         num_met=len(repeated),
         num_differing=sum(min(values) < max(values) for values in repeated),
@@ -501,14 +310,20 @@ def calibration_effect(
     shares = []
     if responses.labels.calibrates:
         shares = [round(share, 6) for share in responses.labels.shares.tolist()]
-    calibrating = fitted.calibrating
     expected = fitted.expected_scores(original)
+    original_calibrated = before.after
+    chosen_as_it_is = expected[chosen]
+    chosen_calibrated = after.after
+    if fitted.calibrating:
+        original_calibrated = expected[original]
+        chosen_as_it_is = fitted.as_it_is(chosen)
+        chosen_calibrated = expected[chosen]
     return CalibrationEffect(
         num_examples=responses.num_examples,
         original=round(fitted.as_it_is(original), 6),
-        original_calibrated=round(expected[original] if calibrating else before.after, 6),
-        chosen=round(fitted.as_it_is(chosen) if calibrating else expected[chosen], 6),
-        chosen_calibrated=round(expected[chosen] if calibrating else after.after, 6),
+        original_calibrated=round(original_calibrated, 6),
+        chosen=round(chosen_as_it_is, 6),
+        chosen_calibrated=round(chosen_calibrated, 6),
         offsets=list(after.offsets),
         applied=applied,
         shares=shares,

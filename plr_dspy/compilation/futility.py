@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from plr_dspy.scoring.causes import cause_of, main_cause
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
-from plr_dspy.scoring.scorer import CellScorer
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ ENOUGH_PAIRS = 250  # pairs of scores of two orders on one example, each pair al
 class FutilityCheck:
     """Tells whether the calls so far show that no search can find anything."""
 
-    scorer: CellScorer  # makes the calls
+    evaluator: Evaluator
     num_train: int  # only calls on this many first examples count
-    sample: Callable[[], str] = str  # returns one of the program's answers, for messages
-    compares: bool = True  # whether scores or answers that are all the same show that there is nothing to find
-    advice: str = "try another adapter"  # what to do if replies cannot be read
-    warned: bool = False  # that many answers could not be parsed
+    sample: Callable[[], str] = str  # returns one of the program's answers
+    compares: bool = True  # whether equal scores and answers show that there is nothing to find
+    advice: str = "try another adapter"  # if replies cannot be read
+    has_warned: bool = False
 
     def check(self) -> str:
         """Return why more calls would find nothing, or an empty string.
@@ -38,12 +38,14 @@ class FutilityCheck:
         """
         by_prompt: dict[str, list[CallRecord]] = defaultdict(list)
         by_example: dict[int, list[CallRecord]] = defaultdict(list)
-        for (prompt, example), record in self.scorer.cells_asked().items():
+        for (prompt, example), record in self.evaluator.records_asked().items():
             if example < self.num_train and record.outcome != FAILED:
                 by_prompt[prompt].append(record)
                 by_example[example].append(record)
         self._check_parsed(list(by_prompt.values()))
-        reason = self._find_no_difference(list(by_example.values())) if self.compares else ""
+        if not self.compares:
+            return ""
+        reason = self._find_no_difference(list(by_example.values()))
         if reason:
             logger.warning(
                 "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
@@ -55,35 +57,38 @@ class FutilityCheck:
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
         """Warn if many answers cannot be parsed, and raise if hardly any can; records come by prompt."""
-        records = [record for of_prompt in prompts for record in of_prompt]
-        unparsed = [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
-        if len(records) < FIRST_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * len(records):
+        unparsed = []
+        num_calls = 0
+        is_readable = False
+        for records in prompts:
+            num_calls += len(records)
+            unparsed += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
+            is_readable = is_readable or (len(records) > 1 and not any(record.outcome for record in records))
+        if num_calls < FIRST_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * num_calls:
             return
-        message = self._describe_unparsed(unparsed, len(records))
-        is_readable = any(len(row) > 1 and not any(record.outcome for record in row) for row in prompts)
-        if len(unparsed) >= UNPARSED * len(records) and not is_readable:
-            raise RuntimeError(message)
-        if len(records) >= ENOUGH_ANSWERS and not self.warned:
-            logger.warning("%s", message)
-            self.warned = True
-
-    def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Return that no score differs, if that is so; records come by example."""
-        scores = [record.score or 0.0 for of_example in examples for record in of_example]
-        if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
-            return f"every score was {scores[0]:g} in {len(scores)} calls"
-        # What a metric over a set reads beside scores tells answers apart, too.
-        distinct = [{(record.score or 0.0, repr(record.value)) for record in of_example} for of_example in examples]
-        num_pairs = len(scores) - len(examples)
-        if num_pairs >= ENOUGH_PAIRS and all(len(answers) == 1 for answers in distinct):
-            return f"no score differed between two prompts in {num_pairs} comparisons"
-        return ""
-
-    def _describe_unparsed(self, unparsed: Sequence[CallRecord], num_calls: int) -> str:
-        """Say how many of the calls gave no answer that could be read, and what to do."""
         cause = main_cause(record.error for record in unparsed)
         first = next(record for record in unparsed if cause_of(record.error) is cause)
         share = f"{len(unparsed)} of {num_calls}"
-        if cause is None:
-            return f"{share} answers could not be parsed; one says: {first.message}. To change that, {self.advice}"
-        return f"{share} calls got no answer ({first.error}: {first.message}): {cause.cure}"
+        message = f"{share} answers could not be parsed; one says: {first.message}. To change that, {self.advice}"
+        if cause is not None:
+            message = f"{share} calls got no answer ({first.error}: {first.message}): {cause.cure}"
+        if len(unparsed) >= UNPARSED * num_calls and not is_readable:
+            raise RuntimeError(message)
+        if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
+            logger.warning("%s", message)
+            self.has_warned = True
+
+    def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
+        """Return that no score differs, if that is so; records come by example."""
+        scores: list[float] = []
+        num_differing = 0
+        for records in examples:
+            scores += [record.score or 0.0 for record in records]
+            # By a metric over a set, answered labels tell answers apart, too.
+            num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
+        if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
+            return f"every score was {scores[0]:g} in {len(scores)} calls"
+        num_pairs = len(scores) - len(examples)
+        if num_pairs >= ENOUGH_PAIRS and not num_differing:
+            return f"no score differed between two prompts in {num_pairs} comparisons"
+        return ""

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from plr_dspy.errors import UserError
 
@@ -14,19 +14,16 @@ SIGNALS = ("auto", *MIN_FIRST)  # what a search can be asked to learn from a cal
 
 NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets look more closely
 ROUNDS = 30  # that a search's calls pay for
-# Random candidates of the first round, at most, over the samples of a later one. There are many more choices of demos
-# than orders, so a model needs more of them before its proposals are worth their calls.
-FIRST_ROUND = {"orders": 2.5, "demos": 8.0}
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # random candidates of the first round over those of a later one, at most
 MORE_THAN_FIRST = 2  # examples each time that the search comes back to an order, over those of its first look
 FINAL_SHARE = 0.15  # of the budget for the final comparison, at most
 RACE_SHARE = 0.15  # of the rest for the race
 
-# If orders are searched, the race has calls for so many of them on all train examples, up to a share of the rest, and a
-# share of its calls is for the original alone. So a good original that nothing else tells of is replaced by mistake a
-# third as often (`benchmarks/offline.py`, "lone original"). If demos are chosen, the original is seldom a rival.
-RACED = 3
-LARGEST_RACE = 0.25
-ORIGINAL_SHARE = 0.5
+# If orders are searched, an original that is unlike all others must not be replaced by mistake: see "lone original" in
+# `benchmarks/offline.py`. So the race is longer, and scores the original alone first.
+RACED = 3  # orders that the race has calls for on all train examples
+LARGEST_RACE = 0.25  # of the calls that the comparison leaves
+ORIGINAL_SHARE = 0.5  # of the race's calls
 
 CALLS_PER_SQUARE = 2.5  # calls over the square of the number of examples, at most
 LEAST_CALLS = 20  # smallest such limit
@@ -45,30 +42,30 @@ class ProblemSize:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one compile; what follows `num_initial` is of racing plans only."""
+    """The shape of one compile: a search on few examples, a race of the best on more, and a final comparison."""
 
-    num_iterations: int = 0  # T, B, rho and K of PLR Algorithm 1 are this, and the three like it
-    num_samples: int = 1
-    num_best_seen: int = 0  # best orderings of the search, or winners of its race, that join the final comparison
-    num_train_examples: int = 0  # that score a sample, the same ones for all samples; with `racing` at most
+    racing: ClassVar[bool] = True  # whether it has a race; else orderings are scored on all train examples at once
+
+    num_iterations: int = 0  # rounds
+    num_samples: int = 1  # orderings of a round
+    num_best_seen: int = 0  # winners of the race, which join the final comparison
+    num_train_examples: int = 0  # that score an ordering, at most
     num_selection_examples: int = 0  # of the final comparison
-    max_metric_calls: int | None = None  # most program calls, fewer than allowed where examples are few; None for any
-    most_searched: int | None = None  # calls for every ordering on every train example, where the limit pays for them
-    elite_fraction: float = 0.125
-    num_final_draws: int = 0
-    racing: bool = False  # whether orderings are scored on few examples at first, and the good ones on more and more
-    with_mode: bool = True  # whether the most probable ordering joins the final comparison
+    max_metric_calls: int | None = None  # fewer than allowed if examples are few; None for any number
+    most_searched: int | None = None  # calls for every ordering on every train example, if the limit pays for them
+    elite_fraction: float = 0.125  # of the orderings, which refits the distribution
+    num_final_draws: int = 0  # of the final distribution, which enter the race
     num_initial: int = 0  # orderings of the first round
     num_first_examples: int = 1  # that score an ordering at first
     num_more_examples: int = 0  # each time it is asked for again
-    num_entrants: int = 0  # of the race that ends the search
+    num_entrants: int = 0  # of the race
     race_calls: int = 0
-    original_share: float = 0.0  # of the race's calls for the original one alone, before the first heat
+    original_share: float = 0.0  # of these for the original alone, before the first heat
 
     @property
     def num_finalists(self) -> int:
-        """Orderings of the final comparison, at most; in a racing plan the mode and the draws run in the race."""
-        return 1 + self.num_best_seen + (0 if self.racing else self.with_mode + self.num_final_draws)
+        """Orderings of the final comparison, at most."""
+        return 1 + self.num_best_seen
 
     @property
     def final_calls(self) -> int:
@@ -80,9 +77,7 @@ class Plan:
         """Program calls of the search before the race, at most."""
         if self.most_searched is not None:
             return self.most_searched
-        if self.max_metric_calls is not None and self.racing:
-            return self.max_metric_calls - self.final_calls - self.race_calls
-        return self.num_iterations * self.num_samples * self.num_train_examples
+        return (self.max_metric_calls or 0) - self.final_calls - self.race_calls
 
     @property
     def program_calls(self) -> int:
@@ -91,14 +86,10 @@ class Plan:
         return planned if self.max_metric_calls is None else min(planned, self.max_metric_calls)
 
 
-NOTHING_TO_DO = Plan(max_metric_calls=0)  # the plan where all choices give the same prompt
-
-
 def most_calls(num_usable: int) -> int:
-    """Return the program calls that this many examples, of both splits together, can make use of.
+    """Return the program calls that this many examples can make use of.
 
-    On n examples chance alone moves the score of an order by up to 1 / sqrt(4 n), so that the best of many orders is
-    the luckiest one. Looks at 2.5 n orders, each on all n, are as many as can pay.
+    On n examples chance moves the score of an order by up to 1 / sqrt(4 n). So the best of many orders is the luckiest.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -115,20 +106,17 @@ def make_plan(
     """Lay out a compile.
 
     Args:
-        auto: "light", "medium", "heavy" or "paper"; None needs `max_metric_calls`.
+        auto: "light", "medium" or "heavy"; None needs `max_metric_calls`.
         size: The problem.
         max_metric_calls: Budget in program calls, in place of that of `auto`.
         signal: What a call tells: "score", or "logprobs" of labels as well.
         searched: "orders" of given demos, or "demos" and their order.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan; None leaves them to
-            it.
+        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan, if given.
 
     Raises:
         ValueError: If the budget is too small.
     """
     fixed: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
-    if auto == "paper":
-        return _paper_plan(size, max_metric_calls, fixed)
     min_first = MIN_FIRST[signal]
     total = max_metric_calls or BUDGETS[auto or "light"]
     budget = total - size.num_attempts
@@ -152,22 +140,6 @@ def make_plan(
     raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 
-def _paper_plan(size: ProblemSize, budget: int | None, fixed: dict[str, Any]) -> Plan:
-    """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws."""
-    plan = random_plan(
-        15 * 15, batch=15, num_best=1, num_examples=size.num_train, num_compared=size.num_selection, budget=budget
-    )
-    plan = replace(plan, num_initial=0, elite_fraction=0.2, num_final_draws=10, with_mode=True)
-    plan = replace(plan, **fixed)
-    least = plan.final_calls + plan.num_samples * plan.num_train_examples
-    if budget is not None and budget < least:
-        raise UserError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-            f"the finalists; got {budget}: raise it, or use auto='light'"
-        )
-    return plan
-
-
 def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
     """Return the rounds, samples and entrants that a budget affords; None if it is too small."""
     num_train = size.num_train
@@ -187,7 +159,6 @@ def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, 
         num_best_seen=num_best_seen,
         num_train_examples=num_train,
         num_selection_examples=num_compared,
-        racing=True,
         max_metric_calls=budget,
         num_first_examples=num_first,
         num_more_examples=MORE_THAN_FIRST * num_first,
@@ -203,21 +174,3 @@ def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, 
     num_initial = fixed.get("num_samples", max(MIN_ORDERS, min(num_random, affordable)))
     plan = replace(plan, num_initial=min(num_initial, size.num_distinct))
     return plan if plan.search_calls >= plan.num_initial * num_first else None
-
-
-def random_plan(
-    num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
-) -> Plan:
-    """Return the plan to score random orders, each once, and to compare the best with the original; 0 is one batch."""
-    batch = min(batch or num_orders, num_orders)
-    return Plan(
-        num_iterations=-(-num_orders // batch),
-        num_samples=batch,
-        num_best_seen=num_best,
-        num_train_examples=num_examples,
-        num_selection_examples=num_compared,
-        num_first_examples=num_examples,
-        max_metric_calls=budget,
-        with_mode=False,
-        num_initial=num_orders,
-    )

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from plr_dspy.compilation.plan import Plan
-from plr_dspy.scoring.scorer import StagedScores
+from plr_dspy.scoring.evaluator import Wanted
+from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.space import Candidate, WholeProgram
 
 KEPT_SHARE = 0.4  # share of the orderings that go on to the next heat of a race
@@ -14,11 +15,12 @@ def run_race(
     entrants: Sequence[Candidate],
     *,
     original: Candidate,
-    staged: StagedScores,
+    observations: Observations,
+    schedule: ExampleSchedule,
+    score: Callable[[Wanted], Sequence[Candidate]],
     estimate: Callable[[], Mapping[Candidate, float]],
     plan: Plan,
     num_calls: int,
-    kept: int = 0,
 ) -> list[Candidate]:
     """Halve the entrants, which are scored on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
@@ -26,56 +28,51 @@ def run_race(
     cannot win. Nor can an entrant without an estimate.
 
     Args:
-        entrants: The orderings that race, best first.
+        entrants: The candidates that race, best first.
         original: What the user has.
-        staged: Scores the orderings.
-        estimate: Returns what each ordering scores by the model, given all scores so far.
+        observations: What is known of all candidates.
+        schedule: Says which examples come next.
+        score: Adds calls to the observations, and returns the candidates that time and money paid for.
+        estimate: Returns what each candidate scores by the model, given all scores so far.
         plan: Says how many win, and how many examples there are.
         num_calls: Program calls of the race; each heat has an equal share of them.
-        kept: Calls of the budget to leave to what follows.
 
     Returns:
-        The winners, best first, the best whole program and the best ordering before the others. If time or money is
-        up, those that are known to be best; none without entrants.
+        The winners, best first; among them the best whole program and the best ordering.
     """
-    level, spent = _score_new(entrants, staged, num_calls, kept)
-    alive = [entrant for entrant in entrants if staged.num_asked(entrant)]
+    # Entrants that the search has not scored catch up with the least scored one, by half of the calls at most.
+    level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
+    new = [entrant for entrant in entrants if not observations.count(entrant)]
+    wanted = schedule.examples_for(new, observations, level)
+    while sum(map(len, wanted.values())) > num_calls // 2:
+        wanted.popitem()
+    spent = sum(map(len, wanted.values()))
+    score(wanted)
+    alive = [entrant for entrant in entrants if observations.count(entrant)]
     if not alive:
         return []
-    asked = staged.num_asked(original)
+
+    asked = observations.count(original)
     most = min(plan.num_train_examples, asked + int(plan.original_share * num_calls))
     spent += most - asked
-    staged.score(staged.wanted([original], most), kept=kept)
+    score(schedule.examples_for([original], observations, most))
+
     num_winners = plan.num_best_seen
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
     for heat in range(num_heats):
         runners = [*alive, original] if heat == num_heats - 1 else alive
-        counts = [staged.num_asked(ordering) for ordering in runners]
+        counts = [observations.count(ordering) for ordering in runners]
         share = (num_calls - spent) / (num_heats - heat)
         while level < plan.num_train_examples and _calls_up_to(level + 1, counts) <= share:
             level += 1
         spent += _calls_up_to(level, counts)
-        num_scored = len(staged.score(staged.wanted(runners, level), kept=kept))
-        means = estimate()
-        alive = sorted((ordering for ordering in alive if ordering in means), key=lambda ordering: -means[ordering])
+        num_scored = len(score(schedule.examples_for(runners, observations, level)))
+        estimates = estimate()
+        alive = sorted((ordering for ordering in alive if ordering in estimates), key=lambda each: -estimates[each])
         if num_scored < len(runners):
             break
         alive = first_of_each_kind(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
     return first_of_each_kind(alive, num_winners)
-
-
-def _score_new(entrants: Sequence[Candidate], staged: StagedScores, num_calls: int, kept: int) -> tuple[int, int]:
-    """Score entrants that the search has not scored as often as the least scored one, by half of the calls at most.
-
-    Returns:
-        On how many examples that is, and the calls that it takes.
-    """
-    level = min(filter(None, map(staged.num_asked, entrants)), default=staged.num_first)
-    wanted = staged.wanted([entrant for entrant in entrants if not staged.num_asked(entrant)], level)
-    while sum(map(len, wanted.values())) > num_calls // 2:
-        wanted.popitem()
-    staged.score(wanted, kept=kept)
-    return level, sum(map(len, wanted.values()))
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:

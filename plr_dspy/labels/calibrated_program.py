@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, field, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import asdict
 
 import dspy
 import numpy as np
-import orjson
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from plr_dspy._version import __version__
-from plr_dspy.dspy_compat import Parameter, serialize_object, set_compiled
+from plr_dspy.dspy_compat import Parameter, set_compiled
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.outputs import LabelOutput, needed_output
 from plr_dspy.labels.reader import LabelReader, LogprobRequests, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
-from plr_dspy.programs.checks import saved_state
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.made_with import settings_of
-from plr_dspy.runtime import write_atomically
 from plr_dspy.statistics.calibration import Array, calibrated
-
-logger = logging.getLogger(__name__)
 
 PURPOSE = "calibration"
 PROBABILITIES = "probabilities"  # the field that calibrated predictions add
-
-# A "dependency" of saved programs, which DSPy's error names if the student loads one.
-LOADER = "plr_dspy: this program is calibrated; load it with plr_dspy.load_program(student, path)"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files of later versions may hold more.
@@ -50,7 +36,6 @@ class Calibration:
         offsets, scales: Numbers of the labels, ``[L]``; scales default to 1.
         num_inputs: Number of inputs behind it; of `PLReorder`, of examples.
         shares: Shares of labels that answers are calibrated to, ``[L]``, if any.
-        adapter, model, prompt: What it was found with: two names and a digest.
     """
 
     method: str
@@ -59,9 +44,6 @@ class Calibration:
     scales: tuple[float, ...] = ()
     num_inputs: int = 0
     shares: tuple[float, ...] = ()
-    adapter: str | None = field(default=None, compare=False)
-    model: str | None = field(default=None, compare=False)
-    prompt: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
@@ -88,33 +70,31 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
     names = list(predictors)
     if predictor is not None and predictor not in names:
         raise UserError(f"predictor must be one of {names}; got {predictor!r}")
-    if any(isinstance(module, PerInputOrder) for _, module in program.named_sub_modules()):
-        raise UserError("a program of DEmO cannot be calibrated: pass the program that it was made of")
     cure = ""
     if predictor is None and len(names) > 1:
         cure = f", or pass predictor= with one of {names}"
     output = needed_output(program, PURPOSE, only=predictor, cure=cure)
+    for _, part in program.named_sub_modules():
+        reads_itself = isinstance(part, (CalibratedProgram, PerInputOrder))
+        if reads_itself and predictors[output.predictor] in part.predictors():
+            raise UserError(
+                f"{output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the program "
+                "that it was made of"
+            )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(f"calibration adds a field {PROBABILITIES!r}, and the program has such an output: rename it")
     return output
 
 
-@cache
-def warn_once(change: str, prompt: str | None) -> None:
-    """Warn once for all copies of a program, which share the prompt."""
-    logger.warning("the calibration was found with %scalibrate the program anew", change)
-
-
 class CalibratedProgram(dspy.Module):
     """A program that answers the likeliest label by calibrated probabilities.
 
-    It makes no further LM calls. ``prediction.probabilities`` has the calibrated
-    probability of each label, or is None if the reply says nothing of labels. It saves
-    to JSON, also as part of a larger program; `load_program` loads it.
+    ``prediction.probabilities`` has the calibrated probability of each label, or is None
+    if the reply says nothing of labels. `load_program` loads it.
 
     Args, and attributes of the same names:
-        program: A program with an output that is a Literal, an enum, a bool, a Choice
-            or a Noul. It is copied.
+        program: A program with an output that is a Literal, an enum or a bool. It is
+            copied.
         calibration: A calibration of `BatchCalibration`. With None, probabilities are
             shown and decide nothing.
         predictor: Name of the predictor with that output; None if only one has one.
@@ -154,45 +134,8 @@ class CalibratedProgram(dspy.Module):
 
     def _reading(self) -> AbstractContextManager[LabelReader]:
         output = calibrated_output(self.program, self.predictor)
-        decision = None
-        if self.calibration is not None:
-            self._warn_of_changes(self.calibration)
-            decision = self.calibration.applied
-        requests = LogprobRequests(PURPOSE, cure="the program that it wraps (its attribute program)")
-        return labels_read(self.program, output, requests, decision=decision)
-
-    def _warn_of_changes(self, calibration: Calibration) -> None:
-        for name, current in self._settings().items():
-            before = getattr(calibration, name)
-            if not before or not current or before == current:
-                continue
-            change = f"the {name} {before}, and is used with {current}: configure {before}, or "
-            if name == "prompt":
-                change = "other instructions or demos: "
-            warn_once(change, calibration.prompt)
-
-    def bound(self) -> CalibratedProgram:
-        """Record the current adapter, model and prompt if unknown."""
-        before = self.calibration
-        if before is not None:
-            now = self._settings()
-            self.calibration = replace(
-                before,
-                adapter=before.adapter or now["adapter"],
-                model=before.model or now["model"],
-                prompt=before.prompt or now["prompt"],
-            )
-        return self
-
-    def _settings(self) -> dict[str, str | None]:
-        """Return the adapter, model and prompt digest of a call."""
-        predictor = dict(self.program.named_predictors())[self.predictor]
-        fields = list(predictor.signature.fields)
-        demos = []
-        for demo in predictor.demos:
-            demos.append({name: demo[name] for name in fields if name in demo})
-        prompt = digest([fields, predictor.signature.dump_state(), serialize_object(demos)])
-        return {**settings_of(predictor), "prompt": prompt}
+        decision = None if self.calibration is None else self.calibration.applied
+        return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
         """Set the calibration of a predictor; raise if it is of other labels."""
@@ -211,26 +154,6 @@ class CalibratedProgram(dspy.Module):
 
     # Optimizers freeze what they compile; a larger program would then not save it.
     _compiled = property(lambda self: False, lambda self, value: None)
-
-    def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
-        """Load the state of a calibrated program."""
-        if "calibration" not in state:
-            raise UserError("the state is of a program that is not calibrated: load it into one, and wrap that")
-        super().load_state(state, **options)
-
-    def save(self, path: str | Path, *arguments: Value, **options: Value) -> None:
-        """Save like any program; DSPy names `LOADER` if the student loads the JSON."""
-        super().save(path, *arguments, **options)
-        if Path(path).suffix == ".json":
-            state = orjson.loads(Path(path).read_bytes())
-            state["metadata"]["dependency_versions"][LOADER] = __version__
-            layout = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE  # DSPy's
-            write_atomically(Path(path), orjson.dumps(state, option=layout))
-
-    def load(self, path: str | Path, allow_pickle: bool = False, allow_unsafe_lm_state: bool = False) -> None:
-        """Load a file of `save`."""
-        state = saved_state(path, allow_pickle=allow_pickle)
-        self.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
@@ -257,7 +180,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         self._program = program
 
     def reset(self) -> None:
-        """Keep the calibration; calls warn of other demos."""
+        """Keep the calibration."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         calibration = self._program.calibration
@@ -269,10 +192,8 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         try:
             calibration = None if found is None else Calibration(**found)
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise UserError(
-                f"the saved calibration cannot be read ({'; '.join(problems)}): update plr_dspy, or calibrate the "
-                "program anew"
+                f"the saved calibration cannot be read ({error}): update plr_dspy, or calibrate the program anew"
             ) from error
         self._program._set(calibration, state["predictor"])
 
@@ -300,10 +221,7 @@ class PerInputOrder(dspy.Module):
         requests = LogprobRequests("DEmO")
         answers = []
         for order in self.orders:
-            program = self._in_order(order["permutations"])
-            if program is None:
-                continue
-            answer, reading = _read_answer(program, requests, args, inputs)
+            answer, reading = self._answer_in(order["permutations"], requests, args, inputs)
             if reading is not None:
                 probabilities = distribution(reading.log_probabilities, reading.unseen)
                 label = int(probabilities.argmax())
@@ -312,16 +230,28 @@ class PerInputOrder(dspy.Module):
             return self.program(*args, **inputs)
         return max(answers, key=lambda pair: pair[0])[1]
 
-    def _in_order(self, permutations: Mapping[str, Sequence[int]]) -> dspy.Module | None:
-        """Return the program in an order; None if it has other demos by now."""
+    def _answer_in(
+        self,
+        permutations: Mapping[str, Sequence[int]],
+        requests: LogprobRequests,
+        args: Sequence[Value],
+        inputs: Mapping[str, Value],
+    ) -> tuple[Value, Reading | None]:
+        """Return the answer in an order, and what its reply says of labels, if it does."""
         predictors = dict(self.program.named_predictors())
-        ordered = {}
-        for name, positions in permutations.items():
-            demos = predictors[name].demos
-            if sorted(positions) != list(range(len(demos))):
-                return None
-            ordered[name] = [demos[i] for i in positions]
-        return ProgramFactory(self.program).build(ordered)
+        demos = {}
+        for name, permutation in permutations.items():
+            demos[name] = [predictors[name].demos[i] for i in permutation]
+        program = ProgramFactory(self.program).build(demos)
+        output = needed_output(program, "DEmO")
+        likeliest = Calibration.none(output.labels).applied
+        # A program may write to its inputs, which the next order must not see.
+        own_args = [own_value(value) for value in args]
+        own_inputs = {name: own_value(value) for name, value in inputs.items()}
+        answer = None
+        with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
+            answer = program(*own_args, **own_inputs)
+        return answer, None if answer is None else reader.behind(answer)
 
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
         return await dspy.asyncify(self.forward)(*args, **inputs)
@@ -332,21 +262,6 @@ class PerInputOrder(dspy.Module):
     def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
         super().load_state(state, **options)
         self.orders = tuple(state.get("orders", ()))
-
-
-def _read_answer(
-    program: dspy.Module, requests: LogprobRequests, args: Sequence[Value], inputs: Mapping[str, Value]
-) -> tuple[Value, Reading | None]:
-    """Return a program's answer, and what its reply says of labels, if it does."""
-    output = needed_output(program, "DEmO", cure="")
-    likeliest = Calibration.none(output.labels).applied
-    # A program may write to its inputs, which the next order must not see.
-    own_args = [own_value(value) for value in args]
-    own_inputs = {name: own_value(value) for name, value in inputs.items()}
-    answer = None
-    with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
-        answer = program(*own_args, **own_inputs)
-    return answer, None if answer is None else reader.behind(answer)
 
 
 def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:

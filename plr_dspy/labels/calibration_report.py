@@ -1,132 +1,85 @@
 """What a calibration found, as plain data and in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from plr_dspy.report.schema import Part
+from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
 # Ways to answer without calibration.
 AS_IT_IS = "as it is"
 LIKELIEST = "likeliest label"
 
-# Reasons to leave examples out.
-GIVEN_TWICE = "given twice"
-SHOWN = "shown by demos"
-WITHOUT_LABEL = "without a label"
-NOT_NEEDED = "beyond num_inputs"
-REPLACED = "replaced by inputs without content"
 
-
-class CalibrationReport(Part):
+@dataclass(frozen=True)
+class CalibrationReport:
     """What `BatchCalibration` did and found; `print` it for a summary.
 
     Attributes:
-        method, metric: How the calibration was found, and what compared ways to answer.
-        output: Name of the calibrated output.
-        label_counts: Number of examples of the trainset with each label.
+        calibration: The calibration; None if answers stay as they are.
+        metric: What compared ways to answer: "accuracy", or a metric over a set.
+        mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples of the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
-        left_out: Number of unused examples by the first reason that applies.
-        mean_probabilities: Mean probability of each label before calibration.
-        shares: Share of each label that answers are calibrated to, if any.
-        shares_from: Where these shares come from, or why there are none.
-        calibrated: Whether calibration changes the probabilities of labels.
-        scores: Score of each way to answer; empty if labels did not decide.
-        chosen: The chosen way, if any were compared.
-        num_scored: Number of inputs behind the scores: those whose calls did not fail.
-        always, always_score: The most frequent label, or the best by the metric, and
-            the score of always answering it; None if nothing was compared.
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Number of calls that failed, of replies
             that could not be read, and of replies that say nothing of labels.
+        scores: Accuracy or metric of each way to answer that was compared: "as it is",
+            "likeliest label", "calibrated to" some shares, and "always" one label, the
+            most frequent one or the best by the metric. Empty if labels did not decide.
+        chosen: The chosen way, if any were compared.
+        gain_interval: Interval (95 %) of the accuracy of the chosen way minus that of
+            the program as it is; None with a metric over a set.
     """
 
-    method: str
+    calibration: Calibration | None
     metric: str
-    output: str
-    label_counts: dict[str, int]
+    mean_probabilities: dict[str, float]
     num_examples: int
     num_inputs: int
-    left_out: dict[str, int]
-    mean_probabilities: dict[str, float]
-    shares: dict[str, float] | None
-    shares_from: str
-    calibrated: bool
-    scores: dict[str, float]
-    chosen: str | None = None
-    num_scored: int
-    always: str | None = None
-    always_score: float | None = None
     program_calls: int
     num_failed: int
     num_unread: int
     num_silent: int
+    scores: dict[str, float] = field(default_factory=dict)
+    chosen: str | None = None
+    gain_interval: tuple[float, float] | None = None
 
     @property
-    def labels(self) -> list[str]:
-        """The labels, as in demos."""
-        return list(self.label_counts)
+    def shares(self) -> dict[str, float] | None:
+        """The share of each label that answers are calibrated to, if any."""
+        if self.calibration is None or not self.calibration.shares:
+            return None
+        return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
     @property
     def result(self) -> str:
         """The result in a few words."""
-        if self.shares is not None:
-            return f"calibrated to {_by_label(self.shares)}"
-        if self.calibrated:
-            return "calibrated"
-        if self.chosen == LIKELIEST:
+        if self.calibration is None:
+            return "answers stay as they are"
+        if self.calibration.method == "none":
             return "the likeliest label is the answer, as it is"
-        return "answers stay as they are"
-
-    def line(self) -> str:
-        """Summarize the report in one line."""
-        inputs = f"{self.num_inputs} of {self.num_examples} examples of trainset"
-        if self.method == "contextual":
-            inputs = f"{self.num_inputs} inputs without content"
-        parts = [
-            f"{self.result}, by {inputs}",
-            f"mean probabilities before: {_by_label(self.mean_probabilities)}",
-            *(f"{way}: {score:.3f}" for way, score in self.scores.items()),
-        ]
-        if self.always_score is not None:
-            parts.append(self._always())
-        return "; ".join(parts)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report as plain data."""
-        return self.model_dump()
-
-    def __repr__(self) -> str:
-        return f"<CalibrationReport: {self.result}>"
+        if self.shares is None:
+            return "calibrated"
+        return f"calibrated to {_by_label(self.shares)}"
 
     def __str__(self) -> str:
+        means = _by_label(self.mean_probabilities)
         lines = [
             f"BatchCalibration: {self.result}; {self._calls()}",
-            f"shares: {self.shares_from}",
-            f"examples: {self._examples()}",
+            f"mean probabilities before, over {self.num_inputs} of {self.num_examples} examples: {means}",
         ]
-        num_labelled = sum(self.label_counts.values())
-        if num_labelled:
-            shares = {label: number / num_labelled for label, number in self.label_counts.items()}
-            examples = "labelled examples" if num_labelled < self.num_examples else "examples"
-            lines.append(f"labels of the {num_labelled} {examples} of trainset: {_by_label(shares)}")
-        means = _by_label(self.mean_probabilities)
-        lines.append(f"mean probabilities before, over {count(self.num_inputs, 'input')}: {means}")
         if self.scores:
-            lines.append(f"{self.metric} on {count(self.num_scored, 'input')}:")
+            lines.append(f"{self.metric} on {count(self.program_calls - self.num_failed, 'input')}:")
         for way, score in self.scores.items():
             line = f"  {way}: {score:.3f}"
             if way == self.chosen:
                 line += " (chosen)"
             lines.append(line)
-        if self.always_score is not None:
-            lines.append(f"  {self._always()}")
+        if self.gain_interval is not None:
+            low, high = self.gain_interval
+            lines.append(f"  gain over the program as it is: between {low:+.3f} and {high:+.3f}")
         return "\n  ".join(lines)
-
-    def _always(self) -> str:
-        return f"always {self.always!r}: {self.always_score:.3f}"
 
     def _calls(self) -> str:
         notes = {
@@ -137,12 +90,6 @@ class CalibrationReport(Part):
         text = count(self.program_calls, "program call")
         details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
         return f"{text} ({details})" if details else text
-
-    def _examples(self) -> str:
-        num_used = self.num_examples - sum(self.left_out.values())
-        text = f"{num_used:,} of {self.num_examples:,} of trainset were used"
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in self.left_out.items() if number)
-        return f"{text}; left out: {reasons}" if reasons else text
 
 
 def _by_label(shares: Mapping[str, float]) -> str:

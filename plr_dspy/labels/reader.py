@@ -26,7 +26,6 @@ from plr_dspy.statistics.calibration import Array
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
 NUM_ALTERNATIVES = 20  # tokens per position: the most of OpenAI, and vLLM's default
 LEAST = -30.0  # smallest log-probability; servers write -9999 for unknown ones
-LEAST_STATED = 0.005  # most of a stated probability of 0, as models state 2 decimals
 
 
 class NoProbabilities(FatalLMError):
@@ -37,42 +36,38 @@ class NoProbabilities(FatalLMError):
 class LogprobRequests:
     """Ask for log-probabilities until a request is refused, or the first reply has none."""
 
-    purpose: str = ""  # what needs them, so that no call is made without
-    cure: str = "PLReorder or TopKOrder, which need none"
+    purpose: str = ""  # what needs them, if calls without are useless
     wanted: bool = True  # whether calls ask
     given: bool = False  # whether a reply had some
     reason: str = ""  # why there are none
-    model: str = ""  # the model that gives none
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
         if not self.given:
-            self._stop(lm, "gives no log-probabilities")
+            self._stop(f"{lm.model} gives no log-probabilities")
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
         """Note the error of a call that asked; return whether to call again without."""
         # Refusals have many types. A parse error quotes the reply, which may hold any word.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
         # `dspy.TwoStepAdapter` reads replies by another LM, which may fail, too.
-        # The error may name the model without its provider.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
         if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
-        self._stop(lm, "refuses requests for log-probabilities")
+        self._stop(f"{lm.model} refuses requests for log-probabilities")
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
         """Raise `NoProbabilities` if they are needed and there are none."""
         if self.purpose and self.reason:
             raise NoProbabilities(
-                f"{self.purpose} needs the log-probabilities of tokens, and {self.model} gives none: use a model and "
-                f"provider that do (OpenAI's chat models, vLLM, llama.cpp), or {self.cure}"
+                f"{self.purpose} needs the log-probabilities of tokens, and {self.reason}: use a model and provider "
+                "that give them (OpenAI's chat models, vLLM, llama.cpp)"
             ) from cause
 
-    def _stop(self, lm: dspy.BaseLM, why: str) -> None:
+    def _stop(self, reason: str) -> None:
         self.wanted = False
-        self.model = str(lm.model)
-        self.reason = self.reason or f"{self.model} {why}"
+        self.reason = self.reason or reason
 
 
 @dataclass(eq=False)
@@ -115,14 +110,12 @@ class LabelReader:
     """Read the replies of an adapter's calls; a mixin for the adapter's type."""
 
     readings: list[Reading | None]  # per call with the output; None if silent of labels
-    undecided: list[Reading]  # before decisions
     unread: Reading | None  # first reply that the adapter could not read, without decisions
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
     _own: dspy.Predict
     _others: set[int]  # ids of the program's other predictors
-    _outside: list[LabelReader]  # readers around this one, of the same output
 
     def __call__(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
         """Make the adapter's call, and read its reply if it has the output."""
@@ -145,27 +138,26 @@ class LabelReader:
         """Yield the arguments of a call to read, else None; suppress a refusal."""
         if not self._reads(signature):
             yield None
-        elif self.label_output.decision is not None:
-            yield lm_kwargs
-        elif not self._requests.wanted:
+            return
+        if not self._requests.wanted:
             self._requests.check()
             yield None
-        else:
-            noted = _NotedCalls()
-            number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-            # DSPy writes to the histories of all callers.
-            callers = [noted, *(dspy.settings.caller_modules or [])]
-            callbacks = [*(dspy.settings.callbacks or []), noted]
-            # A streamed label may not be the answer, and chunks lack log-probabilities.
-            asked = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
-            try:
-                with asked:
-                    yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
-            except Exception as error:
-                if not self._requests.note_error(lm, error):
-                    raise
-            finally:
-                noted.forget()
+            return
+        noted = _NotedCalls()
+        number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
+        # DSPy writes to the histories of all callers.
+        callers = [noted, *(dspy.settings.caller_modules or [])]
+        callbacks = [*(dspy.settings.callbacks or []), noted]
+        # A streamed label may not be the answer, and chunks lack log-probabilities.
+        asked = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
+        try:
+            with asked:
+                yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
+        except Exception as error:
+            if not self._requests.note_error(lm, error):
+                raise
+        finally:
+            noted.forget()
 
     def _reads(self, signature: Value) -> bool:
         output = self.label_output
@@ -176,9 +168,8 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # Read copies that the program makes of the predictor, too.
-        is_copy = getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
-        return caller is self._own or is_copy
+        # Copies that the program makes of the predictor have its stage.
+        return getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
         """Do what the adapter does, and decide a reply that it cannot read."""
@@ -201,14 +192,11 @@ class LabelReader:
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
         """Read and decide completions; remove log-probabilities that only we asked for."""
         readings = [self._decided(fields) for fields in completions or [{}]]
-        first = completions[0] if completions else {}
-        states = self.label_output.decision is not None
-        given = bool(first) if states else _has_alternatives(first.get("logprobs"))
-        for reader in (self, *self._outside):
-            reader.readings.append(readings[0])
-            reader._requests.note_reply(lm, given=given)
-        asks_itself = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs")
-        if not states and not asks_itself:
+        self.readings.append(readings[0])
+        logprobs = completions[0].get("logprobs") if completions else None
+        given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
+        self._requests.note_reply(lm, given=given)
+        if not {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("logprobs"):
             for fields in completions:
                 fields.pop("logprobs", None)
         return completions
@@ -216,27 +204,15 @@ class LabelReader:
     def _decided(self, fields: Fields) -> Reading | None:
         """Return the reading of a completion, and decide its answer."""
         output = self.label_output
-        reading = self._reading(fields)
-        if reading is None or self._decision is None:
-            return reading
-        self.undecided.append(reading)
-        reading = self._decision(reading)
-        if output.decision is None:
-            fields[output.name] = output.labels[str(reading.label)]
-        else:
-            fields[output.name] = output.evidence(fields[output.name], np.exp(reading.log_probabilities))
-        return reading
-
-    def _reading(self, fields: Fields) -> Reading | None:
-        output = self.label_output
-        answer = fields.get(output.name)
-        if output.decision is not None:
-            return _stated_reading(output, answer) if fields else None
         label = output.label_of(fields)
         # None may be an answer, too.
-        if label is None and (self._decision is None or answer is None):
+        if label is None and (self._decision is None or fields.get(output.name) is None):
             return None
-        return _reading_of(fields.get("logprobs"), output, label)
+        reading = _reading_of(fields.get("logprobs"), output, label)
+        if reading is not None and self._decision is not None:
+            reading = self._decision(reading)
+            fields[output.name] = output.labels[str(reading.label)]
+        return reading
 
     def behind(self, answer: Value) -> Reading | None:
         """Return the last reading with the label of a program's answer, or the last one."""
@@ -253,15 +229,13 @@ def labels_read(
 ) -> Iterator[Value]:
     """Read labels in the replies to a program's calls; yield the `LabelReader`.
 
-    It copies the context's adapter and makes its calls, with one more after a refusal.
-    Copies of the predictor (`dspy.BestOfN`) are read, too. A decision gives the answer,
-    also if the adapter cannot read a reply with this output alone.
+    It is a copy of the context's adapter. After a refusal it calls again without.
+    A decision gives the answer, also if the adapter cannot read a reply with this output alone.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
     reader.__class__ = _reading_type(type(adapter))  # type: ignore[arg-type]
     reader.readings = []
-    reader.undecided = []
     reader.unread = None
     reader.label_output = output
     reader._requests = requests
@@ -269,11 +243,6 @@ def labels_read(
     predictors = dict(program.named_predictors())
     reader._own = predictors.pop(output.predictor)
     reader._others = set(map(id, predictors.values()))
-    reader._outside = []
-    if isinstance(adapter, LabelReader):
-        outer = adapter.label_output
-        if (outer.name, outer.labels) == (output.name, output.labels):
-            reader._outside = [adapter, *adapter._outside]
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -294,26 +263,14 @@ def _reading_type(kind: type) -> type:
     return reading_type
 
 
-def _has_alternatives(logprobs: Value) -> bool:
-    for place in getattr(logprobs, "content", None) or ():
-        if any(alternative.token != place.token for alternative in place.top_logprobs or ()):
-            return True
-    return False
-
-
-def _stated_reading(output: LabelOutput, evidence: Value) -> Reading | None:
-    """Return the reading of stated probabilities; None for zeros."""
-    masses = output.stated(evidence)
-    if not masses.any():
-        return None
-    masses = masses / masses.sum()
-    label = list(output.labels)[int(masses.argmax())]
-    return _normalised(label, masses, math.log(min(LEAST_STATED, masses[masses > 0].min())))
+def _places(logprobs: Value) -> Sequence[Value]:
+    """Return the tokens of a reply, with their alternatives."""
+    return getattr(logprobs, "content", None) or ()
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
     """Return the reading of a reply's "logprobs"; None if no label is likely."""
-    places = getattr(logprobs, "content", None) or ()
+    places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
     # A label may be read from another spelling, such as "yes" for True.
@@ -327,11 +284,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
-    return _normalised(label, masses, min(after[""].values()))
-
-
-def _normalised(label: str | None, masses: Array, least: float) -> Reading:
-    """Return the reading of probabilities ``[L]``, with log `least` for those of 0."""
+    least = min(after[""].values())  # of a label that is not among the alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, LEAST)).tolist()), unseen)
@@ -340,14 +293,14 @@ def _normalised(label: str | None, masses: Array, least: float) -> Reading:
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
     """Return probabilities of labels, ``[L]``, by log-probabilities of tokens `after` texts.
 
-    A token that begins one label counts for it. If it begins several, the tokens after
-    it decide; if these are unknown, the labels share it evenly. Case matters only
-    between labels that differ in nothing else. The sum is at most 1.
+    If a token begins several labels, the tokens after it decide. If these are unknown,
+    the labels share it evenly. Case matters only between labels that differ in nothing else.
     """
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
         fold = str
-    before_label = "".join(c for c in BEFORE_LABEL if not any(label.startswith(c) for label in labels))
+    first_characters = {label[0] for label in labels}
+    before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
     # Texts, the rests of labels after them, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
@@ -384,25 +337,23 @@ def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
 
 
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Return the index of the token in which the label begins.
+    """Return the index of the token in which the label begins, if possible after the field's name.
 
-    If possible, it follows the field's name. It is the last occurrence of the `answered`
-    label, as reasoning comes first. If the adapter read none, it is the first label,
-    what follows the header, or the first token.
+    It is the last occurrence of the `answered` label, as reasoning comes first. Without
+    one it is the first label, what follows the header, or the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))
     wanted = sorted(labels, key=len, reverse=True)
+    place = 0
     if answered is not None:
         wanted = [answered]
+        place = -1
     label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
     for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
         matches = list(re.finditer(before + label, reply, re.IGNORECASE))
         if matches:
-            match = matches[0]
-            if answered is not None:
-                match = matches[-1]
-            return bisect_right(ends, match.start("label"))
+            return bisect_right(ends, matches[place].start("label"))
     header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
     if header is None:
         return 0

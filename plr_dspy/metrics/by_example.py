@@ -1,4 +1,4 @@
-"""A metric by example: how it is called, and what its values may be."""
+"""Metrics by example: their calls, and their values."""
 
 import inspect
 import math
@@ -17,73 +17,80 @@ LARGEST_SCORE = 1e30  # in size: fourth powers of scores are computed
 SHOWN = 150  # characters of a reply, an answer or another value that messages show
 
 
-def metric_caller(metric: Metric) -> Callable[[Any, Any], Any]:
-    """The metric as a function of (example, prediction); further parameters it insists on get None. What cannot be
-    called so is a TypeError."""
-    if not callable(metric):
-        raise UserTypeError(f"metric must be callable as metric(example, prediction); got {repr(metric)[:SHOWN]}")
-    if inspect.isclass(metric):
-        raise UserTypeError(f"metric must be an instance; {metric.__name__} is a class: pass {metric.__name__}()")
-    called = function_of(metric)
-    if any(map(inspect.iscoroutinefunction, (metric, type(metric).__call__, called))):
-        cure = "pass metric=lambda example, prediction: run_async(metric(example, prediction))"
-        raise UserTypeError(
-            f"metric must not be async: {cure}, of dspy.utils.syncify; in notebooks it needs nest_asyncio"
-        )
-    if called is None:
-        cure = "pass dspy.syncify(metric)" if hasattr(metric, "aforward") else "define one"
-        raise UserTypeError(f"metric must have a forward method; {type(metric).__name__} has none: {cure}")
-    for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
-        extra = [None] * num_extra
-        if takes(called, 2 + num_extra) is not False:  # some built-in callables have no signature
-            return lambda example, prediction: metric(example, prediction, *extra)
-    signature = inspect.signature(called)
-    raise UserTypeError(f"metric must be callable as metric(example, prediction); its signature is {signature}")
+def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
+    """Return the metric as a function of (example, prediction); further required parameters get None.
+
+    Raises:
+        TypeError: if it cannot be called so.
+    """
+    if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
+        for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
+            extra = [None for _ in range(num_extra)]
+            if takes(function_of(metric), 2 + num_extra) is not False:
+                return lambda example, prediction: metric(example, prediction, *extra)
+    raise UserTypeError(
+        "metric must be callable as metric(example, prediction), and neither async nor a class; got "
+        f"{repr(metric)[:SHOWN]}"
+    )
 
 
-def takes(called: Any, number: int) -> bool | None:
-    """Tell whether something can be called with so many arguments; None where it has no signature."""
+def takes(function: Callable[..., object] | None, number: int) -> bool | None:
+    """Return whether a function takes this number of arguments; None without a signature, as of some built-in ones."""
     try:
-        signature = inspect.signature(called)
+        signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     try:
-        signature.bind(*[None] * number)
+        signature.bind(*range(number))
     except TypeError:
         return False
     return True
 
 
-def function_of(metric: Metric) -> Callable[..., Any] | None:
-    """What a call of the metric runs: of a judge, its forward method."""
-    is_judge = isinstance(metric, dspy.Module) and type(metric).__call__ is dspy.Module.__call__
-    return forward_of(metric) if is_judge else metric  # type: ignore[arg-type]
+def function_of(metric: Metric) -> Callable[..., object] | None:
+    """Return what a call of the metric runs, which is the forward method of a judge."""
+    if isinstance(metric, dspy.Module):
+        return forward_of(metric)
+    return metric
 
 
-def forward_of(module: dspy.Module) -> Callable[..., Any] | None:
-    """The method that a call of a module runs; DSPy warns where it is read as an attribute."""
+def forward_of(module: dspy.Module) -> Callable[..., object] | None:
+    """Return the method that a call of a module runs, without DSPy's warning for reading it as an attribute."""
+    own: Callable[..., object] | None = vars(module).get("forward")  # as of dspy.syncify
+    if own is not None:
+        return own
     method = getattr(type(module), "forward", None)
-    return vars(module).get("forward") or (method and partial(method, module))  # its own, as of dspy.syncify
+    if method is None:
+        return None
+    return partial(method, module)
 
 
-def as_score(value: Any) -> float:
-    """A metric's value as a float, never rounded; what is no number, such as None or an array of several, is a
-    MetricError, and NaN, infinities, and what is too large to be squared are a ValueError."""
-    number = value.get("score") if isinstance(value, dspy.Prediction) else value
+def as_score(value: object) -> float:
+    """Return a metric's value as a float, without rounding.
+
+    Raises:
+        MetricError: if it is no number.
+        ValueError: if it is not finite, or too large to be squared.
+    """
+    number: Any = value
+    if isinstance(value, dspy.Prediction):
+        number = value.get("score")
+    elif isinstance(value, np.ndarray) and value.size == 1:
+        number = value.item()
     try:
-        number = number.item() if isinstance(number, np.ndarray) else number
-        score = None if isinstance(number, (str, bytes)) else float(number)
-    except OverflowError:  # of an int
+        if isinstance(number, (str, bytes)):
+            raise TypeError
+        score = float(number)
+    except OverflowError:
         score = math.inf
-    except (TypeError, ValueError):  # of the value's own conversion, as of a tensor of several numbers
-        score = None
-    if score is None:
+    except (TypeError, ValueError):
         raise MetricError(
             "metric must return a number, a bool or a Prediction with a score; "
             f"got {type(value).__name__}: {' '.join(repr(value).split())}"
+        ) from None
+    if not abs(score) <= LARGEST_SCORE:  # also for NaN
+        raise UserError(
+            f"metric must return a finite number of at most {LARGEST_SCORE:g} in size; got {score}: return such a "
+            "number for every answer"
         )
-    if not abs(score) <= LARGEST_SCORE:  # NaN is not, either.
-        limits = f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
-        cure = "return one for this, too" if math.isnan(score) else "scale it"
-        raise UserError(f"metric must return a finite number {limits}; got {score}: {cure}")
     return score

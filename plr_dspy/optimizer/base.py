@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,23 +16,23 @@ from typing import Annotated, Any, ClassVar
 import dspy
 import torch
 from pydantic import Field
-from tqdm import tqdm
 
 from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.paper import PaperRun
 from plr_dspy.compilation.plan import Plan, ProblemSize
 from plr_dspy.compilation.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.outputs import label_output
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
-from plr_dspy.optimizer.report_builder import FinishedProgram, build_report, log_to_mlflow
+from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
     CompileSetup,
     DemoChoices,
+    Teacher,
     checked_copy,
     make_setup,
     plain_arguments,
@@ -48,10 +47,9 @@ from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
 from plr_dspy.report.report import Report
 from plr_dspy.report.text import result
-from plr_dspy.retrieval.predict import CalledBlindly
 from plr_dspy.runtime import interrupts, progress_bar
-from plr_dspy.scoring.run_log import RunLog, open_log
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.values import ValueCodec
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
@@ -66,8 +64,7 @@ class OpenCompile:
 
     setup: CompileSetup
     work: MetricWork  # makes a program call
-    scorer: CellScorer
-    bar: tqdm
+    scorer: Evaluator
     responses: LabelResponses | None = None  # what the search learns from calls beside scores
 
 
@@ -79,7 +76,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     Attributes:
         chooses_by_score: Whether the metric decides; then a student without demos is a candidate as it is.
-        chooses_demos: Whether programs are accepted that find their demos for each input.
+        balances_splits: Whether both splits get equal shares of each class.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -95,10 +92,13 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
-    chooses_demos: ClassVar[bool] = False
-    signal: ClassVar[Any] = "auto"
+    signal: ClassVar[str] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
+
+    @property
+    def balances_splits(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         self.report: Report | None = None
@@ -110,7 +110,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Lay out a compile of this size; a ValueError says that the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
-        """Make the search of a compile: of random orders, the program's own first, unless a subclass has another."""
+        """Make the search of a compile; it asks for random orders unless a subclass has another."""
         return RandomSearch(
             setup.slots.space, num_orderings=setup.plan.num_initial, num_samples=setup.plan.num_samples, seed=setup.seed
         )
@@ -123,75 +123,47 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return MetricWork(self.metric, setup.scored_examples, labels)
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError with the reason and the cure, unless the optimizer can order this program's demos."""
+        """Raise a ValueError unless the optimizer can order this program's demos."""
 
     def compile(
         self,
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any = None,
+        teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> dspy.Module:
-        """Search for the best order of the student's demos; `PLFewShot` searches for which demos to show, too.
+        """Search for the best order of the student's demos; `PLFewShot` also for those to show.
 
         Args:
-            student: A program with demos, for `PLFewShot` with or without any; it is not changed.
-            trainset: Examples that score candidates. Those that the demos show are left out. `PLFewShot` makes demos
-                of some, which score nothing.
+            student: The program; it is not changed.
+            trainset: Examples that score candidates. `PLFewShot` makes demos of some, which score nothing.
             teacher: A program whose right answers make demos for `PLFewShot`, or a list that begins with one; None
-                takes the student. Other optimizers ignore it.
-            valset: Examples of the final comparison, if the budget affords them; None or empty takes 20 % of the
-                trainset.
+                takes the student.
+            valset: Examples of the final comparison; None or empty takes 20 % of the trainset.
             seed: Instead of the constructor's.
 
         Returns:
-            A compiled copy that differs from the student in its demos or their order, with the report as plain data at
-            ``reorder_report``, and what was compared at ``candidate_programs``: dicts with "score", "program", "origin"
-            and "ordering", the chosen one first. A student's own attribute ``candidate_programs`` stays instead.
+            A compiled copy, with the report as plain data at ``reorder_report``.
 
         Raises:
-            TypeError, ValueError: If an argument is bad, before any program call; or, with `max_cost`, if a call has
-                used a model without a price.
-            RuntimeError: If another compile is using `log_dir`, too few examples run for any order, or hardly any of
-                the first answers can be read.
-            Exception: Of the program or the metric, see `max_errors`; or if needed log-probabilities do not come.
+            TypeError, ValueError: If an argument is bad, before any program call.
+            RuntimeError: If another compile is using `log_dir`, or hardly any answer can be read.
+            Exception: Of the program or the metric, see `max_errors`.
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        prepared = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
-        with self._open(prepared, started) as opened:
-            log = opened.scorer.log
-            run: CompileRun | None = None
-            outcome: Outcome | None = None
-            try:
-                if opened.setup.findable and log.header is not None and log.header.fixed_only:
-                    opened = self._without_retrieval(opened, CalledBlindly())
-                try:
-                    opened = self._probed(opened)
-                    run = self._make_run(opened)
-                    outcome = run.run()
-                except CalledBlindly as error:
-                    run = None  # Its demos are found for each input.
-                    opened = self._without_retrieval(opened, error)
-                    _note_fixed_only(log)
-                    opened = self._probed(opened)
-                    run = self._make_run(opened)
-                    outcome = run.run()
-                return self._conclude(opened, run, outcome, started=started)
-            except BaseException as error:  # It may be an interrupt while the report was made.
-                log.stop()  # Calls that are still under way come too late.
-                run = run or self._make_run(replace(opened, responses=None))
-                self._conclude(opened, run, outcome or run.unfinished(error), started=started)
-                raise
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
+        with self._open(setup, started) as opened:
+            return self._run(opened, started)
 
     def estimate(
         self,
         student: dspy.Module,
         *,
         trainset: list[dspy.Example],
-        teacher: Any = None,
+        teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
     ) -> Estimate:
@@ -200,14 +172,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Prompts of `PLFewShot` are taken to show half as many demos as they may.
 
         Raises:
-            TypeError, ValueError: for bad arguments, as `compile` does.
+            TypeError, ValueError: For bad arguments, as `compile` does.
         """
         setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
         make_budget(setup)
-        logprobs_plan: Plan | None = None
-        if self.signal != "score" and setup.plan.program_calls and not isinstance(label_output(setup.program), str):
-            logprobs_plan = self._with_plan(setup, signal="logprobs").plan
-        return estimate_cost(setup, logprobs_plan)
+        return estimate_cost(setup)
 
     def _prepare(
         self,
@@ -216,7 +185,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset: Examples | None,
         *,
         seed: int | None = None,
-        teacher: Any = None,
+        teacher: Teacher = None,
     ) -> CompileSetup:
         """Check the arguments of a compile, and lay it out; no program call is made."""
         self.check_together()  # They may have been set since.
@@ -224,17 +193,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program, calibrated_student = checked_copy(options, student, trainset, valset)
+        program = checked_copy(options, student, trainset, valset)
         self.check(program, trainset)
-        setup = make_setup(
-            options,
-            self._choices(program, trainset, valset, rng, teacher),
-            seed=seed,
-            trainset=trainset,
-            valset=valset,
-            calibrated_student=calibrated_student,
-            rng=rng,
-        )
+        choices = self._choices(program, trainset, valset, rng, teacher)
+        setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
         if not setup.needs_calls:
             return setup
         setup = self._with_plan(setup)
@@ -247,69 +209,31 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     def _options(self) -> CompileOptions:
         """Return what compiles read of this optimizer."""
-        return CompileOptions(
-            metric=self.metric,
-            method=self.name,
-            student_name=self.student_name,
-            trainset_name=self.trainset_name,
-            scored_on=self.scored_on,
-            chooses_by_score=self.chooses_by_score,
-            chooses_demos=self.chooses_demos,
-            balances_splits=getattr(self, "auto", None) != "paper",  # The paper shuffles, no more.
-            calibrate=self.calibrate,
-            max_metric_calls=self.max_metric_calls,
-            max_seconds=self.max_seconds,
-            max_cost=self.max_cost,
-            # Users' subclasses may have `get_params` of their own, with values that are never the same.
-            arguments=plain_arguments(Checked.get_params(self)),
-        )
+        # Users' subclasses may have `get_params` of their own, with values that are never the same.
+        options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
+        for option in fields(CompileOptions):
+            if hasattr(self, option.name):
+                options[option.name] = getattr(self, option.name)
+        return CompileOptions(**options)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return a setup with the plan for what its calls tell."""
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Any
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return what can be ordered or chosen."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots = ProgramSlots(program)
         if not slots.slots:
-            why = ""
-            adding = "pass num_demos=8, which adds labelled ones, or "
-            if self.get_params().get("num_demos", 0) is not None:
-                adding = ""
-            if self.num_demos and len(trainset) < 3:
-                why = ", and trainset is too small to take some from"
-                adding = "pass 100 examples or more, or "
-            elif self.num_demos:
-                why = ", and no prompt of it shows the fields of the examples"
             raise UserError(
-                f"{self.student_name} has no demos to order{why}: {adding}compile it first with "
-                "dspy.BootstrapFewShot or PLFewShot, which make demos of its own answers"
+                f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; its "
+                "prompts must show the fields of the examples, of which there must be more than 2): compile it first "
+                "with dspy.BootstrapFewShot or PLFewShot"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)
-
-    def _probed(self, opened: OpenCompile) -> OpenCompile:
-        """Return the compile once it is known what its search learns from."""
-        responses = self._probe(opened.setup, opened.work, opened.scorer)
-        if responses is None:
-            return opened
-        setup = self._with_plan(opened.setup, signal="logprobs")
-        return replace(opened, setup=setup, responses=responses)
-
-    def _without_retrieval(self, opened: OpenCompile, error: CalledBlindly) -> OpenCompile:
-        """Return a compile whose demos are not found for each input; raise the error if there is none."""
-        raise error
-
-    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make the demos that calls make before the search, by an evaluator of them; return the setup with them."""
-        return setup
-
-    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
-        return None
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
@@ -345,9 +269,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             names, keys = self._examples(setup, work)
             log.number_examples(keys)
             payer = evaluator(setup.slots, work, names=names, num_threads=self.num_threads)
-            bootstrapped = [attempt.key for attempt in setup.attempts]
-            scorer = CellScorer(payer, bootstrapped=bootstrapped, influence=work.influence)
-            yield OpenCompile(setup, work, scorer, bar)
+            yield OpenCompile(setup, work, scorer_of(setup, work, payer))
+
+    def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+        """Make the demos that calls make before the search; return the setup with them."""
+        return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
         """Collect what decides the scores of a compile: the program, its models, the metric, the examples."""
@@ -356,7 +282,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            "the calibration of student": setup.calibrated_student and digest(setup.calibrated_student.calibration),
             "calibrate": self.calibrate is not False,
             "signal": "score" if self.signal == "score" else "auto",  # "logprobs" asks for the same
             **describe(setup.program, self.metric, setup.models, adapter),
@@ -364,13 +289,36 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         }
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
-        """What messages call the examples that cells name by number, and what the log calls them."""
-        return setup.splits.names, [digest(each) for each in setup.scored_examples]
+        """Return what messages call the examples that records name by number, and what the log calls them."""
+        return setup.splits.names, [digest(example) for example in setup.scored_examples]
+
+    def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
+        """Search, and conclude by what is known when it ends, be it by an error."""
+        run: CompileRun | None = None
+        outcome: Outcome | None = None
+        try:
+            responses = self._probe(opened)
+            if responses is not None:
+                setup = self._with_plan(opened.setup, signal="logprobs")
+                opened = replace(opened, setup=setup, responses=responses)
+            run = self._make_run(opened)
+            outcome = run.run()
+            return self._conclude(opened, run, outcome, started)
+        except BaseException as error:  # It may be an interrupt while the report was made.
+            opened.scorer.log.stop()  # Calls that are still under way come too late.
+            run = run or self._make_run(replace(opened, responses=None))
+            self._conclude(opened, run, outcome or run.unfinished(error), started)
+            raise
+
+    def _probe(self, opened: OpenCompile) -> LabelResponses | None:
+        """Return what the search learns from calls beside scores, after a first one where that is needed to tell."""
+        return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
         """Make the run of a compile, once it is known what its search learns from."""
         setup = opened.setup
-        return CompileRun(
+        kind = CompileRun if setup.plan.racing else PaperRun
+        return kind(
             self.search(setup, opened.responses),
             opened.scorer,
             plan=setup.plan,
@@ -382,12 +330,9 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             stop_at_score=getattr(self, "stop_at_score", None),
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
-            on_round=lambda last: opened.bar.set_postfix_str(
-                f"round {last.index + 1}, mean score {last.mean_score:.3f}"
-            ),
         )
 
-    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, *, started: float) -> dspy.Module:
+    def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
         setup = opened.setup
         work = opened.work
@@ -400,7 +345,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self.report = report = build_report(
             setup,
             outcome,
-            run.scorer,
+            run.evaluator,
             finished,
             yardsticks(setup, run, decision),
             names=names,
@@ -408,26 +353,12 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             seconds=time.monotonic() - started,
         )
         program.reorder_report = report.to_dict()
-        if not hasattr(program, "candidate_programs"):  # An attribute of the user's own stays.
-            chosen = None if decision.chosen is None else decision.candidates[decision.chosen]
-            best_first = sorted(decision.candidates, key=lambda e: (e is not chosen, -e.gain.expected, -e.score))
-            program.candidate_programs = [
-                {
-                    "score": each.score,
-                    "program": program_in(each.ordering, each.offsets),
-                    "origin": each.origin,
-                    "ordering": setup.slots.shown(each.ordering),
-                }
-                for each in best_first
-            ]
         self.best_program = program
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
             except OSError as error:  # what was paid for must not be lost to a full disk
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
-        if "mlflow" in sys.modules:
-            log_to_mlflow(report)
         return program
 
     def _finish(
@@ -437,14 +368,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
 
 
-def _note_fixed_only(log: RunLog) -> None:
-    """Note in the log's header that the program cannot be shown demos found for each input.
-
-    The calls that told it are none of this run, as they are none of a run that knows it from the beginning.
-    """
-    log.leave_out(CalledBlindly.__name__)
-    if log.header is not None:
-        log.write_header(replace(log.header, fixed_only=True))
+def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
+    """Return the scorer of a compile by what makes its calls."""
+    bootstrapped = [attempt.key for attempt in setup.attempts]
+    return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
 
 def _program_as_scored(
@@ -454,17 +381,18 @@ def _program_as_scored(
     ordering: Ordering | WholeProgram,
     offsets: Sequence[float],
 ) -> dspy.Module:
-    """Make the program in an order, calibrated by the offsets that it was scored with; without any, as it came."""
+    """Make the program in an order, calibrated by the offsets that it was scored with, if any."""
     program = setup.slots.build(ordering)
     record_settings(program)
     if offsets:
         assert isinstance(work, LabelWork)
-        kind, number = "batch" if shares else "none", len(setup.scored_examples)
-        found = Calibration(kind, tuple(work.output.labels), tuple(offsets), num_inputs=number, shares=tuple(shares))
-        program = CalibratedProgram(program, found, predictor=work.output.predictor).bound()
-    elif (student := setup.calibrated_student) is not None:
-        program = CalibratedProgram(program, student.calibration, predictor=student.predictor)
-    elif isinstance(program, CalibratedProgram):
-        program.bound()
+        calibration = Calibration(
+            "batch" if shares else "none",
+            tuple(work.output.labels),
+            tuple(offsets),
+            num_inputs=len(setup.scored_examples),
+            shares=tuple(shares),
+        )
+        program = CalibratedProgram(program, calibration, predictor=work.output.predictor)
     set_compiled(program, True)
     return program

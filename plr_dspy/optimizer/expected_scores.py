@@ -1,7 +1,7 @@
 """What all scores let one expect of the arrangements of demos, and of the ways to show them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import Alternative, RetrievalReport
 from plr_dspy.report.stop import StopReason
-from plr_dspy.retrieval.slots import NEAREST_LAST, RetrievalSlots
-from plr_dspy.scoring.budget import price_of
+from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.space import Candidate, WholeProgram
 
 
-class ExpectedScore(NamedTuple):
+@dataclass(frozen=True)
+class ExpectedScore:
     """What a candidate is expected to score on new examples."""
 
     candidate: Candidate
@@ -24,16 +24,19 @@ class ExpectedScore(NamedTuple):
     score: float
     interval: tuple[float, float]
     num_examples: int  # that it was scored on
+    num_demos: int
     tokens: int  # of its demos
 
-    def alternative(self, name: str) -> Alternative:
+    def alternative(self, name: str, ordering: dict[str, list[int]] | None = None) -> Alternative:
         """Return the part of a report that says so."""
         return Alternative(
             name=name,
             score=round(self.score, 6),
             interval=self.interval,
             num_examples=self.num_examples,
+            num_demos=self.num_demos,
             tokens=self.tokens,
+            ordering=ordering or {},
         )
 
 
@@ -52,16 +55,12 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
-    before = fitted.as_it_is(reference)
+    scaled = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
     means = fitted.expected_scores(reference)
-    metric = run.scorer.influence
-    if metric is not None:
-        scaled = decision.scale_of_metric(reference)
-        means = {candidate: scaled(mean) for candidate, mean in means.items()}
-        before = scaled(before)
+    before = scaled(fitted.as_it_is(reference))
     expected = []
     for candidate in candidates:
-        score = means[candidate]
+        score = scaled(means[candidate])
         offsets: Sequence[float] = ()
         # The original is not calibrated if that is not better, or it was returned as it was.
         if candidate == reference and (before >= score or decision.chosen == 0):
@@ -70,10 +69,21 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
             calibration = fitted.calibration(candidate)
             offsets = calibration.offsets if calibration else ()
         interval = fitted.interval(candidate, score, reference=reference)
+        metric = run.evaluator.influence
         if metric is not None:
             score = metric.clip(score)
             interval = (metric.clip(interval[0]), metric.clip(interval[1]))
-        expected.append(ExpectedScore(candidate, offsets, score, interval, counts[candidate], slots.tokens(candidate)))
+        expected.append(
+            ExpectedScore(
+                candidate,
+                offsets,
+                score,
+                interval,
+                num_examples=counts[candidate],
+                num_demos=slots.num_demos(candidate),
+                tokens=slots.tokens(candidate),
+            )
+        )
     return expected
 
 
@@ -84,16 +94,11 @@ def best_by_number(
     if outcome.stop.reason is StopReason.ERROR:  # Scores may be those of failures.
         return {}
     best: dict[int, ExpectedScore] = {}
-    for each in sorted(expected, key=lambda each: each.candidate != outcome.decision.ordering):
-        if each.candidate == setup.original or slots.space.contains(each.candidate):
-            best.setdefault(slots.num_demos(each.candidate), each)
+    for candidate_score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
+        candidate = candidate_score.candidate
+        if candidate == setup.original or slots.space.contains(candidate):
+            best.setdefault(candidate_score.num_demos, candidate_score)
     return dict(sorted(best.items()))
-
-
-def alternative_of_number(slots: PoolSlots, number: int, best: ExpectedScore) -> Alternative:
-    """Return the part of a report for the best arrangement of a number of demos."""
-    ordering = slots.shown(best.candidate)
-    return best.alternative(f"{number} demos").model_copy(update={"num_demos": number, "ordering": ordering})
 
 
 def compare_ways(
@@ -101,36 +106,25 @@ def compare_ways(
 ) -> RetrievalReport:
     """Compare the ways to show demos by the best of each."""
     best: dict[str, ExpectedScore] = {}
-    for each in expected:
-        best.setdefault(_way_of(setup, slots, each), each)
-        if _name_of(each.candidate) == NEAREST_LAST:
-            best["the nearest demos, nearest last"] = each
-    models = {str(lm.model) for lm in setup.models}
-    price = price_of(*models) if len(models) == 1 else None
-    alternatives = []
-    for way, each in best.items():
-        found_tokens = slots.found_tokens(each.candidate)
-        cost = None if price is None else 1_000 * each.tokens * price["prompt"]
-        alternatives.append(each.alternative(way).model_copy(update={"found_tokens": found_tokens, "cost": cost}))
-    variation = slots.variation(chosen)
+    for score in expected:
+        best.setdefault(_way_of(setup, slots, score), score)
+    variation = None
+    text = ""
+    if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
+        variation = chosen.name
+        text = str(slots.variation(chosen))
     return RetrievalReport(
-        variation=None if variation is None else _name_of(chosen),
-        text="" if variation is None else str(variation),
+        variation=variation,
+        text=text,
         num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-        alternatives=alternatives,
+        alternatives=[score.alternative(way) for way, score in best.items()],
     )
 
 
 def _way_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
     """Return the way in which a candidate shows demos."""
-    candidate = expected.candidate
-    if candidate == setup.original:
+    if expected.candidate == setup.original:
         return "your program, calibrated" if expected.offsets else "your program"
-    if slots.variation(candidate) is not None:
+    if slots.variation(expected.candidate) is not None:
         return "the best found demos"
-    return "the best fixed demos" if slots.num_demos(candidate) else "no demos"
-
-
-def _name_of(candidate: Candidate) -> str:
-    """Return the name of a whole program; empty for an arrangement."""
-    return candidate.name if isinstance(candidate, WholeProgram) else ""
+    return "the best fixed demos" if expected.num_demos else "no demos"

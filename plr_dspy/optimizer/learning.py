@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-import dspy
-import numpy as np
 from pydantic import AfterValidator, Field
 
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.outputs import LabelCounts, LabelOutput, label_output, prior_shares, warn_of_labels
+from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
-from plr_dspy.metrics.confusion import SetMetric
-from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, Flag, Number, Probability, arguments
 from plr_dspy.report.schema import Signal
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
-from plr_dspy.statistics.calibration import Array, right_counts, shares_to_try
-
-logger = logging.getLogger(__name__)
+from plr_dspy.search.space import Candidate
+from plr_dspy.statistics.calibration import shares_to_try
 
 # Calls that tell whether log-probabilities come: a reply may be no label, an example be answered without an LM. Beyond
 # the first ones, more are made only if log-probabilities must come, replies cannot be parsed, or no LM was asked.
@@ -63,28 +57,19 @@ class LearningOptimizer(DemoOptimizer):
         """The argument that needs the log-probabilities of labels, if any."""
         if self.calibrate is not False:
             return "calibrate"
-        return "signal='logprobs'" if self.signal == "logprobs" else ""
+        if self.signal == "logprobs":
+            return "signal='logprobs'"
+        return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Say that there are no log-probabilities, and what to do."""
-        message = (
+        """Return that there are no log-probabilities, and what to do."""
+        return (
             f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
-            "out to go on with scores"
+            "out to go on with scores; BatchCalibration(predictor=...) calibrates one predictor of several"
         )
-        if self.calibrate is not False and "predictors" in reason:
-            message += "; BatchCalibration(predictor=...) calibrates one predictor of several"
-        return message
-
-    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Warn of a program that is calibrated, and is not to be calibrated anew."""
-        if isinstance(program, CalibratedProgram):
-            logger.warning("student is calibrated for the order that its demos have: pass calibrate=True")
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it.
-
-        A ValueError says where they do not and must be read, and where shares of labels do not fit the labels.
-        """
+        """Return what makes a call: it reads log-probabilities where the program and the metric allow for it."""
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
@@ -126,31 +111,37 @@ class LearningOptimizer(DemoOptimizer):
             seed=setup.seed,
         )
 
-    def _probe(self, setup: CompileSetup, work: MetricWork, scorer: CellScorer) -> LabelResponses | None:
-        """Make the first calls, unless paid, and say in `work.signal` if log-probabilities come; raise if they must."""
+    def _probe(self, opened: OpenCompile) -> LabelResponses | None:
+        """Make the first calls, and say in `work.signal` if log-probabilities come; raise if they must."""
+        setup = opened.setup
+        work = opened.work
+        scorer = opened.scorer
         if not isinstance(work, LabelWork):
             return None
-        # The first cell that says whether log-probabilities come, or the last one tried; None where none could be paid.
-        cell: CallRecord | None = None
-        required, num_first = bool(self._needing_logprobs), min(setup.plan.num_first_examples, FIRST_CALLS)
-        # A student without demos may never say a label; with demos it does.
-        tried = [setup.slots.space.identity] * num_first + [setup.slots.showing(1.0)] * (MOST_TRIES - num_first)
-        for example, ordering in enumerate(tried[: len(setup.splits.train)]):
-            if not (cells := scorer.cells(scorer.affordable({ordering: [example]}))):
+        required = bool(self._needing_logprobs)
+        # The first record that says whether log-probabilities come, or the last one tried; None if none could be paid.
+        record: CallRecord | None = None
+        ordering: Candidate = setup.slots.space.identity
+        for example in range(min(MOST_TRIES, len(setup.splits.train))):
+            if example == FIRST_CALLS:  # A student without demos may never say a label; with demos it does.
+                ordering = setup.slots.showing(1.0)
+            records = scorer.evaluate(scorer.affordable({ordering: [example]}))
+            if not records:
                 break
-            cell = cells[ordering][example]
-            if cell.label_logprobs is not None or cell.refused:
+            record = records[ordering][example]
+            if record.label_logprobs is not None or record.refused:
                 break
-            if example + 1 >= num_first and not (required or cell.lacking == UNASKED or cell.outcome == WRONG):
+            may_come = required or record.lacking == UNASKED or record.outcome == WRONG
+            if example + 1 >= FIRST_CALLS and not may_come:
                 break
-        if cell is None or cell.label_logprobs is not None:
+        if record is None or record.label_logprobs is not None:
             return work.responses(scorer, work.shares)
         work.requests.wanted = False
-        reason = cell.refused or cell.lacking or "the first answers came without any"
-        if cell.outcome == FAILED:
+        reason = record.refused or record.lacking or "the first answers came without any"
+        if record.outcome == FAILED:
             reason = "the first calls failed"
             if required:
-                raise scorer.nothing_ran(list(scorer.cells_asked().values()))
+                raise scorer.nothing_ran(list(scorer.records_asked().values()))
         if required:
             raise NoProbabilities(self._no_logprobs(reason))
         work.signal = Signal(used="score", reason=reason, labels=[])
@@ -159,15 +150,16 @@ class LearningOptimizer(DemoOptimizer):
 
 def label_work(setup: CompileSetup) -> LabelWork | str:
     """Make work that reads log-probabilities, or say why the program or the metric does not allow for it."""
-    output, metric, examples = label_output(setup.program), setup.options.metric, setup.scored_examples
+    output = label_output(setup.program)
+    metric = setup.options.metric
+    examples = setup.scored_examples
     if isinstance(output, str):
         return output
+    if any(isinstance(part, CalibratedProgram) for _, part in setup.program.named_sub_modules()):
+        return "a part of the program is calibrated"
     scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
     if isinstance(scores, str):
         return scores
-    counts = _label_counts(setup, output, scores)
-    warn_of_labels(setup.program, output, counts, by_accuracy=not isinstance(metric, SetMetric))
-    own = None if setup.calibrated_student is None else setup.calibrated_student.calibration
     calibrate = setup.options.calibrate
     work = LabelWork(
         metric,
@@ -176,21 +168,9 @@ def label_work(setup: CompileSetup) -> LabelWork | str:
         scores=scores,
         calibrating=calibrate is not False,
         original=setup.slots.build(setup.original),
-        own=None if own is None else own.applied,
     )
     work.signal = Signal(used="logprobs", reason="", labels=list(output.labels))
     work.shares = shares_to_try(scores, between=work.influence is not None)
     if isinstance(calibrate, Mapping):
         work.shares = prior_shares(calibrate, output.labels, name="calibrate")[None]
     return work
-
-
-def _label_counts(setup: CompileSetup, output: LabelOutput, scores: Array) -> LabelCounts:
-    """Count the labels of the trainset; where these are not what the metric calls right, the labels that score best."""
-    numbers = output.numbers(setup.scored_examples)
-    known = np.flatnonzero(numbers >= 0)
-    best = scores[known].max(axis=1)
-    if known.size and (scores[known, numbers[known]] == best).all():
-        return LabelCounts.of(output, setup.trainset, name=setup.options.trainset_name)
-    num_none = output.num_none(setup.scored_examples)
-    return LabelCounts(right_counts(scores), f"{len(scores)} examples that score", num_none)

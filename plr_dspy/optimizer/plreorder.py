@@ -21,48 +21,40 @@ class PLReorder(LearningOptimizer):
         metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
             Further parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from a call. "score" is the metric's score; "logprobs" also the
-            log-probabilities of labels, which tell the same with a fraction of the calls. "auto" takes them if they
-            come with the calls that are made anyway, and otherwise says why not in the report. They come if exactly one
-            output is a Literal, an enum or a bool, the metric needs nothing but its value, and the endpoint gives them
-            (OpenAI's chat models, vLLM, llama.cpp). The metric is asked once for each example and label, before any
-            call.
+            log-probabilities of labels, which tell the same with a fraction of the calls. They come if exactly one
+            output is a Literal, an enum or a bool, the metric needs nothing but its value, and the endpoint gives them.
+            "auto" takes them if they come, and otherwise says why not in the report.
         calibrate: Choose the order by calibrated answers, and return a `CalibratedProgram` (docs/calibration.md), at no
-            further call. It needs what signal="logprobs" needs. True takes the shares that labels have in the
-            examples, even shares, or no calibration, by what scores best; a dict gives the share of each label. Gains
-            are over the student as it is, which is returned unless something is better.
+            further call. It needs log-probabilities. True takes the shares of labels that score best; a dict gives the
+            share of each label. Gains are over the student as it is.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
-            Algorithm 1 with the paper's values, every sample on the whole train split: at most 15 x 15 x train +
-            13 x selection calls. None takes `max_metric_calls`.
+            Algorithm 1 with the paper's values. None takes `max_metric_calls`.
         max_metric_calls: Budget in program calls instead; never exceeded.
-        max_seconds: No program call begins later than this; those under way end. The final comparison keeps its share.
+        max_seconds: No program call begins later than this. The final comparison keeps its share.
         max_cost: US dollars, with what `log_dir` holds. No call begins that may exceed them, judged by the calls so
-            far. Race and final comparison keep their share. Each model needs a price.
-        stop_at_score: The search ends after the round in which it estimates this score on the train split for an order.
-        patience: The search ends when this many rounds in a row left the best order what it was.
-        min_probability: An order replaces the original only if it is better on new examples with this probability; of
-            several, the one with the largest expected gain does. 0.9 changes only what is sure, and 0 whatever is
-            expected to gain. None asks that better is three times as likely as worse. With auto="paper" it is 0, and
-            the best on the selection split is taken.
+            far. Each model needs a price.
+        stop_at_score: The search ends when it estimates this score on the train split for an order.
+        patience: The search ends when this many rounds in a row found no better order.
+        min_probability: An order replaces the original only if it is better on new examples with this probability.
+            None asks that better is three times as likely as worse. With auto="paper" it is 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1; None leaves
             them to `auto`.
         num_demos: Labelled demos for a student that has none at all; None makes that an error.
         num_threads: Program calls under way at once; None takes DSPy's setting.
         max_errors: This many failed program calls end the compile with the exception of the last. None takes DSPy's
-            setting, or a twentieth of the calls made if that is more. An example that runs for no order counts once.
-            Answers that cannot be parsed are wrong, not failures. A metric whose first value is no number ends it.
+            setting, or a twentieth of the calls made if that is more. All failures on one example count once. Answers
+            that cannot be parsed are wrong, not failures.
         seed: Of everything random.
         log_dir: Folder for every finished call (``calls.jsonl``), and the report (``report.json``). A compile with the
-            same program, metric, models and examples makes no call again that it holds. A folder without any score or
-            bootstrapped demo is free for any other compile. None keeps nothing.
+            same program, metric, models and examples makes no call again that it holds.
         accept_changes: Go on from a `log_dir` although the program, the metric, a model or an example has changed, and
             make all calls again that the provider failed.
-        display_progress: Draw a progress bar; if you have no log handlers, show a line for each round, too.
+        display_progress: Draw a progress bar, and without log handlers show a line for each round.
 
     Attributes:
         report: The `Report` of the last compile, also after an interrupt or an error.
-        best_program: What the last compile returned; after an interrupt or an error, the program in the best order that
-            the search had seen.
+        best_program: What the last compile returned; after an interrupt or an error, the best that it had seen.
 
     Raises:
         TypeError, ValueError: If an argument is out of range; the message says what to pass.
@@ -94,3 +86,7 @@ class PLReorder(LearningOptimizer):
             elite_fraction=self.elite_fraction,
             num_final_draws=self.num_final_draws,
         )
+
+    @property
+    def balances_splits(self) -> bool:
+        return self.auto != "paper"  # The paper shuffles, no more.

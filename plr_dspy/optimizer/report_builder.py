@@ -1,8 +1,5 @@
-"""The report of a compile that has ended, and its copy in MLflow."""
+"""The report of a compile that has ended."""
 
-import contextlib
-import logging
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +10,6 @@ import dspy
 from plr_dspy._version import __version__
 from plr_dspy.compilation.choice import Decision, Outcome
 from plr_dspy.dspy_compat import format_field_value
-from plr_dspy.labels.outputs import only_labels
-from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import Yardsticks
@@ -22,17 +17,14 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.report import Report
-from plr_dspy.report.schema import Alternative, Candidate, Confusion, ProgramState, RetrievalReport, Signal, SlotReport
+from plr_dspy.report.schema import Alternative, Candidate, ProgramState, RetrievalReport, Signal, SlotReport
 from plr_dspy.report.text import shorten
 from plr_dspy.runtime import Redactor
-from plr_dspy.scoring.budget import cost_of, price_of
+from plr_dspy.scoring.budget import cost_of
 from plr_dspy.scoring.causes import cause_of
-from plr_dspy.scoring.confusion_scores import confusion_matrix, possible_labels
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
-from plr_dspy.scoring.scorer import CellScorer
 from plr_dspy.search.space import Ordering, WholeProgram
-
-logger = logging.getLogger(__name__)
 
 LONGEST = 500  # characters of a field's text in a report
 
@@ -49,7 +41,7 @@ class FinishedProgram:
 def build_report(
     setup: CompileSetup,
     outcome: Outcome,
-    scorer: CellScorer,
+    scorer: Evaluator,
     finished: FinishedProgram,
     yardsticks: Yardsticks,
     *,
@@ -59,13 +51,10 @@ def build_report(
 ) -> Report:
     """Make the report of a compile that has ended; names are those of examples."""
     decision = outcome.decision
-    metric = setup.options.metric
-    models = [*setup.models, *language_models(metric)]
-    tokens = _tokens_by_model(scorer)
-    has_prices = all(price_of(str(lm.model)) for lm in models)
-    confusion = None
-    if isinstance(metric, SetMetric) and decision.answered:
-        confusion = _confusion(setup, metric, decision)
+    tokens: dict[str, Any] = defaultdict(Counter)
+    for tokens_of_call in scorer.log.tokens:
+        for model, counts in tokens_of_call.items():
+            tokens[model].update(counts)
     original = setup.original
     if isinstance(setup.slots, PoolSlots):  # Without calls, nearest demos stand in the place of the original.
         original = setup.slots.original
@@ -73,7 +62,6 @@ def build_report(
         original=_program_state(setup, original, scorer),
         returned=_program_state(setup, decision.ordering, scorer),
         slots=_slot_reports(setup, outcome, original),
-        distinct_prompts=float(min(setup.slots.space.num_distinct, int(sys.float_info.max))),
         comparison=decision.comparison,
         candidates=_candidates(setup, decision),
         evidence=decision.evidence,
@@ -82,7 +70,7 @@ def build_report(
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=tokens,
-        cost=cost_of(tokens) if has_prices else None,
+        cost=cost_of(tokens),
         seconds=seconds,
         errors=attempt_errors(setup.attempts) + error_counts(scorer.log.records.items(), names),
         stopped=str(outcome.stop),
@@ -92,57 +80,29 @@ def build_report(
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
         retrieval=finished.retrieval,
-        random=yardsticks.random,
-        constant=yardsticks.constant,
-        vote=yardsticks.vote,
-        confusion=confusion,
+        **yardsticks._asdict(),
     )
-
-
-def _tokens_by_model(scorer: CellScorer) -> dict[str, Any]:
-    """Return the sums of billed tokens."""
-    tokens: dict[str, Any] = defaultdict(Counter)
-    for tokens_of_call in scorer.log.tokens:
-        for model, counts in tokens_of_call.items():
-            tokens[model].update(counts)
-    return tokens
 
 
 def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
     """Return what took part in the final comparison."""
-    candidates = []
-    for result in decision.candidates:
-        gain = result.gain
-        candidate = Candidate(
+    return [
+        Candidate(
             origin=result.origin,
             ordering=setup.slots.shown(result.ordering),
             score=result.score,
-            expected_gain=gain.expected,
-            probability=min(gain.probability, gain.probability_calibrated),
-            probability_worse=max(gain.worse, gain.worse_calibrated),
+            expected_gain=result.gain.expected,
+            probability=min(result.gain.probability, result.gain.probability_calibrated),
+            probability_worse=max(result.gain.worse, result.gain.worse_calibrated),
         )
-        candidates.append(candidate)
-    return candidates
+        for result in decision.candidates
+    ]
 
 
-def _confusion(setup: CompileSetup, metric: SetMetric, decision: Decision) -> Confusion:
-    """Count the labels that both programs answered."""
-    numbers, before, after = zip(*decision.answered, strict=True)
-    examples = setup.scored_examples
-    right_labels = metric.right_labels([examples[number] for number in numbers])
-    labels = possible_labels(right_labels)
-
-    def counts(answers: Sequence[str | None]) -> list[list[int]]:
-        matrix: list[list[int]] = confusion_matrix(right_labels, answers, labels).astype(int).tolist()
-        return matrix
-
-    return Confusion(labels=labels, original=counts(before), returned=counts(after))
-
-
-def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: CellScorer) -> ProgramState:
+def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
     """Count what the program shows in an ordering, and how the calls that scored it ended."""
     slots = setup.slots
-    records = scorer.cells_of(ordering).values()
+    records = scorer.records_of(ordering).values()
     return ProgramState(
         num_demos=slots.num_demos(ordering),
         demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,
@@ -162,17 +122,15 @@ def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | Wh
     reports = []
     for slot in setup.slots.slots:
         predictor = predictors[slot.predictor]
-        indices = ordering[slot.predictor]
         report = SlotReport(
             predictor=slot.predictor,
             num_demos=len(slot.demos),
-            ordering=indices,
+            ordering=ordering[slot.predictor],
             blocks=[list(block) for block in slot.blocks],
             distributions=[next(distributions).state_dict() for _ in slot.blocks],
             demos=[_demo_texts(predictor, demo, redact) for demo in slot.demos],
             origins=[pooled.origin for pooled in slot.pool],
             original=original_ordering[slot.predictor],
-            only_labels=only_labels(predictor, [slot.demos[index] for index in indices], setup.examples),
         )
         reports.append(report)
     return reports
@@ -186,41 +144,3 @@ def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[st
             text = replaced_in(format_field_value(info, demo[name]), lambda data: "[data]")
             texts[name] = shorten(redact(text).encode(errors="replace").decode(), LONGEST)
     return texts
-
-
-def log_to_mlflow(report: Report) -> None:
-    """Log a report to MLflow, which is imported, if a run is active.
-
-    Settings are parameters; scores are metrics by program calls, and in percent as `eval`, by which MLflow compares
-    programs; the report is ``reorder_report.json``, its figure, with matplotlib, ``reorder_report.png``.
-    """
-    mlflow: Any = sys.modules["mlflow"]
-    try:
-        if not getattr(mlflow, "active_run", lambda: None)():
-            return
-        scalars = {
-            name: value
-            for name, value in report.settings.items()
-            if isinstance(value, (str, int, float)) and value != ""
-        }
-        if report.signal is not None:
-            scalars["signal_used"] = report.signal.used
-        mlflow.log_params({f"reorder.{name}": value for name, value in scalars.items()})
-        metrics: dict[str, float] = {"reorder.program_calls": report.program_calls["total"]}
-        if report.cost is not None:
-            metrics["reorder.cost"] = report.cost
-        comparison = report.comparison
-        if comparison is not None:
-            metrics["reorder.original"] = comparison.original
-            metrics["reorder.chosen"] = comparison.chosen
-            metrics["reorder.gain"] = comparison.gain
-        mlflow.log_metrics(metrics, step=0)
-        for round_ in report.history:
-            best = round_.best_score_so_far
-            metrics = {"reorder.best_score": best, "reorder.mean_score": round_.mean_score, "eval": 100 * best}
-            mlflow.log_metrics(metrics, step=round_.program_calls)
-        mlflow.log_dict(report.to_dict(), "reorder_report.json")
-        with contextlib.suppress(ImportError):  # no matplotlib
-            mlflow.log_figure(report.plot(), "reorder_report.png")
-    except Exception as error:  # The compile is paid for, whatever its store does.
-        logger.warning("the report could not be logged to MLflow: %s: %s", type(error).__name__, error)

@@ -8,17 +8,16 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from plr_dspy.compilation.choice import Decision
 from plr_dspy.compilation.run import CompileRun
-from plr_dspy.labels.work import LONGEST_CALL, NoCalls
+from plr_dspy.labels.work import NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller
 from plr_dspy.metrics.confusion import SetMetric
@@ -35,15 +34,12 @@ from plr_dspy.search.search import mean_score
 
 MOST_ASKED = 500  # examples that a metric is asked for, at most
 LONGEST = 2.0  # seconds that a metric may take for all of them
-ENOUGH_SLOW = 3  # slow calls of the metric after which it is asked no more
 MOST_ANSWERS = 5  # of the most frequent answers, among which the best one is found
 NUM_RANDOM = 200  # random orderings whose scores are averaged
 
-Answer = Callable[[dspy.Example], dspy.Prediction]
-
 
 class Yardsticks(NamedTuple):
-    """What simpler ways would score, as in a report; None for those that are not known."""
+    """What simpler ways would score; None if that is not known."""
 
     random: Alternative | None
     constant: Alternative | None
@@ -60,63 +56,49 @@ def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yard
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
     """Return what random demos are expected to score: as many as may be shown, in a random order."""
     slots = setup.slots
-    space = slots.space
-    if setup.options.scored_on != "train examples" or decision.fitted is None:
-        return None
+    fitted = decision.fitted
     drawn = run.random_orderings()
-    if not drawn:
+    if setup.options.scored_on != "train examples" or fitted is None or not drawn:
         return None
-    orderings = space.draw(NUM_RANDOM, np.random.default_rng([setup.seed, 1]), longest=True)
+    orderings = slots.space.draw(NUM_RANDOM, np.random.default_rng([setup.seed, 1]), longest=True)
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
-    name = count(num_demos, "random demo")
+    name = f"a random order of {count(num_demos, 'demo')}"
     tokens = 0
     if isinstance(slots, PoolSlots):
+        name = count(num_demos, "random demo")
         tokens = round(np.mean([slots.tokens(ordering) for ordering in orderings]))
-    else:
-        name = f"a random order of {count(num_demos, 'demo')}"
-    num_examples = setup.plan.num_train_examples
-    scores = decision.fitted.counted(run.scores())
+    if fitted.calibrating:
+        name += ", calibrated"
+    scores = fitted.counted(run.scores())
     rows = [scores[ordering] for ordering in drawn]
-    error = _error_of_mean(rows)
+    scaled: Callable[[float], float] = float
+    score = float(np.mean([mean_score(row) for row in rows]))
     if setup.plan.racing:
         scaled = decision.scale_of_metric(setup.original)
-        score = decision.fitted.expected_at_random(drawn, orderings)
-        if decision.fitted.calibrating:
-            name += ", calibrated"
-    else:
-        num_examples = setup.plan.num_first_examples
-        scaled = float
-        score = float(np.mean([mean_score(row) for row in rows]))
-    lowest = decision.fitted.clip(score - error)
-    highest = decision.fitted.clip(score + error)
+        score = fitted.expected_at_random(drawn, orderings)
+    error = _error_of_mean(rows)
+    values = [scaled(value) for value in (score, fitted.clip(score - error), fitted.clip(score + error))]
+    metric = run.evaluator.influence
+    if metric is not None:
+        values = [metric.clip(value) for value in values]
+    score, lowest, highest = (round(value, 6) for value in values)
     return Alternative(
-        name=name,
-        score=round(scaled(score), 6),
-        interval=(round(scaled(lowest), 6), round(scaled(highest), 6)),
-        num_examples=num_examples,
-        tokens=tokens,
+        name=name, score=score, interval=(lowest, highest), num_examples=setup.plan.num_train_examples, tokens=tokens
     )
 
 
 def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95 % interval of the mean of random orderings, by their own scores.
+    """Return half the width of the 95 % interval of the mean of random orderings, by their scores by example.
 
-    It adds the variance between orderings to that between examples, which the orderings may share. So it is rather too
-    wide than too narrow. One ordering says nothing of others.
-
-    Args:
-        rows: The scores of each ordering, by example.
+    It adds the variance between orderings to that between examples, which the orderings may share.
     """
     if len(rows) < 2:
         return math.inf
     means = [mean_score(row) for row in rows]
     scores = [score for row in rows for score in row.values()]
-    examples = {example for row in rows for example in row}
-    variance = float(np.var(means, ddof=1)) / len(rows) + float(np.var(scores)) / len(examples)
-    if not variance and 0.0 <= scores[0] <= 1.0:
-        # All calls scored the same (Hanley and Lippman-Hand, JAMA 1983).
-        return 3.0 / len(scores)
-    return float(stats.t.ppf(0.975, len(rows) - 1)) * math.sqrt(variance)
+    num_examples = len({example for row in rows for example in row})
+    variance = float(np.var(means, ddof=1)) / len(rows) + float(np.var(scores)) / num_examples
+    return float(special.stdtrit(len(rows) - 1, 0.975)) * math.sqrt(variance)
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
@@ -124,51 +106,39 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     if setup.splits.classes is None:
         return None
     examples = setup.scored_examples[:MOST_ASKED]
-    answers = _frequent_answers(setup)
-    if not isinstance(setup.options.metric, SetMetric):
-        answers = answers[:1]
+    num_answers = MOST_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
-    for answer in answers:
-        score = _score(setup, examples, partial(_same_answer, answer))
+    for answer in _frequent_answers(setup, num_answers):
+        score = _score(setup, examples, [answer] * len(examples))
         if score is None:
             return None
         if best is None or score > best.score:
-            values = ", ".join(repr(decided(value)) for value in dict(answer.items()).values())
-            best = Alternative(name=f"always answering {values}", score=score, num_examples=len(examples), tokens=0)
+            values = ", ".join(repr(decided(value)) for value in answer.values())
+            best = Alternative(name=f"always answering {values}", score=score, num_examples=len(examples))
     return best
 
 
-def _same_answer(answer: dspy.Prediction, example: dspy.Example) -> dspy.Prediction:
-    """Return a copy of the answer, whatever the example is: a metric may write to it."""
-    return dspy.Prediction({name: own_value(value) for name, value in answer.items()})
-
-
-def _frequent_answers(setup: CompileSetup) -> list[dspy.Prediction]:
+def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
     """Return the most frequent answers of the examples, with the fields that are the same for all who have them."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
     outputs = list(setup.program.predictors()[-1].signature.output_fields)
     answers = []
-    for number, _ in Counter(classes).most_common(MOST_ANSWERS):
-        same_class = [row for row, own_number in zip(rows, classes, strict=True) if own_number == number]
-        first = same_class[0]
-        answer = dspy.Prediction()
-        for name, value in first.items():
-            keys = {value_key(row.get(name)) for row in same_class}
-            if len(keys) == 1:
+    for frequent_class, _ in Counter(classes).most_common(number):
+        same_class = [row for row, own_class in zip(rows, classes, strict=True) if own_class == frequent_class]
+        answer = {}
+        for name, value in same_class[0].items():
+            if len({value_key(row.get(name)) for row in same_class}) == 1:
                 answer[name] = value
-        if len(outputs) == 1 and len(answer) == 1 and outputs[0] not in answer:
-            # The metric maps the label of the examples to an output of another name.
-            (value,) = answer.values()
-            answer = dspy.Prediction()
-            answer[outputs[0]] = value
+        if len(outputs) == 1 and len(answer) == 1:  # The metric may map the label to an output of another name.
+            answer = dict(zip(outputs, answer.values(), strict=True))
         answers.append(answer)
     return answers
 
 
 def _vote(setup: CompileSetup) -> Alternative | None:
-    """Return the score of the most frequent answer among each example's neighbours, which needs no embedder's call."""
+    """Return the score of the most frequent answer among each example's neighbours."""
     slots = setup.slots
     predictors = setup.program.named_predictors()
     names = set(predictors[0][1].signature.input_fields)
@@ -182,45 +152,37 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     scored = [*setup.splits.selection, *setup.splits.train]
     examples = [example for example in scored if pool.knows(example.inputs())][:MOST_ASKED]
     number = setup.options.max_demos
-
-    def answer(example: dspy.Example) -> dspy.Prediction:
-        inputs = dict(example.inputs().items())
-        votes = pool.vote(inputs, number, without=inputs)
-        return dspy.Prediction({name: own_value(value) for name, value in votes.items()})
-
-    score = _score(setup, examples, answer)
+    inputs = [dict(example.inputs().items()) for example in examples]
+    score = _score(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
     if score is None:
         return None
-    name = f"a vote of the {number} nearest examples, without a language model, scores"
-    return Alternative(name=name, score=score, num_examples=len(examples), tokens=0)
+    return Alternative(
+        name=f"a vote of the {number} nearest examples, no model", score=score, num_examples=len(examples)
+    )
 
 
-def _score(setup: CompileSetup, examples: Examples, answer: Answer) -> float | None:
+def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
     """Score answers by the metric; return None if it takes long, calls a model, or reads what these answers lack."""
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None
     calls = NoCalls()
     deadline = time.monotonic() + LONGEST
-    over_set = metric if isinstance(metric, SetMetric) else None
-    caller = metric_caller(metric) if over_set is None else over_set.answer
+    caller = metric.answer if isinstance(metric, SetMetric) else metric_caller(metric)
     results: list[Any] = []
-    shortest = math.inf
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):
-        for example in examples:
-            prediction = answer(example)
-            began = time.monotonic()
+        for example, answer in zip(examples, answers, strict=True):
+            prediction = dspy.Prediction()
+            for name, value in answer.items():
+                prediction[name] = own_value(value)
             results.append(caller(own_copy(example), prediction))
-            ended = time.monotonic()
-            shortest = min(shortest, ended - began)
-            # A metric that takes long each time may ask a paid service, in a way that nobody else sees.
-            if ended > deadline or (len(results) == ENOUGH_SLOW and shortest > LONGEST_CALL):
+            if time.monotonic() > deadline:
                 return None
-        if over_set is None:
-            score = float(np.mean([as_score(result) for result in results]))
+        if isinstance(metric, SetMetric):
+            labels = metric.output_labels(setup.program, examples)
+            score = metric.score(metric.right_labels(examples), results, labels=labels)
         else:
-            labels = over_set.output_labels(setup.program, examples)
-            score = over_set.score(over_set.right_labels(examples), results, labels=labels)
+            score = float(np.mean([as_score(result) for result in results]))
         if not calls.stopped:
             return score
     return None

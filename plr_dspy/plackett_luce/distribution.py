@@ -7,69 +7,31 @@ Shapes: n items, k items at most in a ranking, m rankings, c components of a mix
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
 
 NOT_SHOWN = -1
 STATE_TENSORS = ("logits", "weights", "length_probabilities")
-MAX_ENUMERATED = math.factorial(10)
 
 
-class Rankings(constraints.Constraint):
-    """Constrain rows to different items, at least `min_length`, followed by -1."""
-
-    is_discrete = True
-    event_dim = 1
-
-    def __init__(self, num_items: int, min_length: int = 0) -> None:
-        self.num_items = num_items
-        self.min_length = min_length
-
-    def __repr__(self) -> str:
-        return f"Rankings: {self.min_length} or more different ones of {self.num_items} items, then -1"
-
-    def check(self, value: Tensor) -> Tensor:
-        is_shown = value != NOT_SHOWN
-        in_range = (value >= NOT_SHOWN) & (value < self.num_items)
-        padded_at_end = is_shown[..., :-1] | ~is_shown[..., 1:]
-        ascending = value.sort(dim=-1).values
-        distinct = (ascending.diff(dim=-1) != 0) | (ascending[..., 1:] == NOT_SHOWN)
-        long_enough = is_shown.sum(dim=-1) >= self.min_length
-        return in_range.all(dim=-1) & padded_at_end.all(dim=-1) & distinct.all(dim=-1) & long_enough
-
-
-class PlackettLuce(Distribution):
+class PlackettLuce:
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    The first item is drawn with probability proportional to ``exp(logits)``.
-    Each next one is drawn in the same way from the items left.
-    Adding a constant to all logits changes nothing.
+    The first item is drawn with probability proportional to ``exp(logits)``, each next one likewise from those left.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
     Args:
-        logits: Scores of the items, ``[*batch, n]``; larger means earlier.
-            A mixture has ``[*batch, c, n]``.
-        weights: Weights of the components, ``[*batch, c]``, if it is a mixture.
+        logits: Scores of the items, ``[n]``; larger means earlier. A mixture has ``[c, n]``.
+        weights: Weights of the components, ``[c]``, if it is a mixture.
         length: Number of items drawn, k; None draws all n.
         length_probabilities: Probabilities of the last lengths up to `length`.
             Shorter rankings end in -1. None always draws `length` items.
         generator: Random source of `sample`; None uses torch's default.
-        validate_args: Check logits and values, as in `torch.distributions`.
-
-    Raises:
-        TypeError: If the logits are not a floating-point tensor.
-        ValueError: If shapes, lengths or probabilities do not fit.
     """
-
-    has_enumerate_support = True
-    arg_constraints: Any = None  # Set for each instance, because weights are optional.
 
     def __init__(
         self,
@@ -79,38 +41,23 @@ class PlackettLuce(Distribution):
         length: int | None = None,
         length_probabilities: Tensor | None = None,
         generator: torch.Generator | None = None,
-        validate_args: bool | None = None,
     ) -> None:
-        _check_arguments(logits, weights, length, length_probabilities)
-        if validate_args is not False and bool(logits.isinf().any()):
-            raise ValueError("logits must be finite; got infinities")
+        _check_logits(logits, weights)
         self.logits = logits
         self.weights = weights
         self.length_probabilities = length_probabilities
         self.generator = generator
         self.num_items = logits.shape[-1]
         self.length = self.num_items if length is None else length
+        least = 1 if length_probabilities is None else 0
+        if type(self.length) is not int or not least <= self.length <= self.num_items:
+            raise ValueError(
+                f"length must be a whole number from {least} to the {self.num_items} items; got {length!r}"
+            )
         self.min_length = self.length
-        self.arg_constraints = {"logits": constraints.real_vector}
-        batch_shape = logits.shape[:-1]
-        if weights is not None:
-            self.arg_constraints["weights"] = constraints.simplex
-            batch_shape = batch_shape[:-1]
         if length_probabilities is not None:
-            self.arg_constraints["length_probabilities"] = constraints.simplex
+            _check_probabilities("length_probabilities", length_probabilities, most=self.length + 1)
             self.min_length -= len(length_probabilities) - 1
-        super().__init__(batch_shape, torch.Size([self.length]), validate_args)
-
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        return Rankings(self.num_items, self.min_length)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> PlackettLuce:
-        own_dims = self.logits.shape[len(self.batch_shape) :]
-        logits = self.logits.expand(torch.Size(batch_shape) + own_dims)
-        if self.weights is None:
-            return self.copy(logits=logits)
-        return self.copy(logits=logits, weights=self.weights.expand(logits.shape[:-1]))
 
     def copy(self, **changes: Any) -> PlackettLuce:
         """Return the distribution with some arguments replaced."""
@@ -119,13 +66,15 @@ class PlackettLuce(Distribution):
         return PlackettLuce(**(arguments | changes))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probabilities ``[*sample, *batch]`` of rankings.
-
-        Args:
-            value: Rankings, first item first, ``[*sample, *batch, k]``.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
+        """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``, first item first."""
+        lengths = (value != NOT_SHOWN).sum(dim=-1)
+        orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
+        are_rankings = torch.equal(self._truncate(orderings, lengths[..., None]), value)
+        if not are_rankings or (lengths < self.min_length).any():
+            raise ValueError(
+                f"value must have rows of {self.min_length} to {self.length} different ones of {self.num_items} items, "
+                f"then -1; got {value}"
+            )
         if self.weights is None:
             log_probs = log_probabilities(self.logits, value)
         else:
@@ -133,23 +82,20 @@ class PlackettLuce(Distribution):
             log_probs = (by_component + self.weights.log()).logsumexp(dim=-1)
         if self.length_probabilities is None:
             return log_probs
-        lengths = (value != NOT_SHOWN).sum(dim=-1)
         return log_probs + self.length_probabilities.log()[lengths - self.min_length]
 
     @torch.no_grad()
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw rankings ``[*sample_shape, *batch, k]`` by sorting noisy logits."""
-        shape = torch.Size(sample_shape) + self.batch_shape
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw rankings ``[*sample_shape, k]`` by sorting noisy logits."""
+        shape = torch.Size(sample_shape)
         lengths = torch.tensor(self.length)
         if self.length_probabilities is not None:
             extra = self._draw(self.length_probabilities, shape)
             lengths = self.min_length + extra[..., None]
         logits = self.logits
         if self.weights is not None:
-            component = self._draw(self.weights, shape)[..., None, None]
-            by_component = logits.expand(shape + logits.shape[-2:])
-            logits = by_component.take_along_dim(component, dim=-2)[..., 0, :]
-        noise = logits.new_empty(shape + logits.shape[-1:])
+            logits = logits[self._draw(self.weights, shape)]
+        noise = logits.new_empty((*shape, self.num_items))
         noise.exponential_(generator=self.generator)
         # -log of an exponential variate is Gumbel(0, 1).
         perturbed = logits - noise.log()
@@ -157,50 +103,24 @@ class PlackettLuce(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable ranking, ``[*batch, k]``.
+        """Return the most probable ranking ``[k]`` of the most probable length; equal logits keep their order.
 
-        Items with equal logits keep their order. A mixture returns the best of
-        its components' modes. If lengths are drawn, the most probable one is
-        taken first, because any short ranking is likelier than a long one.
+        A mixture returns the best of its components' modes.
         """
         length = self.length
         if self.length_probabilities is not None:
             length = self.min_length + int(self.length_probabilities.argmax())
-        orderings = self.logits.argsort(dim=-1, descending=True, stable=True)
-        modes = self._truncate(orderings, length)
+        modes = self._truncate(self.logits.argsort(dim=-1, descending=True, stable=True), length)
         if self.weights is None:
             return modes
-        modes = modes.movedim(-2, 0)
-        best = self.log_prob(modes).argmax(dim=0)
-        return modes.take_along_dim(best[None, ..., None], dim=0)[0]
-
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all rankings, ``[s, *batch, k]``, shortest first, then lexical.
-
-        Raises:
-            ValueError: If there are more of them than orderings of 10 items.
-        """
-        if math.perm(self.num_items, self.length) > MAX_ENUMERATED:
-            raise ValueError(
-                f"enumerate_support lists at most {MAX_ENUMERATED} rankings; there are more for "
-                f"the first {self.length} of n = {self.num_items} items: use sample instead"
-            )
-        rankings: list[tuple[int, ...]] = []
-        for length in range(self.min_length, self.length + 1):
-            rankings += itertools.permutations(range(self.num_items), length)
-        table = padded(rankings, self.length).to(self.logits.device)
-        table = table.view(len(table), *(1 for _ in self.batch_shape), self.length)
-        return table.expand(-1, *self.batch_shape, -1) if expand else table
+        return modes[self.log_prob(modes).argmax()]
 
     def marginals(self, num_draws: int = 10_000) -> Tensor:
-        """Estimate Pr(item i at position r) as ``[..., i, r]``, ``[*batch, n, k]``.
-
-        The draws have a fixed seed. The standard error is .005 at most.
-        """
+        """Estimate Pr(item i at position r) as ``[n, k]``, by draws with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         draws = self.copy(generator=generator).sample((num_draws,))
         shares = [(draws == item).to(self.logits).mean(dim=0) for item in range(self.num_items)]
-        return torch.stack(shares, dim=-2)
+        return torch.stack(shares)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the distribution as JSON data, for `from_state`."""
@@ -222,11 +142,9 @@ class PlackettLuce(Distribution):
         return cls(**arguments)
 
     def _draw(self, probabilities: Tensor, shape: torch.Size) -> Tensor:
-        """Draw categories of the given shape from probabilities ``[..., c]``."""
-        rows = probabilities.reshape(-1, probabilities.shape[-1])
-        draws_per_row = shape.numel() // len(rows)
-        draws = torch.multinomial(rows, draws_per_row, replacement=True, generator=self.generator)
-        return draws.T.reshape(shape)
+        """Draw categories of the given shape."""
+        draws = torch.multinomial(probabilities, shape.numel(), replacement=True, generator=self.generator)
+        return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
         """Return the first `lengths` items of orderings, padded to ``[..., k]``."""
@@ -264,22 +182,18 @@ def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
     return (placed - remaining).where(is_shown, 0.0).sum(dim=-1)
 
 
-def _check_arguments(logits: Tensor, weights: Tensor | None, length: int | None, probabilities: Tensor | None) -> None:
+def _check_logits(logits: Tensor, weights: Tensor | None) -> None:
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = getattr(logits, "dtype", type(logits).__name__)
         raise TypeError(f"logits must be a floating-point tensor; got {kind}")
-    *leading, num_items = logits.shape or [0]
-    if num_items < 1:
-        raise ValueError(f"logits must have shape [*batch, n] with n >= 1; got {list(logits.shape)}")
-    if weights is not None and list(weights.shape) != leading:
-        raise ValueError(f"weights must have one entry for each component, {leading}; got {list(weights.shape)}")
-    if length is None:
-        length = num_items
-    least = 1 if probabilities is None else 0
-    if type(length) is not int or not least <= length <= num_items:
-        raise ValueError(f"length must be a whole number from {least} to the {num_items} items; got {length!r}")
-    if probabilities is not None and not (probabilities.dim() == 1 and 1 <= len(probabilities) <= length + 1):
-        raise ValueError(
-            f"length_probabilities must have 1 to {length + 1} entries, for lengths up to {length}; "
-            f"got shape {list(probabilities.shape)}"
-        )
+    num_dimensions = 1 if weights is None else 2
+    if logits.dim() != num_dimensions or not logits.numel() or not logits.isfinite().all():
+        raise ValueError(f"logits must be finite, of shape [n], or [c, n] with weights; got {logits}")
+    if weights is not None:
+        _check_probabilities("weights", weights, least=len(logits), most=len(logits))
+
+
+def _check_probabilities(name: str, probabilities: Tensor, *, least: int = 1, most: int) -> None:
+    fits = probabilities.dim() == 1 and least <= len(probabilities) <= most
+    if not fits or not (probabilities >= 0).all() or abs(float(probabilities.sum()) - 1.0) > 1e-6:
+        raise ValueError(f"{name} must be {least} to {most} probabilities that sum to 1; got {probabilities}")

@@ -1,6 +1,5 @@
-"""Update rules: refit a distribution to its elites (PLR Algorithm 1).
+"""Update rules: refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
 
-Rules change neither the distribution nor the elites ``[m, n]`` that they get.
 Elites that show some of the items end in -1; rules learn from what they show.
 """
 
@@ -13,12 +12,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from plr_dspy.plackett_luce.distribution import PlackettLuce, Rankings, item_positions, log_probabilities
+from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, log_probabilities
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Adam's defaults (arXiv:1412.6980). torch.optim.Adam gives the same result, but
-# loads torch's compiler, which takes seconds, and each step takes longer.
+# Adam's defaults (arXiv:1412.6980). torch.optim.Adam gives the same result, but loads torch's compiler.
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -55,10 +53,8 @@ class _Rule:
 class RankEMA(_Rule):
     """Moving average towards the elites' mean ranks (the EMA update of PLR).
 
-    Items that an elite does not show share the mean of the positions left over.
-
     Attributes:
-        smoothing: Share of the new target in the mix, in (0, 1].
+        smoothing: Share of the new target in the mix.
         temperature: Divides the ranks; smaller is greedier.
         clip: Bound on the absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
@@ -71,7 +67,7 @@ class RankEMA(_Rule):
         return PlackettLuce(torch.zeros(num_items, dtype=torch.float64))
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
-        weights = _checked_weights(distribution, elites, weights)
+        weights = _weights_of(elites, weights, distribution.logits)
         ranks = tied_ranks(elites).to(weights)
         mean_ranks = weights @ ranks / weights.sum()
         target = -mean_ranks / self.temperature  # PLR, EMA update
@@ -81,22 +77,16 @@ class RankEMA(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
-    """One expectation-maximisation step of a mixture (the EM update of PLR).
+    """One expectation-maximisation step of a mixture (the EM update of PLR), smoothed.
 
-    Adam fits each component from its current logits; the result is smoothed.
-
-    Deviation: the E-step gives equal components the same responsibilities, so
-    they stay equal forever. The published "mixture of 4" is thus a single
-    Plackett-Luce. Here, equal components split the elites by Kendall distance.
+    Deviation: equal components would stay equal forever. Here, they divide the elites between them.
 
     Attributes:
         num_components: Number of Plackett-Luce components C.
         weight_floor: Least weight of a component, before weights are normalised.
-        num_steps: Number of Adam steps.
-        learning_rate: Size of Adam's steps.
-        l2: Penalty on the squared logits (adds ``-l2 * logits`` to the gradient).
-        clip: Bound on the absolute value of a logit, after every step.
-        smoothing, weighted: As in `RankEMA`.
+        num_steps, learning_rate: Number and size of Adam's steps.
+        l2: Penalty on the squared logits.
+        smoothing, clip, weighted: As in `RankEMA`.
     """
 
     name: ClassVar[str] = "mixture"
@@ -114,19 +104,11 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam.
+        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
 
-        Without a penalty, few elites have no finite maximum, so that the steps
-        and the clip bound the logits.
-
-        Args:
-            logits: Where to start, ``[n]`` or one row a component ``[c, n]``.
-            elites: Rankings ``[m, n]``.
-            weights: Weights of the elites, ``[m]`` or ``[c, m]``; None for 1.
+        The weights of the elites are ``[m]`` or ``[c, m]``.
         """
-        if weights is None:
-            weights = logits.new_ones(len(elites))
-        weights = weights.to(logits)
+        weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
         theta = self._project(logits.detach())
         mean = torch.zeros_like(theta)
@@ -141,7 +123,7 @@ class MixtureEM(_Rule):
         return theta
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
-        weights = _checked_weights(distribution, elites, weights)
+        weights = _weights_of(elites, weights, distribution.logits)
         shares = weights
         if distribution.weights is not None:
             shares = weights * _responsibilities(distribution, elites)  # PLR, E-step
@@ -157,10 +139,7 @@ class MixtureEM(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
-    """Smoothed maximum likelihood of the elites (the MLE update of PLR).
-
-    It is `MixtureEM` with a single component, and has its other attributes.
-    """
+    """Smoothed maximum likelihood of the elites (the MLE update of PLR): `MixtureEM` with one component."""
 
     name: ClassVar[str] = "mle"
     num_components: int = field(default=1, init=False, repr=False)
@@ -172,8 +151,7 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item shown adds 1. Each item loses its chance of coming next, summed
-    # over the positions up to its own.
+    # An item adds 1 if it is shown, and loses its chances of coming next, up to its own position.
     tiny = torch.finfo(theta.dtype).tiny  # so that no sum is 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
@@ -184,47 +162,23 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
 
 
 def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
-    """Return the share of each component in each elite, ``[c, m]`` (PLR, E-step).
-
-    Equal components pool their shares. Each takes the elites nearest to its centre.
-    """
+    """Return the share of each component in each elite, ``[c, m]`` (PLR, E-step)."""
     assert mixture.weights is not None
     logits = mixture.logits
+    if len(logits) > 1 and bool((logits == logits[0]).all()):
+        return _divided(elites, len(logits)).to(logits)
     log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]
-    responsibilities = torch.softmax(log_joint, dim=0)
-    are_equal = (logits[:, None, :] - logits).abs().amax(dim=-1) < 1e-9
-    distances = _kendall_distances(elites)
-    for group in torch.unique(are_equal, dim=0):
-        size = int(group.sum())
-        if size > 1:
-            centres = _spread_centres(distances, size)
-            nearest = distances[:, centres].argmin(dim=1)
-            pooled = responsibilities[group].sum(dim=0)
-            responsibilities[group] = pooled * one_hot(nearest, size).T.to(pooled)
-    return responsibilities
+    return torch.softmax(log_joint, dim=0)
 
 
-def _kendall_distances(rankings: Tensor) -> Tensor:
-    """Return twice the Kendall distances between rankings, ``[m, m]``.
-
-    A pair that only one ranking orders counts half (R. Fagin, R. Kumar and
-    D. Sivakumar, SIAM Journal on Discrete Mathematics 17, 2003).
-    """
-    ranks = tied_ranks(rankings)
-    is_before = (ranks[:, :, None] < ranks[:, None, :]).flatten(1).double()
-    num_ordered = is_before.sum(dim=1)
-    return num_ordered[:, None] + num_ordered - 2 * is_before @ is_before.T
-
-
-def _spread_centres(distances: Tensor, number: int) -> list[int]:
-    """Choose rankings farthest from each other, from the best one on."""
-    centres = [0]
-    while len(centres) < number:
-        to_nearest = distances[:, centres].amin(dim=1)
-        if not to_nearest.any():
-            break
-        centres.append(int(to_nearest.argmax()))
-    return centres
+def _divided(elites: Tensor, num_parts: int) -> Tensor:
+    """Divide elites among parts, ``[c, m]``, by the likeliest of centres that are far from each other."""
+    ranks = tied_ranks(elites)
+    by_centre = log_probabilities(-ranks[:1], elites)[None]
+    while len(by_centre) < num_parts:
+        farthest = by_centre.amax(dim=0).argmin()
+        by_centre = torch.cat([by_centre, log_probabilities(-ranks[farthest], elites)[None]])
+    return one_hot(by_centre.argmax(dim=0), num_parts).T
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
@@ -237,12 +191,7 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the rule of a name ("ema", "mle" or "mixture"), or the rule itself.
-
-    Raises:
-        ValueError: If no rule has that name.
-        TypeError: If it is no rule.
-    """
+    """Return the rule of a name ("ema", "mle" or "mixture"), or the rule itself."""
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     expected = f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood()"
     if isinstance(update, str):
@@ -257,33 +206,20 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 def smoothing_of(update: UpdateRule) -> float:
     """Return the smoothing of a rule, or raise TypeError if it has none."""
     smoothing = getattr(update, "smoothing", None)
-    if not isinstance(smoothing, (int, float)) or not 0.0 < smoothing <= 1.0:
-        raise TypeError(
-            f"update must have a smoothing, a number in (0, 1], to arrange demos; got {update!r}: "
-            "pass update='mle', or give yours that attribute"
-        )
+    if not isinstance(smoothing, (int, float)):
+        raise TypeError(f"update must have a smoothing to choose demos: pass update='mle'; got {update!r}")
     return smoothing
 
 
-def _checked_weights(distribution: PlackettLuce, elites: Tensor, weights: Tensor | None) -> Tensor:
+def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
     """Return the weights ``[m]``, by default 1, in the dtype of the logits."""
-    size = distribution.num_items
-    if elites.dim() != 2 or not len(elites) or elites.shape[1] != size:
-        raise ValueError(f"elites must have shape [m, {size}] with m >= 1; got {list(elites.shape)}")
-    if not Rankings(size).check(elites).all():
-        raise ValueError(f"elites must have different items in each row, followed by -1; got {elites}")
     if weights is None:
-        return distribution.logits.new_ones(len(elites))
-    weights = weights.to(distribution.logits)
-    is_valid = weights.shape == elites.shape[:1] and bool((weights.isfinite() & (weights >= 0)).all())
-    if not is_valid or not weights.any():
-        raise ValueError(
-            "weights must be finite, not negative, not all 0, and one entry for each "
-            f"of {len(elites)} elites; got {weights}"
-        )
-    return weights
+        return like.new_ones(len(elites))
+    if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
+        raise ValueError(f"weights must be one for each elite, not negative, and not all 0; got {weights}")
+    return weights.to(like)
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Return logits with mean 0 over the items; the distribution is the same."""
+    """Return the same logits with mean 0 over the items."""
     return logits - logits.mean(dim=-1, keepdim=True)

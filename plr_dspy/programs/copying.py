@@ -3,8 +3,7 @@
 import copy
 import sys
 import threading
-from collections import defaultdict, deque
-from contextlib import suppress
+from collections import defaultdict
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -12,47 +11,29 @@ from typing import Any
 import dspy
 
 from plr_dspy.dspy_compat import BaseModule
-from plr_dspy.errors import UserTypeError
 
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""The types of values that contain no other values."""
-CONTAINERS = (list, tuple, set, frozenset, deque)
-COPYABLE = (dict, *CONTAINERS, MethodType, partial)
-"""The types of values that can be copied, whatever they contain."""
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+CONTAINERS = (list, tuple, set, frozenset)
+# The size up to which each copy of a module has lists, dicts and sets of its own.
 LARGEST_OWN = 1_000
-"""The size up to which each copy of a module has lists, dicts and sets of its own."""
 
 
 class ProgramFactory:
     """Copies a program, which is never changed, once for each order to score.
 
     `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. Here a copy has modules of its
-    own, with their small lists, dicts and sets. It also has copies of whatever leads to the modules (containers, bound
-    methods, objects that hold the program). Everything else is shared.
+    own, with their small lists, dicts and sets, and copies of whatever leads to a module (containers, bound methods,
+    objects that hold the program). Everything else is shared.
     """
 
     def __init__(self, program: dspy.Module) -> None:
         self._program = program
-        self._predictors = {id(predictor) for _, predictor in program.named_predictors()}
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy in which the named predictors have these demos, in new lists.
-
-        Raises:
-            TypeError: if the copy would share a predictor with the program.
-        """
-        try:
-            program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
-        except Exception:  # An object that leads to a module may refuse to be copied.
-            self._shared = _shared_parts(self._program, cautious=True)
-            program = copy.deepcopy(self._program, dict(self._shared))
+        """Return a copy in which the named predictors have these demos, in new lists."""
+        program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
-            if id(predictor) in self._predictors:
-                raise UserTypeError(
-                    f"the program cannot be copied: predictor {name!r} lies in an object that cannot be deep-copied, "
-                    "so the copy would share it; make it an attribute of a dspy.Module"
-                )
             predictor.demos = list(demos.get(name, predictor.demos))
         return program
 
@@ -69,36 +50,24 @@ def is_language_model(value: Any) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of the object itself, those in slots included."""
-    values: dict[str, Any] = {}
-    # Proxies may raise anything.
-    with suppress(Exception):
-        for base in type(value).__mro__:
-            slots = vars(base).get("__slots__", ())
-            for name in [slots] if isinstance(slots, str) else slots:
-                if not name.startswith("__") and hasattr(value, name):
-                    values[name] = getattr(value, name)
-        values.update(vars(value))
-    return values
+    """Return the attributes of the object itself."""
+    try:
+        return dict(vars(value))
+    except Exception:  # Proxies may raise anything.
+        return {}
 
 
-def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, Any]:
-    """Return what all copies of a program share, by its id.
-
-    If cautious, that includes what leads to a module and may not be copyable.
-    """
+def _shared_parts(program: dspy.Module) -> dict[int, Any]:
+    """Return what all copies of a program share, by its id."""
     values, holders = _reachable(program)
     copied = {key: value for key, value in values.items() if isinstance(value, BaseModule)}
-    modules = list(copied.values())
     pending = list(copied)
     while pending:
         for holder in holders[pending.pop()]:
-            if holder not in copied and (not cautious or type(values[holder]) in COPYABLE):
+            if holder not in copied:
                 copied[holder] = values[holder]
                 pending.append(holder)
-                if isinstance(values[holder], BaseModule):
-                    modules.append(values[holder])
-    for module in modules:
+    for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
         # Optimizers and calls change these in place, such as demos, traces or a cache of answers.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_OWN:
@@ -106,35 +75,26 @@ def _shared_parts(program: dspy.Module, *, cautious: bool = False) -> dict[int, 
     shared: dict[int, Any] = {}
     for value in copied.values():
         for part in _parts(value):
-            if type(part) not in PLAIN and id(part) not in copied:
+            if type(part) not in ATOMS and id(part) not in copied:
                 shared[id(part)] = part
     return shared
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return what a program holds, by its id, and the ids of what holds it; without what can hold no module."""
+    """Return what a program holds, by its id, and the ids of what holds it."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]
     while pending:
         value = pending.pop()
         for part in _parts(value):
-            if _is_plain(part):
+            if type(part) in ATOMS:
                 continue
             holders[id(part)].append(id(value))
             if id(part) not in values:
                 values[id(part)] = part
                 pending.append(part)
     return values, holders
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value contains nothing but plain values; this is quick even for a million of them."""
-    if type(value) is dict:
-        return PLAIN.issuperset(map(type, list(value.values())))
-    if type(value) in CONTAINERS:
-        return PLAIN.issuperset(map(type, list(value)))
-    return type(value) in PLAIN
 
 
 def _parts(value: Any) -> list[Any]:
@@ -156,8 +116,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    package = kind.__module__.partition(".")[0]
     # Queues and other objects of Python's own are shared.
-    if package in ("collections", "types") or package not in sys.stdlib_module_names:
+    if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

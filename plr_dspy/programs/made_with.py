@@ -5,8 +5,8 @@ from typing import Any
 
 import dspy
 
+# The key of the record among a predictor's `traces`, which DSPy saves and loads, and uses for nothing.
 RECORD = "plr_dspy made this with"
-"""The key of the record among a predictor's `traces`, which DSPy saves and loads, and uses for nothing."""
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
@@ -21,28 +21,26 @@ def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
 
 
 def record_settings(program: dspy.Module) -> None:
-    """Record the adapter and the model of this moment in each predictor of a program."""
+    """Record the current adapter and model in each predictor of a program."""
     for predictor in program.predictors():
         others = [trace for trace in predictor.traces if not _is_record(trace)]
         predictor.traces = [*others, {RECORD: settings_of(predictor)}]
 
 
 def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
-    """Say which of the adapter and the models are others than predictors were made with, as far as that is known.
-
-    The adapter is not known if nothing is configured yet.
-    """
-    differences = dict[str, None]()  # each one once, in their order
+    """Say which adapters and models differ from those that predictors were made with, as far as they are known."""
+    differences: list[str] = []
     for predictor in predictors:
         now = settings_of(predictor)
         if dspy.settings.adapter is None and dspy.settings.lm is None:
-            del now["adapter"]
+            del now["adapter"]  # Nothing is configured yet.
         for record in filter(_is_record, predictor.traces):
             for name, current in now.items():
                 before = record[RECORD].get(name)
-                if before and current and before != current:
-                    differences[f"the {name} {before}, and is used with {current}: configure {before}"] = None
-    return list(differences)
+                difference = f"the {name} {before}, and is used with {current}: configure {before}"
+                if before and current and before != current and difference not in differences:
+                    differences.append(difference)
+    return differences
 
 
 def _is_record(trace: Any) -> bool:

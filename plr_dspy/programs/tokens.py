@@ -9,19 +9,20 @@ from plr_dspy.programs.media import countable
 
 Messages = list[dict[str, Any]]
 
-LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"  # while it is set, litellm's import looks for no prices on the network
+# While it is set, litellm's import looks for no prices on the network.
+LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 
 def token_counter() -> Callable[[Messages], int]:
     """Return a function that counts the tokens of messages; a picture or a sound has a fixed number of them."""
-    ours = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
-    if ours:
+    is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
+    if is_first_import:
         os.environ[LOCAL_PRICES] = "True"
     try:
         import litellm
     finally:
-        if ours:
-            os.environ.pop(LOCAL_PRICES, None)
+        if is_first_import:
+            del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
         # Nothing is downloaded: litellm brings this tokenizer along, and looks at no picture.

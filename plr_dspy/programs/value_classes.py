@@ -19,19 +19,14 @@ def value_classes(program: dspy.Module) -> set[type]:
         pending += get_args(annotation)
         if isinstance(annotation, Enum):  # A Literal may name a member.
             pending.append(type(annotation))
-        # To Python 3.10, list[int] is an instance of type, and no class.
+        # Up to Python 3.10, list[int] is an instance of type, but not a class.
         if not isinstance(annotation, type) or get_origin(annotation) is not None or annotation in classes:
             continue
-        if _has_fields(annotation) or issubclass(annotation, Enum):
+        is_named_tuple = issubclass(annotation, tuple) and hasattr(annotation, "_fields")
+        if is_named_tuple or issubclass(annotation, (BaseModel, Enum)) or dataclasses.is_dataclass(annotation):
             classes.add(annotation)
         with suppress(Exception):  # A name in an annotation may be defined nowhere.
             pending += get_type_hints(annotation).values()
         if issubclass(annotation, BaseModel):
             pending += [field.annotation for field in annotation.model_fields.values()]
     return classes
-
-
-def _has_fields(kind: type) -> bool:
-    """Return whether a class says which fields its objects have."""
-    named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
-    return named_tuple or issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)

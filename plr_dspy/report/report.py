@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from plr_dspy.errors import UserError
-from plr_dspy.report import details, text
+from plr_dspy.report import text
 from plr_dspy.report.schema import SCHEMA_VERSION, ReportData
 from plr_dspy.runtime import write_atomically
 
@@ -44,29 +44,23 @@ class Report(ReportData):
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
-            first_error = error.errors()[0]
-            location = ".".join(str(part) for part in first_error["loc"])
-            problem = ": ".join(filter(None, [location, first_error["msg"]]))
             raise UserError(
-                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION} ({problem}): "
-                "pass a file that report.save wrote, and read it with the plr_dspy version that wrote it"
+                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION}: pass a file that "
+                "report.save wrote, and read it with the plr_dspy version that wrote it"
             ) from error
 
     def details(self) -> str:
         """Return all lines of the report, those of `print(report)` first."""
-        return "\n  ".join(details.details(self))
+        return "\n".join(text.details(self))
 
     def plot(self) -> Picture:
-        """Draw the scores by program calls, and by number of demos.
-
-        Notebooks show the figure, and its `savefig` writes it. It needs matplotlib, which the extra `plots` installs.
-        """
+        """Draw the scores by program calls and by number of demos, with matplotlib (extra `plots`)."""
         from plr_dspy.report.figure import figure
 
         return figure(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of the details and the figure, in one file without scripts; it needs matplotlib, as `plot`."""
+        """Write a page of the details and the figure."""
         picture = b64encode(self.plot()._repr_png_()).decode()
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
@@ -82,4 +76,4 @@ class Report(ReportData):
         return f"<Report of {text.method(self)}: {text.result(self)}>"
 
     def __str__(self) -> str:
-        return "\n  ".join([*text.summary(self), "all else: print(report.details())"])
+        return "\n".join([*text.summary(self), "all else: print(report.details())"])

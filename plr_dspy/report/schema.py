@@ -1,4 +1,4 @@
-"""The data of a report. Nothing here computes, prints or draws."""
+"""The data of a report. Nothing here computes scores, prints or draws."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[19] = 19  # the version of the JSON format
-EXPECTED = "expected on new examples"
+SCHEMA_VERSION: Literal[20] = 20  # the version of the JSON format
 
 ScoreRange = tuple[float, float, float]  # a score, then the ends of its 95 % interval
 
@@ -24,10 +23,8 @@ class Iteration(Part):
     """One round of a search: ask, evaluate, tell.
 
     Attributes:
-        index: Number of the round, from 0.
         num_samples, num_new: Orderings scored, and those scored for the first time.
-        mean_score, best_score: Scores of this round.
-        best_score_so_far, best_ordering: The best of all rounds, as the search estimates it: its score, and a
+        best_score_so_far, best_ordering: The best of all rounds as the search estimates it. The ordering is a
             permutation for each block, or the name of a whole program.
         program_calls: Calls since the start.
     """
@@ -54,10 +51,9 @@ class Candidate(Part):
 
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
-        ordering: Demo indices by position, for each slot. Empty for a student without demos.
         score: Mean score on the selection split.
-        expected_gain: Gain over the original on new examples.
-        probability, probability_worse: Probability that it scores above, or below, the original there.
+        expected_gain, probability, probability_worse: Gain over the original on new examples, and the probabilities
+            that it scores above, or below, the original there.
     """
 
     origin: str
@@ -72,15 +68,11 @@ class SlotReport(Part):
     """A predictor's demos and the order chosen for them.
 
     Attributes:
-        num_demos: Demos of the predictor, shown or not.
-        ordering: Indices of the shown demos by position in the prompt; ``ordering[0]`` comes first.
+        ordering, original: Indices of the shown demos by position in the prompt, and of those that the student showed.
         blocks: Demo indices that can trade places. One block, unless the adapter regroups demos.
         distributions: States of the final distribution of each block, for `PlackettLuce.from_state`. For a pool the
             first demo of a draw is shown last.
-        demos: The demos as text; long values are cut.
-        original: Indices of the demos that the student itself showed.
-        origins: Sources of the demos of a pool, such as "trainset[3]" or "bootstrapped from trainset[3]".
-        only_labels: By output, the label that all shown demos have, if the examples have others, too.
+        demos, origins: All demos as text, and their sources if they are from a pool, such as "trainset[3]".
     """
 
     predictor: str
@@ -91,40 +83,32 @@ class SlotReport(Part):
     demos: list[dict[str, str]]
     origins: list[str] = []
     original: list[int] = []
-    only_labels: dict[str, str] = {}
 
 
 class Alternative(Part):
-    """The expected score of a way to show demos, or of a vote without a language model.
+    """The score of another way to answer, such as random demos.
 
     Attributes:
-        name: Such as "3 demos", "no demos", "the best fixed demos", "the nearest demos".
-        score, interval: Expected score on new examples and its 95 % interval, which a vote lacks.
-        num_examples: Examples that it was scored on.
-        tokens: Approximate tokens of all its demos, by GPT-4o's tokenizer.
+        score, interval: Expected score on new examples and its 95 % interval, if known.
+        tokens: Tokens of all its demos, as GPT-4o counts them.
         num_demos, ordering: In `best_by_number`, number and indices of its demos for each slot.
-        found_tokens: Tokens of demos that differ by input, which no prefix cache can serve.
-        cost: US dollars for these tokens in 1,000 predictions. None if the price is not known.
     """
 
     name: str
     score: float
     num_examples: int
-    tokens: int
+    tokens: int = 0
     interval: tuple[float, float] | None = None
     num_demos: int = 0
     ordering: dict[str, list[int]] = {}
-    found_tokens: int = 0
-    cost: float | None = None
 
 
 class RetrievalReport(Part):
-    """The choice between fixed demos and demos that are found for each input.
+    """The choice between fixed demos and demos that are found for each input, and its `alternatives`.
 
     Attributes:
         variation, text: The chosen variation of the nearest demos, and its description. None if demos are fixed.
         num_pooled: Demos in the program's file that it selects from.
-        alternatives: Ways to show demos, the returned one included.
     """
 
     variation: str | None
@@ -137,15 +121,13 @@ class Comparison(Part):
     """The chosen and the original order on the selection split.
 
     Attributes:
-        original, chosen, gain: Mean scores on these examples, and the mean of the paired differences.
+        original, chosen, gain: Mean scores on these examples, and their difference.
         interval, confidence: Interval of the gain and its level, widened for the number of orders (Bonferroni).
-        num_examples, num_candidates: Examples and orders, the original included.
-        expected_gain: Gain on new examples, shrunk because examples are few and the order is the best of many.
-        gain_interval: Its 95 % interval by the model of scores. Its upper end is raised to `gain` if that is larger.
+        expected_gain, gain_interval: Gain on new examples, shrunk because the order is the best of many, and its 95 %
+            interval by the model of scores.
         probability, probability_worse: Probability that the chosen order is better, or worse, on new examples; 0 if
             the original stayed.
-        expected_original, expected_chosen: Scores on new examples. Their 95 % intervals come from the calls of this
-            order and of the original alone. The original is the user's program as it is.
+        expected_original, expected_chosen: Scores on new examples, with 95 % intervals.
     """
 
     original: float
@@ -162,32 +144,13 @@ class Comparison(Part):
     expected_original: ScoreRange | None = None
     expected_chosen: ScoreRange | None = None
 
-    @property
-    def score_ranges(self) -> tuple[ScoreRange, ScoreRange]:
-        """Scores of the original and the chosen order, on new examples if they are known."""
-        if self.expected_original is None or self.expected_chosen is None:
-            return (self.original,) * 3, (self.chosen,) * 3
-        return self.expected_original, self.expected_chosen
-
-    @property
-    def scored_on(self) -> str:
-        """The examples of `score_ranges`, in words."""
-        if self.expected_original is None or self.expected_chosen is None:
-            return f"on {self.num_examples} examples"
-        return EXPECTED
-
 
 class Evidence(Part):
-    """The examples that can tell orders apart.
+    """The examples that can tell orders apart."""
 
-    Attributes:
-        num_met, num_differing: Examples on which two orders or more were scored, and where their scores differed.
-        num_compared: Examples on which the original and the most promising other order were both scored.
-    """
-
-    num_met: int
-    num_differing: int
-    num_compared: int
+    num_met: int  # on which two orders or more were scored
+    num_differing: int  # where their scores differed
+    num_compared: int  # on which the original and the most promising other order were both scored
 
 
 class ErrorCount(Part):
@@ -195,9 +158,8 @@ class ErrorCount(Part):
 
     Attributes:
         type, message: Name of the exception's class, and the first line of the first message.
-        outcome: "counted as wrong" (the worst score seen, at most 0), "not scored" (the call failed), or "gave no
-            demo" (of a teacher).
-        count, examples: Number of calls, and up to five of the examples, such as "trainset[12]".
+        outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (of a teacher).
+        examples: Up to five of the examples, such as "trainset[12]".
     """
 
     type: str
@@ -208,15 +170,10 @@ class ErrorCount(Part):
 
 
 class Signal(Part):
-    """What the search learnt from a call.
+    """What the search learnt from a call."""
 
-    Attributes:
-        used: "score", or "logprobs" if it also used the log-probabilities of these labels.
-        reason: Why it used scores alone. Empty if that was asked for.
-    """
-
-    used: str
-    reason: str
+    used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
+    reason: str  # why it used scores alone; empty if that was asked for
     labels: list[str]
 
 
@@ -224,10 +181,8 @@ class CalibrationEffect(Part):
     """What calibration does without a search, estimated from the calls of the search.
 
     Attributes:
-        num_examples: Examples that the scores are expected on.
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders, as they are and
-            calibrated. Replies without a label count as scored; in `original_calibrated` only if answers are
-            calibrated.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders. Replies without a
+            label count as scored; in `original_calibrated` only if answers are calibrated.
         offsets: Offsets of the labels that calibrate the chosen order.
         applied: Whether the returned program is calibrated.
         shares: Shares of labels that answers are calibrated to, ``[L]``. Empty if no calibration scores better.
@@ -245,24 +200,11 @@ class CalibrationEffect(Part):
     always: list[float] = []
 
 
-class Confusion(Part):
-    """Counts ``[L, L + 1]`` of both programs: right labels by answered labels.
-
-    The last column counts answers that are no label.
-    """
-
-    labels: list[str]
-    original: list[list[int]]
-    returned: list[list[int]]
-
-
 class ProgramState(Part):
     """What the prompts of a program show, and how the calls that scored it ended.
 
     Attributes:
-        num_demos: Demos that all predictors together show.
-        demo_tokens: Their tokens as GPT-4o counts them. None if no demos were chosen.
-        num_calls: Calls that scored the program.
+        num_demos, demo_tokens: Demos that all predictors together show, and their tokens if demos were chosen.
         num_failed, num_unread: Calls without a score, and those of them whose reply could not be read.
     """
 
@@ -278,37 +220,24 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        slots: The demos of each predictor and their order.
-        distinct_prompts: Number of orderings that render to different prompts.
         comparison: None if there was nothing to order, or no time for it.
-        candidates: Orders in the final comparison.
         evidence, signal: None if the metric did not score orders.
-        calibration: None if the calls brought no log-probabilities. With ``calibrate`` in the settings, all scores
-            except those of the history are calibrated.
-        history: The rounds of the search.
+        calibration: None if the calls brought no log-probabilities.
         program_calls: Calls by phase: "bootstrap" (of demos), "search", "race" of the best orders, "final"
             comparison, "total", and those that `log_dir` held ("resumed").
-        tokens: Billed tokens by model, as the provider reports them.
-        cost: US dollars for them by litellm's list prices. None if a price or a number of tokens is not known.
+        tokens, cost: Billed tokens by model, and US dollars for them by litellm's list prices, if known.
         seconds: Wall-clock time of the compile, or of its last run.
-        errors: Calls that failed or counted as wrong.
-        stopped: Why the search ended, or the exception that ended the compile, in words.
-        stop_reason: The kind of reason: `ERROR` for exceptions, `INTERRUPTED` for Ctrl-C and SIGTERM.
+        stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that decides the run, the seed included.
         best_by_number: The best arrangement of each number of demos, if demos were chosen.
-        retrieval: The choice made if demos may be found for each input.
-        random: Expected score of random demos, or of the same demos in a random order. None if nothing was compared.
-        constant: Score of the most frequent answer to all examples; by a metric over a set, of the best of the most
-            frequent ones. None if outputs are no labels, or if a model scores them.
-        vote: Score of the most frequent label of the nearest examples, as many as demos may be shown. None if no demos
-            were chosen, outputs are no labels, or a model scores them.
-        confusion: For a metric over a set, the examples that both programs have answered.
+        random: Expected score of random demos, or of the same demos in a random order.
+        constant: Score of the most frequent answer to all examples; by a metric over a set, of the best frequent one.
+        vote: Score of the most frequent label of the nearest examples, as many as demos may be shown.
     """
 
     original: ProgramState
     returned: ProgramState
     slots: list[SlotReport]
-    distinct_prompts: float
     comparison: Comparison | None = None
     candidates: list[Candidate] = []
     evidence: Evidence | None = None
@@ -325,13 +254,12 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[19] = SCHEMA_VERSION
+    schema_version: Literal[20] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None
     vote: Alternative | None = None
-    confusion: Confusion | None = None
 
     @property
     def retrieves(self) -> bool:
@@ -346,9 +274,7 @@ class ReportData(Part):
     @property
     def original_stays(self) -> bool:
         """Whether the returned program is the student as it was."""
-        if self.is_calibrated or self.retrieves:
-            return False
-        if self.returned.num_demos != self.original.num_demos:
+        if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
 

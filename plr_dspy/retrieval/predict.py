@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,31 +12,19 @@ import dspy
 from pydantic import TypeAdapter
 
 from plr_dspy.dspy_compat import serialize_object
-from plr_dspy.errors import FatalLMError, UserError
+from plr_dspy.errors import UserError
 from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 
+logger = logging.getLogger(__name__)
+
 STATE_VERSION = 2  # of what a file holds of a predictor that finds its demos
-# What DSPy's error names where the student itself loads the file, in place of a field that it does not know.
+# DSPy's error about an unknown field shows this if the student itself loads the file.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
-
-
-class CalledBlindly(FatalLMError, RuntimeError):
-    """A call cannot know which example is scored, and might be shown the answer."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the program calls a predictor in a thread that does not know which example is scored, so that a demo "
-            "might show the answer: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, "
-            "or show the same demos to every input, as of PLFewShot(demos='fixed')"
-        )
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The pool in which a predictor finds its demos, and which of them it shows.
-
-    Guarded, a call must say which example it scores: then one from a thread that does not know it is an error, no leak.
-    """
+    """Which demos of a pool a predictor shows; `guarded`, it finds none if the scored example is not known."""
 
     pool: Pool
     nearest: NearestDemos
@@ -43,31 +32,26 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """What decides which demos are found."""
+        """Return what decides which demos are found."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
 
     @property
-    def num_tokens(self) -> int:
-        """The tokens that demos have together, about."""
-        if not self.pool.tokens:
-            return 0
-        mean = sum(self.pool.tokens) / len(self.pool.tokens)
-        tokens = round(mean * self.num_demos)
-        limit = self.nearest.max_tokens
-        return tokens if limit is None else min(tokens, limit)
-
-    @property
     def num_demos(self) -> int:
-        """The demos that are found for an input, at most."""
         return min(self.nearest.num_demos, len(self.pool.demos))
 
-    def demos_for(self, inputs: Fields, *, fixed: Sequence[Any] = (), without: Fields | None) -> list[Any]:
-        """Return the demos that all inputs have, then those found for these inputs, none of them twice."""
-        known = [dict(demo.items()) for demo in fixed]
-        demos = [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
-        return [*fixed, *(demo for demo in demos if dict(demo.items()) not in known)]
+    @property
+    def num_tokens(self) -> int:
+        """Return about the tokens of the demos of an input."""
+        tokens = round(sum(self.pool.tokens) / max(1, len(self.pool.tokens)) * self.num_demos)
+        if self.nearest.max_tokens is not None:
+            return min(tokens, self.nearest.max_tokens)
+        return tokens
+
+    def demos_for(self, inputs: Fields, *, without: Fields | None) -> list[Any]:
+        """Return the demos for these inputs, as `Pool.shown` does."""
+        return [self.pool.demos[number] for number in self.pool.shown(inputs, self.nearest, without=without)]
 
 
 class RetrievingPredict(dspy.Predict):
@@ -76,35 +60,30 @@ class RetrievingPredict(dspy.Predict):
     retrieval: Retrieval
 
     def forward(self, **inputs: Any) -> Any:
-        """Return what the predictor answers with these demos, unless the caller brings some."""
-        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
-        return super().forward(**demos, **inputs)
+        if "demos" not in inputs:
+            inputs["demos"] = self.shown(inputs)
+        return super().forward(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
-        """Do what `forward` does, with an async call."""
-        demos = {} if "demos" in inputs else {"demos": self.shown(inputs)}
-        return await super().aforward(**demos, **inputs)
+        if "demos" not in inputs:
+            inputs["demos"] = self.shown(inputs)
+        return await super().aforward(**inputs)
 
     def shown(self, inputs: Fields) -> list[Any]:
         """Return the demos for the inputs of a call."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
-            self.retrieval.pool.called_blindly = True  # The thread may not hand on the exception.
-            raise CalledBlindly
-        return self.retrieval.demos_for(inputs, fixed=self.demos, without=scored)
+            _warn_of_unknown_example()
+            return list(self.demos)
+        return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Forget the demos, those that are found too, as DSPy's optimizers do before they choose others."""
+        """Become a predictor that finds no demos, as DSPy's optimizers choose others."""
         super().reset()
-        self.find_no_more()
-
-    def find_no_more(self) -> None:
-        """Become the predictor that this one was before it found its demos."""
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """Return that of the predictor, the pool with all its examples, and which of them are shown."""
         pool = self.retrieval.pool
         retrieval = {
             "version": STATE_VERSION,
@@ -118,7 +97,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Become what `dump_state` was taken of; the retrieval is set by `load_program`, which knows the embedder."""
+        """Load all but the retrieval, which `load_program` sets, as it knows the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -126,7 +105,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make predictors of a program, given by their names, find demos for each input, and return the program."""
+    """Make the named predictors of a program find demos for each input, and return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -137,14 +116,23 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
-    """Return how the predictors of a program find their demos, by name; of those that do."""
+    """Return the retrievals of the predictors that find their demos, by name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
 
 
+@functools.cache  # Once is enough.
+def _warn_of_unknown_example() -> None:
+    logger.warning(
+        "the program calls a predictor in a thread that does not know which example is scored, so it is shown no demos "
+        "that are found: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass "
+        "PLFewShot(demos='fixed')"
+    )
+
+
 @functools.cache
 def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
-    """Return the class of predictors of a kind, such as a user's own, that find their demos."""
+    """Return the class of predictors of this kind that find their demos."""
     if kind is dspy.Predict:
         return RetrievingPredict
     # What the kind does to its inputs comes first.
@@ -152,20 +140,16 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return the retrieval of a saved predictor.
-
-    Raises:
-        ValueError: if its embedder is missing, or the file is of another version.
-    """
+    """Return the retrieval of a saved predictor; raise a ValueError without its embedder."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its demos are found in a way that was saved as version {version}, and this plr_dspy reads version "
-            f"{STATE_VERSION}: compile it again"
+            f"its retrieval was saved as version {version}, and this plr_dspy reads version {STATE_VERSION}: compile "
+            "it again"
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
     examples = [dspy.Example(demo) for demo in state["demos"]]
-    known = {name: state[name] for name in ("vectors", "tokens")}
-    pool = Pool(predictor, examples, state["sources"], embedder=embedder, **known)
+    vectors = {"vectors": state["vectors"], "tokens": state["tokens"]}
+    pool = Pool(predictor, examples, state["sources"], embedder=embedder, **vectors)
     return Retrieval(pool, TypeAdapter(NearestDemos).validate_python(state["nearest"]))

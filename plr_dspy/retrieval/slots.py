@@ -7,17 +7,17 @@ from typing import Any
 
 import dspy
 
-from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
 from plr_dspy.programs.slots import PooledDemo, PoolSlots
 from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
-from plr_dspy.retrieval.predict import CalledBlindly, Retrieval, retrievals_of, retrieve_in
+from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.search.space import Candidate, WholeProgram
 from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos from which on labels count if nothing is searched: with 1,000, but not with 100, they did good
+LARGE_POOL = 320  # demos from which on labels count if nothing is searched: they helped with 1,000, but not with 100
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
@@ -40,12 +40,12 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return by predictor the pool that its demos are found in; of predictors with any.
+    """Return the pools of the predictors for which demos may be retrieved.
 
     Args:
         program: Its predictors say which fields are compared.
         retrieved: For each predictor the demos that may be found for an input.
-        examples: What these are made of, by numbers in the trainset; of a list of demos, none.
+        examples: What these are made of, by numbers in the trainset.
         embedder: As in `Pool`; so is `known`.
         known: Vectors by text, kept up to date.
     """
@@ -70,48 +70,41 @@ def make_pools(
 
 
 class RetrievalSlots(PoolSlots):
-    """Arrangements of demos, and programs that find demos for each input."""
+    """Arrangements of demos, and programs that find demos for each input.
+
+    Beside the arguments of `PoolSlots`, `nearest` are the variations by name, `found` the pools of their demos.
+    """
 
     def __init__(
         self,
         program: dspy.Module,
         pools: Mapping[str, Sequence[PooledDemo]],
         *,
-        nearest: Mapping[str, NearestDemos],  # the variations by their names
-        found: Mapping[str, Pool],  # of each predictor
-        programs: Sequence[tuple[str, dspy.Module]] = (),  # further ones, such as a student that finds its demos
-        **limits: Any,  # as of `PoolSlots`
+        nearest: Mapping[str, NearestDemos],
+        found: Mapping[str, Pool],
+        **limits: Any,
     ) -> None:
         self.found = dict(found)
-        nearest_programs = []
-        if found:
-            factory = ProgramFactory(program)
-            for name, variation in nearest.items():
-                without_demos = factory.build({predictor: [] for predictor in pools})
-                retrievals = {predictor: Retrieval(pool, variation) for predictor, pool in found.items()}
-                nearest_programs.append((name, retrieve_in(without_demos, retrievals)))
-        super().__init__(program, pools, programs=[*nearest_programs, *programs], **limits)
-        self._num_nearest = len(nearest_programs)
-        self._retrievals = [retrievals_of(whole) for whole in self.programs]
-        self._pools = [retrieval.pool for each in self._retrievals for retrieval in each.values()]
-        self.embedder = next((pool.embedder for pool in self._pools if pool.embedder is not None), None)
-        # Then the inputs of the predictor are those of the program.
+        self._variations = list(nearest.values()) if found else []
+        self.whole_programs = tuple(WholeProgram(i, name) for i, name in enumerate(nearest) if found)
+        super().__init__(program, pools, programs=self.whole_programs, **limits)
+        self.embedder = next((pool.embedder for pool in found.values()), None)
+        self._program_digests: dict[WholeProgram, str] = {}
+        # The inputs of the predictor of these modules are those of the program.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
         own = vars(program).get("forward")  # as of dspy.syncify
         self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
 
     @property
     def without_calls(self) -> WholeProgram:
-        """The variation that needs no search."""
+        """Return the variation that needs no search."""
         largest = max(len(pool.demos) for pool in self.found.values())
         wanted = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
         return next(whole for whole in self.whole_programs if whole.name == wanted)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation of the nearest demos that a candidate is; None for others."""
-        if not isinstance(candidate, WholeProgram) or candidate.number >= self._num_nearest:
-            return None
-        return next(iter(self._retrievals[candidate.number].values())).nearest
+        """Return the variation of the nearest demos that a candidate is; None for arrangements."""
+        return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:
         if any(most for _, most in self.space.limits):
@@ -119,43 +112,37 @@ class RetrievalSlots(PoolSlots):
         return self.whole_programs[0]
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the tokens of the demos that a candidate shows; about those of demos that are found."""
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
         """Return about the tokens of demos that are found."""
-        return sum(retrieval.num_tokens for retrieval in self._retrievals_in(candidate).values())
+        return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:
-        found = sum(retrieval.num_demos for retrieval in self._retrievals_in(candidate).values())
+        found = sum(retrieval.num_demos for retrieval in self._retrievals(candidate).values())
         return super().num_demos(candidate) + found
 
-    def finds(self, candidate: Candidate) -> bool:
-        return bool(self._retrievals_in(candidate))
-
-    def check_calls(self) -> None:
-        for pool in self._pools:
-            if pool.called_blindly:
-                pool.called_blindly = False  # Another compile may have mended the program.
-                raise CalledBlindly
-
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        program = super().build(candidate)
-        if guarded:
-            retrievals = retrievals_of(program)
-            retrieve_in(program, {name: replace(each, guarded=True) for name, each in retrievals.items()})
-        return program
+        return retrieve_in(super().build(candidate), self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if its inputs do not tell these."""
-        if inputs is not None and self._passes_inputs_on and self.variation(candidate) is not None:
+        """Return a digest of the prompts, or of the program if the inputs of its predictor are not known."""
+        if not isinstance(candidate, WholeProgram):
+            return super().fingerprint(candidate)
+        retrievals = self._retrievals(candidate)
+        if inputs is not None and self._passes_inputs_on:
             with suppress(Exception):  # of the embedder: if it fails again, the call does
-                demos = self.demos(candidate)
-                for name, retrieval in self._retrievals_in(candidate).items():
-                    demos[name] = retrieval.demos_for(inputs, without=inputs)
-                return self._digest(demos)
-        return super().fingerprint(candidate, inputs)
+                return self._digest(
+                    {name: found.demos_for(inputs, without=inputs) for name, found in retrievals.items()}
+                )
+        if candidate not in self._program_digests:
+            facts = {name: found.facts for name, found in retrievals.items()}
+            # Predictors may lie in private attributes.
+            self._program_digests[candidate] = digest([self.program, self._predictors, facts])
+        return self._program_digests[candidate]
 
-    def _retrievals_in(self, candidate: Candidate) -> dict[str, Retrieval]:
-        """Return by predictor how a candidate finds its demos; nothing for arrangements."""
-        return self._retrievals[candidate.number] if isinstance(candidate, WholeProgram) else {}
+    def _retrievals(self, candidate: Candidate, *, guarded: bool = False) -> dict[str, Retrieval]:
+        variation = self.variation(candidate)
+        if variation is None:
+            return {}
+        return {name: Retrieval(pool, variation, guarded) for name, pool in self.found.items()}

@@ -1,7 +1,4 @@
-"""The budget of a run: what it has spent of calls, dollars and seconds, and whether another call may begin.
-
-Dollars are by the price table that comes with litellm; nothing is downloaded.
-"""
+"""The budget of a run in calls, dollars and seconds; dollars are by the price table that comes with litellm."""
 
 import importlib.util
 import math
@@ -31,25 +28,31 @@ UNCOUNTED = "replies_without_usage"  # kind, beside those of tokens, of replies 
 class Budget:
     """What a run may spend. Threads may share it.
 
-    No call begins past a limit. Calls under way count as much as the dearest call so far. A run counts the calls and
-    dollars of its own course, whether it makes the calls or recalls them from the log. No new call begins that takes
-    the dollars of all runs of the log past `max_cost`, though.
+    No call begins past a limit. Calls under way count as much as the dearest call so far. Recalled calls count like
+    those of this run, and `max_cost` holds for all runs of the log together.
 
-    A search leaves calls for what follows it (`keep`). What these will take is the mean of the calls so far.
+    Attributes:
+        started: When the time began, by `time.monotonic`; None for now.
+        expected_cost: Dollars for a call, until one was made; None if unknown.
+        share: The share of money and time that may be used for now.
+        refused: The limit that the last call met which could not begin.
+        unpriced: The first model whose price, or whose tokens in a call, are unknown.
+        dearest: What a call may cost; 0 if unknown.
+        needs_one: Whether a call must run alone, to tell what the others may cost.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
     max_calls: int = sys.maxsize
-    max_cost: float | None = None  # in dollars
+    max_cost: float | None = None
     max_seconds: float | None = None
-    started: float | None = None  # when the time began, by `time.monotonic`; None for now
-    expected_cost: float | None = None  # dollars for a call, until one was made; None if nobody knows
+    started: float | None = None
+    expected_cost: float | None = None
 
     def __post_init__(self) -> None:
-        self.refused: StopReason | None = None  # the limit that the last call met which could not begin
-        self.share = 1.0  # of money and time that may be used for now
-        self.unpriced = ""  # the first model whose price, or whose tokens in a call, nobody knows
-        self.cost = 0.0  # of the calls of this run
+        self.refused: StopReason | None = None
+        self.share = 1.0
+        self.unpriced = ""
+        self.cost = 0.0
         self._cost_of_log = 0.0  # of all calls, those of earlier runs included
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
@@ -63,22 +66,20 @@ class Budget:
     def expect(self, cost: float | None) -> None:
         """Forget what calls took so far, since other calls follow, such as a student's after a teacher's."""
         self.expected_cost = cost
-        self.dearest = cost or 0.0  # that a call may cost; 0 if nobody knows
-        self.needs_one = self.max_cost is not None  # whether a call must run alone, to tell what the others may cost
+        self.dearest = cost or 0.0
+        self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
         self._num_paid = 0  # without free calls, such as cached and failed ones, which tell nothing of those to come
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
-    def keep(self, calls: int, *, planned: int = 0, least: int = 0) -> None:
+    def keep(self, calls: int, *, planned: int = 0) -> None:
         """Leave money and time to these calls from now on.
 
-        If money or time pay for fewer than the `planned` calls of the run, fewer are kept in proportion, but at least
-        as many as `least`.
+        If money or time pay for fewer than the `planned` calls of the run, fewer are kept in proportion.
         """
         self._kept = calls
         self._planned = planned
-        self._least_kept = least
         self.refused = None
 
     def recall(self, key: CallKey) -> bool:
@@ -140,11 +141,10 @@ class Budget:
         if not self._kept or math.isinf(left):
             return False
         affordable = left + self.log.num_calls
-        kept: float = self._kept
+        kept = min(float(self._kept), MAX_KEPT * affordable)
         if self._planned:
-            kept = min(kept, kept * affordable / self._planned)
-        kept = max(kept, self._least_kept)
-        return left < 1.0 + min(kept, MAX_KEPT * affordable)
+            kept = min(kept, self._kept * affordable / self._planned)
+        return left < 1.0 + kept
 
     def _calls_for_money(self, spent: float) -> float:
         mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost
@@ -179,29 +179,39 @@ class Budget:
 
 
 def price_of(model: str) -> dict[str, float] | None:
-    """Dollars for a token of a "prompt", of a "completion" (with hidden reasoning), and of a prompt what the provider's
-    cache held ("cached") or takes in ("written"), by DSPy's name for the model; None where none are known."""
-    # The user's own prices are in litellm's table, too, where that is imported.
+    """Return the dollars for a token by kind, or None if they are not known.
+
+    Kinds are "prompt", "completion" (with hidden reasoning), and prompts that a cache held or takes in.
+    """
+    # The user's own prices are in litellm's table, too, if it is imported.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
-    provider, _, name = model.partition("/")
-    if (entry := table.get(model)) is None:
+    entry = table.get(model)
+    if entry is None:
+        provider, _, name = model.partition("/")
         entry = table.get(name, {})
-        named = str(entry.get("litellm_provider"))
-        if named != provider and not (provider in WITH_PARTS and named.startswith(provider)):
-            return None  # it is what another provider serves under this name
-    prompt, completion = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
+        of_entry = str(entry.get("litellm_provider"))
+        if of_entry != provider and not (provider in WITH_PARTS and of_entry.startswith(provider)):
+            return None  # Another provider serves a model of this name.
+    prompt = entry.get("input_cost_per_token")
+    completion = entry.get("output_cost_per_token")
     if prompt is None or completion is None:
         return None
-    cached, written = entry.get("cache_read_input_token_cost"), entry.get("cache_creation_input_token_cost")
-    found = {"prompt": prompt, "completion": completion, "cached": prompt if cached is None else cached}
-    return {kind: float(price) for kind, price in {**found, "written": written or prompt}.items()}
+    cached = entry.get("cache_read_input_token_cost")
+    prices = {
+        "prompt": prompt,
+        "completion": completion,
+        "cached": prompt if cached is None else cached,
+        "written": entry.get("cache_creation_input_token_cost") or prompt,
+    }
+    return {kind: float(price) for kind, price in prices.items()}
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Dollars for tokens by model and kind, as usage records have them; None where price or tokens are not known."""
+    """Return the dollars for tokens by model and kind, as usage records have them; None if they are not known."""
     cost = 0.0
     for model, counts in tokens.items():
-        if (price := price_of(model)) is None or (counts.get(UNCOUNTED) and any(price.values())):
+        price = price_of(model)
+        if price is None or (counts.get(UNCOUNTED) and any(price.values())):
             return None
         cached = counts.get("cached_tokens") or counts.get("cache_read_input_tokens") or 0
         written = counts.get("cache_creation_tokens") or counts.get("cache_creation_input_tokens") or 0
@@ -214,7 +224,8 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
     """Read the table in litellm's folder without litellm, which takes seconds to import."""
-    found = importlib.util.find_spec("litellm")
-    (folder,) = (found and found.submodule_search_locations) or [""]
-    path = Path(folder, "model_prices_and_context_window_backup.json")
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or spec.origin is None:
+        return {}
+    path = Path(spec.origin).parent / "model_prices_and_context_window_backup.json"
     return dict(orjson.loads(path.read_bytes())) if path.exists() else {}  # Another version has none there.

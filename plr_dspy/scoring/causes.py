@@ -9,17 +9,11 @@ from plr_dspy.report.text import count
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer.
+    """A reason outside the program that makes calls fail; once it is gone, the same call may end with an answer."""
 
-    Attributes:
-        errors: Names of the exception classes of DSPy and litellm that tell of it.
-        cure: What a user can do, as the end of a sentence.
-        is_fatal: Whether every further call would fail in the same way.
-    """
-
-    errors: tuple[str, ...]
-    cure: str
-    is_fatal: bool = False
+    errors: tuple[str, ...]  # names of exception classes of DSPy and litellm
+    cure: str  # what a user can do, as the end of a sentence
+    is_fatal: bool = False  # whether every further call would fail in the same way
 
 
 CAUSES = (
@@ -77,7 +71,9 @@ CAUSES = (
 )
 """All known causes. Errors of the program, of the metric and of adapters belong to none."""
 
-_BY_ERROR = {error: cause for cause in CAUSES for error in cause.errors}
+_BY_ERROR: dict[str, Cause] = {}
+for _cause in CAUSES:
+    _BY_ERROR |= dict.fromkeys(_cause.errors, _cause)
 
 
 def cause_of(error: str) -> Cause | None:

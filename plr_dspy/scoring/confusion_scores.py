@@ -2,18 +2,27 @@
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from plr_dspy.errors import UserError
+from plr_dspy.scoring.effective_scores import EffectiveScores, Labels, Records
+from plr_dspy.scoring.run_log import FAILED, CallRecord
+from plr_dspy.search.space import Scores
+
 Array: TypeAlias = NDArray[np.float64]
 Answer: TypeAlias = tuple[int, str | None]  # the number of an example, and the answered label (None: unread)
+Answers: TypeAlias = Mapping[int, str | None]  # answered labels by example
+Pair: TypeAlias = tuple[int, str | None, str | None]  # an example, and the labels that two programs answered
 
 ENOUGH_ANSWERS = 10  # answers per label in a reference; fewer do not tell the rates of a rare label
-PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no cell of a reference is empty
+PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no entry of a reference is empty
+PSEUDO_PAIRS = 1.0  # per label, spread over right and unread answers, so that a few equal answers are not certain
+NUM_DRAWS = 1_000  # of the bootstrap
 
 
 class MetricOfCounts(Protocol):
@@ -50,7 +59,7 @@ def confusion_matrix(
     return counts
 
 
-class ConfusionScores:
+class ConfusionScores(EffectiveScores):
     """Score answers so that their mean is, to first order, a metric M of the confusion matrix.
 
     C[i, j] counts the answers j to examples of label i in a reference, such as the answers of the best programs so far.
@@ -110,11 +119,32 @@ class ConfusionScores:
         self._scores = self._value + influences - self._means[:, None]
         self.table[:] = self._scores[self._rows, :-1]
 
-    def is_enough(self, answers: Sequence[Answer]) -> bool:
-        """Return whether a reference has as many answers as there are examples, and enough for each label."""
-        counts = Counter(self._right_labels[example] for example, _ in answers)
-        enough_by_label = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
-        return enough_by_label and len(answers) >= self.num_examples
+    def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
+        """Linearize the metric at the answers of the best candidates, of more until they are enough.
+
+        These are as many as there are examples, and enough for each label.
+        """
+        reference: list[Answer] = []
+        for number, (records, labels) in enumerate(best_first, start=1):
+            reference += self.answers(records, labels).items()
+            counts = Counter(self._right_labels[example] for example, _ in reference)
+            is_enough = all(counts[label] >= ENOUGH_ANSWERS for label in set(self._right_labels))
+            if number >= least and is_enough and len(reference) >= self.num_examples:
+                break
+        self.linearize_at(reference)
+
+    def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
+        """Return the labels that a candidate answers, by example; `labels` by number replace some of them."""
+        answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
+        for example in answers.keys() & labels.keys():
+            answers[example] = self.labels[labels[example]]
+        return answers
+
+    def score_of(self, example: int, record: CallRecord) -> float | None:
+        """Return the score of an answered or unread call."""
+        if not (record.outcome or isinstance(record.value, str)):
+            raise UserError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
+        return self.score(example, record.value)
 
     def score(self, example: int, answer: str | None) -> float:
         """Return the score of an answer to an example; 0 before there is a reference."""
@@ -128,8 +158,8 @@ class ConfusionScores:
         """Return the nearest value that the metric can have."""
         return min(max(self.bounds[0], value), self.bounds[1])
 
-    def examples_by_label(self, num_examples: int) -> list[list[int]]:
-        """Return the first examples, a list for each label."""
+    def strata(self, num_examples: int) -> list[list[int]]:
+        """Return the first examples, a group for each label."""
         examples: dict[str, list[int]] = {}
         for example, label in enumerate(self._right_labels[:num_examples]):
             examples.setdefault(label, []).append(example)
@@ -137,7 +167,7 @@ class ConfusionScores:
 
     def alternate_labels(self, num_examples: int) -> list[int]:
         """Return the first examples so that labels take turns; the metric's own label comes first."""
-        groups = self.examples_by_label(num_examples)
+        groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
@@ -156,6 +186,48 @@ class ConfusionScores:
         """Return scores ``[m, e]``, NaN if not known, so that the mean of each row is the weighted mean."""
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
+
+    def counted(self, scores: Scores) -> Scores:
+        """Return scores so that their mean counts labels by their shares among all examples."""
+        counted = {}
+        for candidate, row in scores.items():
+            (values,) = self.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
+            counted[candidate] = dict(zip(row, values, strict=True))
+        return counted
+
+    def gains(self, answered: Sequence[Pair]) -> Array:
+        """Return the differences of the scores of two programs on examples, as they count, ``[e]``."""
+        examples = np.array([example for example, *_ in answered])
+        before = [self.score(example, label) for example, label, _ in answered]
+        after = [self.score(example, label) for example, _, label in answered]
+        counted_before, counted_after = self.reweighted(np.array([before, after]), examples)
+        return np.asarray(counted_after - counted_before)
+
+    def resampled(self, answered: Sequence[Pair]) -> Array:
+        """Return the metric of two programs on new samples of the examples that both answered, ``[draws, 2]``.
+
+        Each sample draws the shares of labels, then pairs of answers to the examples of each label.
+        """
+        rng = np.random.default_rng(0)
+        size = len(self.labels)
+        counts = np.zeros((2, NUM_DRAWS, size, size + 1))
+        pairs_of: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+        for example, before, after in answered:
+            pair = (self._columns.get(before, size), self._columns.get(after, size))
+            pairs_of[int(self._rows[example])][pair] += 1
+        for label, pairs in pairs_of.items():
+            # Pairs of a right answer (the label) and an unread one (the last column) join those that were given.
+            extra = list(itertools.product((label, size), repeat=2))
+            columns = np.array([*pairs, *extra])
+            weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
+            drawn = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
+            for program in range(2):
+                counts[program, :, label] = drawn @ np.eye(size + 1)[columns[:, program]]
+        totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
+        sums = counts.sum(axis=-1)
+        counts *= np.divide(totals, sums, out=np.zeros_like(sums), where=sums > 0)[..., None]
+        values = [self._value_of(draw) for draw in counts.reshape(2 * NUM_DRAWS, size, size + 1)]
+        return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
         """Return the largest deviation from the metric of a right answer, or if these have none, of any answer."""
@@ -192,21 +264,8 @@ class ConfusionScores:
             squares += num_pseudo * (lowest[row] ** 2 + highest[row] ** 2)
             shift += self._shares[row] * mean
             variance += self._shares[row] ** 2 * max(0.0, squares / total - mean**2) / total
-        return value + shift, math.hypot(math.sqrt(variance), self.error_of_shares)
-
-    @property
-    def error_of_shares(self) -> float:
-        """Return the standard error of the metric because new examples have other shares of labels."""
-        return math.sqrt(self._shares @ self._means**2 / self.num_examples)
-
-    @property
-    def centring_factor(self) -> float:
-        """Return how much wider deviations are on new examples than about the means of labels.
-
-        It has no limit if each label has a single example.
-        """
-        degrees_of_freedom = self.num_examples - len(set(self._right_labels))
-        return math.sqrt(self.num_examples / max(degrees_of_freedom, 1e-12))
+        error_of_shares = math.sqrt(self._shares @ self._means**2 / self.num_examples)
+        return value + shift, math.hypot(math.sqrt(variance), error_of_shares)
 
     def _count(self, answers: Iterable[Answer]) -> Array:
         """Count answers to examples, given by number."""

@@ -4,8 +4,10 @@ A tag stands for what JSON lacks. Values of other types are refused: their calls
 """
 
 import base64
+import copyreg
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -21,18 +23,11 @@ TAG = "$type"
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
+WRITTEN_AS_TEXT: tuple[Any, ...] = (float, Decimal, UUID, PosixPath, WindowsPath, date, time, datetime)
 FROM_TEXT: dict[str, Callable[[str], Any]] = {
-    "float": float,
-    "Decimal": Decimal,
-    "UUID": UUID,
-    "PosixPath": PosixPath,
-    "WindowsPath": WindowsPath,
-    "date": date.fromisoformat,
-    "time": time.fromisoformat,
-    "datetime": datetime.fromisoformat,
+    kind.__name__: getattr(kind, "fromisoformat", kind) for kind in WRITTEN_AS_TEXT
 }
 """What makes a value of the text that `str` makes of it."""
-WRITTEN_AS_TEXT = frozenset({float, Decimal, UUID, PosixPath, WindowsPath, date, time, datetime})
 
 
 class Unwritable(TypeError):
@@ -46,20 +41,14 @@ class Unreadable(LookupError):
 class ValueCodec:
     """Writes values as JSON data, and reads them back, so that prompts show them as before.
 
-    Only exact types are written: an object of a subclass may contain more than its base does. Objects of pydantic
-    models, dataclasses, enums and named tuples are written and read if their class was supplied. A file cannot name
-    any other class. Time zones are reduced to their offset.
+    Only exact types are written. Objects of pydantic models, dataclasses, enums and named tuples are written and read
+    if their class was supplied. A file cannot name any other class. Time zones are reduced to their offset.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
-        self._classes: dict[str, type] = {}
-        ambiguous = set()
-        for kind in set(classes):
-            if _name(kind) in self._classes:
-                ambiguous.add(_name(kind))
-            self._classes[_name(kind)] = kind
-        for name in ambiguous:
-            del self._classes[name]
+        kinds = set(classes)
+        num_named = Counter(map(_name, kinds))
+        self._classes = {_name(kind): kind for kind in kinds if num_named[_name(kind)] == 1}
 
     def encode(self, value: Any) -> Any:
         """Return JSON data that stands for a value, or raise `Unwritable`."""
@@ -72,8 +61,8 @@ class ValueCodec:
         """Return the value that JSON data stands for.
 
         Raises:
-            Unreadable: if a class is missing, or has changed.
-            ValueError: if it is no data of this class.
+            Unreadable: If a class is missing, or has changed.
+            ValueError: If it is no data of this class.
         """
         if isinstance(data, list):
             return [self.decode(part) for part in data]
@@ -121,50 +110,45 @@ class ValueCodec:
     def _encoded_object(self, value: Any) -> Any:
         """Return JSON data of an object whose class was supplied, if the same data makes an equal object."""
         kind = type(value)
-        if self._classes.get(_name(kind)) is not kind:
-            raise Unwritable(f"a {_name(kind)}")
+        name = _name(kind)
         try:
-            state = _state_of(value)
-            is_equal = _are_equal(_rebuilt(kind, state), value)
+            arguments, state = _parts_of(value)
+            is_equal = _are_equal(_rebuilt(kind, arguments, state), value)
         except Exception:  # The class's own code may raise anything.
             is_equal = False
-        if not is_equal:
-            raise Unwritable(f"a {_name(kind)}")
-        return _tagged("object", [_name(kind), self._encoded(state)])
+        if self._classes.get(name) is not kind or not is_equal:
+            raise Unwritable(f"a {name}")
+        return _tagged("object", [name, self._encoded(arguments), self._encoded(state)])
 
     def _decoded(self, tag: str, content: Any) -> Any:
         """Return the value of a tag."""
-        if tag in CONTAINERS:
-            return CONTAINERS[tag](map(self.decode, content))
-        if tag in FROM_TEXT:
-            return FROM_TEXT[tag](content)
-        if tag == "str":
-            return bytes.fromhex(content).decode("utf-8", "surrogatepass")
-        if tag == "int":
-            return int(content, 16)
-        if tag == "bytes":
-            return base64.b64decode(content)
-        if tag == "timedelta":
-            return timedelta(*content)
-        if tag == "dict":
-            return {self.decode(key): self.decode(part) for key, part in content}
-        if tag == "object":
-            name, state = content
-            return self._decoded_object(name, self.decode(state))
-        raise ValueError(f"values have no type {tag!r}")
+        match tag:
+            case "tuple" | "set" | "frozenset":
+                return CONTAINERS[tag](map(self.decode, content))
+            case "str":
+                return bytes.fromhex(content).decode("utf-8", "surrogatepass")
+            case "int":
+                return int(content, 16)
+            case "bytes":
+                return base64.b64decode(content)
+            case "timedelta":
+                return timedelta(*content)
+            case "dict":
+                return {self.decode(key): self.decode(part) for key, part in content}
+            case "object":
+                name, arguments, state = content
+                return self._decoded_object(name, self.decode(arguments), self.decode(state))
+        return FROM_TEXT[tag](content)
 
-    def _decoded_object(self, name: str, state: Any) -> Any:
+    def _decoded_object(self, name: str, arguments: list[Any], state: Any) -> Any:
         """Return the object of a class with a state."""
         kind = self._classes.get(name)
         if kind is None:
             raise Unreadable(f"the class {name} is not among those of the program")
         try:
-            rebuilt = _rebuilt(kind, state)
-            if _state_of(rebuilt).keys() != state.keys():
-                raise ValueError("it has other fields")
+            return _rebuilt(kind, arguments, state)
         except Exception as error:
             raise Unreadable(f"the class {name} has changed ({error})") from error
-        return rebuilt
 
 
 def _tagged(tag: str, content: Any) -> dict[str, Any]:
@@ -185,55 +169,38 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _state_of(value: Any) -> dict[str, Any]:
-    """Return what an object contains, by the names of its fields."""
-    kind = type(value)
+def _parts_of(value: Any) -> tuple[list[Any], Any]:
+    """Return what makes an object, and its state, as pickle takes them."""
     if isinstance(value, Enum):
-        return {"member": value.name, "value": value.value}
-    if isinstance(value, BaseModel):
-        state: dict[str, Any] = dict(value.__getstate__())
-        contents = state.pop("__dict__")
-        for name, part in contents.items():
-            state[f"field {name}"] = part
-        return state
-    if dataclasses.is_dataclass(kind) and not issubclass(kind, (dict, list, set, str, bytes, int, float)):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return dict(zip(kind._fields, value, strict=True))
-    raise Unwritable(f"a {_name(kind)}")
+        return [value.value], None
+    reduced: tuple[Any, ...] = (*value.__reduce_ex__(2), None, None, None)
+    make, arguments, state, items, pairs = reduced[:5]
+    if make is not copyreg.__newobj__ or items is not None or pairs is not None:  # type: ignore[attr-defined]
+        raise TypeError("it is more than its fields")
+    return list(arguments[1:]), state
 
 
-def _rebuilt(kind: type, state: Mapping[str, Any]) -> Any:
+def _rebuilt(kind: Any, arguments: list[Any], state: Any) -> Any:
     """Return an object of a class with this state, without a call of the class's constructor."""
     if issubclass(kind, Enum):
-        member = kind[state["member"]]
-        if member.value != state["value"]:
-            raise ValueError("it has other values")
-        return member
-    if issubclass(kind, tuple):
-        return tuple.__new__(kind, state.values())
-    rebuilt = kind.__new__(kind)
-    if issubclass(kind, BaseModel):
-        contents: dict[str, Any] = {}
-        model_state: dict[str, Any] = {"__dict__": contents}
-        for name, part in state.items():
-            if name.startswith("field "):
-                contents[name.removeprefix("field ")] = part
-            else:
-                model_state[name] = part
-        if not kind.model_fields.keys() <= contents.keys():
-            raise ValueError("it has other fields")
-        rebuilt.__setstate__(model_state)  # type: ignore[attr-defined]
-        return rebuilt
-    for name, part in state.items():
-        object.__setattr__(rebuilt, name, part)
+        return kind(*arguments)
+    rebuilt = kind.__new__(kind, *arguments)
+    contents = state["__dict__"] if issubclass(kind, BaseModel) else state
+    if dataclasses.is_dataclass(kind):
+        names = {field.name for field in dataclasses.fields(kind)}
+    else:
+        names = set(getattr(kind, "model_fields", ()))
+    if not names <= set(contents or ()):
+        raise ValueError("it has other fields")
+    if hasattr(rebuilt, "__setstate__"):
+        rebuilt.__setstate__(state)
+    elif state is not None:
+        vars(rebuilt).update(state)
     return rebuilt
 
 
 def _are_equal(rebuilt: Any, value: Any) -> bool:
     """Return whether two objects are equal; without an equality of their own, whether they contain the same."""
-    if isinstance(value, Enum):
-        return rebuilt is value
     if getattr(rebuilt, "__dict__", None) != getattr(value, "__dict__", None):
         return False
     has_equality = type(value).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]

@@ -1,8 +1,7 @@
 """Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised.
-A label is "unseen" if it was not among the likeliest tokens of a reply.
-
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label
+is "unseen" if it was not among the likeliest tokens of a reply.
 Shapes: N inputs, L labels, E examples, S alternative shares.
 """
 
@@ -20,9 +19,7 @@ MIN_GAP = 1e-6  # by which an unseen label stays less likely than all others
 def batch_offsets(
     log_probabilities: ArrayLike, *, prior: ArrayLike | None = None, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> Array:
-    """Return the offsets ``[L]`` of batch calibration, with mean 0.
-
-    Source: H. Zhou et al., arXiv:2309.17249, Eq. 3.
+    """Return the offsets ``[L]`` of batch calibration, with mean 0 (H. Zhou et al., arXiv:2309.17249, Eq. 3).
 
     Args:
         log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
@@ -33,11 +30,8 @@ def batch_offsets(
     logs = np.asarray(log_probabilities)
     num_inputs, num_labels = logs.shape
     is_unseen = np.broadcast_to(unseen, logs.shape)
-    seen_logs = np.where(is_unseen, -np.inf, logs)
-    means = log_mean(seen_logs, np.broadcast_to(weights, num_inputs))
-    shares = np.full(num_labels, 1.0 / num_labels)
-    if prior is not None:
-        shares = np.asarray(prior)
+    means = log_mean(np.where(is_unseen, -np.inf, logs), np.broadcast_to(weights, num_inputs))
+    shares = np.full(num_labels, 1.0 / num_labels) if prior is None else np.asarray(prior)
     return label_offsets(means, shares, held=is_unseen.all(axis=0))
 
 
@@ -48,13 +42,9 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Return the offsets ``[..., L]`` that move mean probabilities to shares.
+    """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``.
 
-    Args:
-        log_means: Log mean probabilities, ``[..., L]``.
-        shares: Shares that the labels are to have, ``[L]``.
-        held: Labels that were never seen, ``[L]``. They and labels with a share of
-            0 get the smallest offset of the others.
+    Labels that are `held`, ``[L]``, or have a share of 0 get the smallest offset of the others.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -70,10 +60,7 @@ def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
 def calibrated(
     log_probabilities: ArrayLike, offsets: ArrayLike, *, scales: ArrayLike = 1.0, unseen: ArrayLike = False
 ) -> Array:
-    """Return calibrated log-probabilities ``[..., L]``, normalised.
-
-    An unseen label cannot become the likeliest one.
-    """
+    """Return calibrated log-probabilities ``[..., L]``; an unseen label cannot become the likeliest one."""
     is_unseen = np.asarray(unseen)
     scaled = np.asarray(log_probabilities) * scales
     logs = log_softmax(scaled + np.asarray(offsets), axis=-1)
@@ -85,14 +72,9 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the shares that a calibration may aim at, ``[S, L]``, likeliest first.
 
-    They are even, unless the examples clearly have other shares: these come first.
-    A weak model calibrated to uneven shares may give frequent labels only, so the
-    scores of its answers decide.
-
-    Args:
-        counts: Number of examples with each label, ``[L]``.
-        between: Whether to add the square roots of the shares, for metrics that
-            rare labels decide.
+    They are even, unless the examples, ``[L]`` by label, clearly have other shares:
+    these come first. With `between` come the square roots of these shares, for
+    metrics that rare labels decide.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -120,20 +102,14 @@ def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples that each label is right for, ``[L]``, by scores ``[E, L]``.
-
-    Several right labels share an example. If all labels score the same, none is right.
-    """
+    """Count the examples that each label is right for, ``[L]``, by scores ``[E, L]``; right labels share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the shares that a search tries, ``[S, L]``, by scores of labels ``[E, L]``.
-
-    NaN stands for uncalibrated answers. They come last, but first with `between`.
-    """
+    """Return the shares that a search tries, ``[S, L]``, by scores ``[E, L]``; NaN stands for uncalibrated answers."""
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:
@@ -144,10 +120,7 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the label of each input, ``[N]``, calibrated by all other inputs.
-
-    There must be at least 2 inputs. Arguments are as in `batch_offsets`.
-    """
+    """Return the label of each of 2 or more inputs, ``[N]``, calibrated by all others; see `batch_offsets`."""
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)
     weights = np.broadcast_to(weights, len(logs))

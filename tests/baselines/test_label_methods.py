@@ -12,7 +12,7 @@ from dspy import lm15
 from fakes import LabelEngine, Program, digest, failure, interrupt, using
 from label_engines import classifier, exact
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram, load_program
+from plr_dspy import F1, BatchCalibration, load_program
 from plr_dspy.baselines import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.labels.reader import NoProbabilities
 
@@ -118,13 +118,14 @@ METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
     ids=["silence", "unsupported", "400"],
 )
 @pytest.mark.parametrize("kind", [*METHODS, DEmO])
-def test_an_lm_without_log_probabilities_costs_one_request(kind, error):
+def test_an_lm_without_log_probabilities_costs_few_requests(kind, error):
     table, optimizer = Table(), kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
     table.engine.logprobs, table.engine.refusal = False, error
-    match = f"{kind.__name__} needs the log-probabilities of tokens.*gives none"
+    match = f"{kind.__name__} needs the log-probabilities of tokens.*(gives no|refuses)"
     with pytest.raises(NoProbabilities, match=match):
         table.chosen(optimizer)
-    assert table.engine.requests == 1
+    num_written = 6 if issubclass(kind, LocalE) else 0
+    assert table.engine.requests == num_written + 1
 
 
 @pytest.mark.parametrize("kind", METHODS)
@@ -139,14 +140,13 @@ class TestEveryMethod:
         table.chosen(optimizer)
         report = optimizer.report
         assert report.program_calls["total"] == table.engine.requests <= estimate.program_calls <= 100
-        assert report.comparison.num_examples == 4
-        assert "chosen by its label probabilities" in str(report)
+        assert report.comparison is None
         assert str(report).startswith(f"{kind.__name__}: ")
 
     def test_a_budget_for_too_few_inputs_is_refused_before_any_call(self, kind):
         table = Table()
         with pytest.raises(ValueError, match="max_metric_calls must be at least") as error:
-            table.chosen(kind(exact, max_metric_calls=20, num_candidates=20))
+            table.chosen(kind(exact, max_metric_calls=19, num_candidates=20))
         assert table.engine.requests == 0
         enough = int(str(error.value).split("at least ")[1].split()[0])
         table.chosen(kind(exact, max_metric_calls=enough, num_candidates=20))
@@ -159,10 +159,9 @@ class TestEveryMethod:
         of_stars = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
         of_stars.demos = rated[:4]
         for program, match in [
-            (open_ended, f"{kind.__name__} needs an output with few possible.*answer: str.*use PLReorder"),
+            (open_ended, f"{kind.__name__} needs an output with few possible.*use PLReorder"),
             (Program(first=table.program(), second=table.program()), "one predictor; this one has 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
-            (CalibratedProgram(table.program()), r"the student is calibrated: pass student\.program"),
         ]:
             trainset = rated if program is of_stars else table.examples
             with table.serving(), pytest.raises(ValueError, match=match):
@@ -182,7 +181,7 @@ class TestEveryMethod:
             table.chosen(kind(exact, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2))
         resumed = kind(exact, num_candidates=10, seed=5, log_dir=tmp_path, num_threads=2)
         assert table.chosen(resumed) == order
-        assert resumed.report.candidates == expected.report.candidates
+        assert resumed.report.slots == expected.report.slots
         assert table.engine.requests <= whole.engine.requests + 2
         paid = table.engine.requests
         assert table.chosen(kind(exact, num_candidates=10, seed=5, log_dir=tmp_path)) == order
@@ -196,7 +195,7 @@ class TestEveryMethod:
         table.engine.at = {}
         resumed, expected = kind(exact, log_dir=tmp_path), kind(exact)
         assert table.chosen(resumed) == fresh.chosen(expected)
-        assert resumed.report.comparison == expected.report.comparison
+        assert resumed.report.slots == expected.report.slots
 
     def test_no_label_anywhere_is_no_result(self, kind):
         table = Table()
@@ -205,14 +204,11 @@ class TestEveryMethod:
             table.chosen(kind(exact, num_candidates=5, num_threads=1, max_errors=1_000))
         assert table.engine.requests > 0
 
-    def test_a_metric_that_needs_what_examples_lack_costs_only_the_comparison(self, kind):
+    def test_examples_need_no_labels(self, kind):
         table, optimizer = Table(), kind(exact, num_candidates=10, seed=5)
         order = table.chosen(optimizer)
         unlabelled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
-        again = kind(exact, num_candidates=10, seed=5)
-        assert table.chosen(again, trainset=unlabelled) == order
-        assert again.report.comparison is None
-        assert "AttributeError" in str(again.report)
+        assert table.chosen(kind(exact, num_candidates=10, seed=5), trainset=unlabelled) == order
 
 
 class TestInputs:
@@ -230,12 +226,15 @@ class TestInputs:
         before.chosen(earlier)
         resumed, expected = kind(exact, log_dir=tmp_path, **options), kind(exact, **options)
         assert found.chosen(resumed) == fresh.chosen(expected)
-        assert resumed.report.candidates == expected.report.candidates
+        assert resumed.report.slots == expected.report.slots
         assert set(fresh.engine.prompts) - set(before.engine.prompts) <= set(found.engine.prompts)
-        assert found.engine.requests < fresh.engine.requests
+        assert found.engine.requests <= fresh.engine.requests
 
     def test_a_prior_may_have_any_numbers_and_name_labels_by_their_texts_or_their_values(self):
         values = enum.Enum("Answer", {"ZERO": "label 0", "ONE": "label 1"})
+
+        def same_text(example, prediction, trace=None):
+            return example.label == prediction.label.value
 
         class Enumerated(Table):
             answer = values
@@ -246,7 +245,7 @@ class TestInputs:
             {"label 0": 0.3334, "label 1": 0.6667},  # rounded
         ]
         orders = {
-            Enumerated(num_labels=2).chosen(PDO(exact, setting="prior", prior=prior, num_candidates=6))
+            Enumerated(num_labels=2).chosen(PDO(same_text, setting="prior", prior=prior, num_candidates=6))
             for prior in priors
         }
         assert len(orders) == 1
@@ -255,7 +254,7 @@ class TestInputs:
         """All examples of a label may be among the demos."""
         table, optimizer = Table(), PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
-        with pytest.raises(ValueError, match=r"trainset, or the prior that you pass.*above 0.*'label 1': 0"):
+        with pytest.raises(ValueError, match=r"examples with each of the labels.*pass a prior"):
             table.chosen(optimizer, trainset=examples)
         assert table.engine.requests == 0
         demos = [dspy.Example(text=demo, label="label 1").with_inputs("text") for demo in table.demos[:2]]
@@ -274,7 +273,7 @@ def test_demo_orders_the_demos_of_each_input_as_published(table, tmp_path):
     with table.serving():
         program = optimizer.compile(table.program(), trainset=table.examples)
         assert table.engine.requests == 3 * len(table.orders) == optimizer.report.program_calls["total"]
-        with pytest.raises(ValueError, match="a program of DEmO cannot be calibrated"):
+        with pytest.raises(ValueError, match="in a PerInputOrder, which cannot be calibrated"):
             BatchCalibration().compile(program, trainset=table.examples)
         program.save(tmp_path / "program.json")
         loaded = load_program(table.program(), tmp_path / "program.json")

@@ -3,7 +3,6 @@
 import csv
 import json
 import shlex
-import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -87,7 +86,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert 0 < first.program_calls["total"] <= 60
     assert cli.main(arguments) == 0, "it goes on from the folder"
     assert Report.load("found.json").program_calls["resumed"] == first.program_calls["total"]
-    assert "predictor with demos" in capsys.readouterr().out
+    assert "3 of 3 demos in the order" in capsys.readouterr().out
     for path in ("found.json", "log"):
         capsys.readouterr()
         assert cli.main(["report", path]) == 0
@@ -133,7 +132,8 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs the probabilities of labels at each use" in capsys.readouterr().out
-    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 0
+    assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
+    assert "is calibrated for the order of its demos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,6 @@ def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
     assert report.settings["metric"] == said
-    assert report.confusion.labels == ["negative", "positive"]
     assert said in capsys.readouterr().out
 
 
@@ -160,7 +159,6 @@ def test_select_chooses_the_demos(folder, capsys):
     assert "at most 36 program calls" in said
     assert cli.main(nowhere) == 2
     assert "--out: name the file for the program, or pass --estimate" in capsys.readouterr().err
-    assert "arrangements on" in said
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
     found = Report.load("found.json")
@@ -208,7 +206,7 @@ def test_rows_have_the_types_of_the_program_s_fields(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
-def test_evaluate_and_compile_take_a_calibrated_program(folder, capsys, kind):
+def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
     student = reviews_program()
     with dspy.context(lm=lm_of(PlainLabels(lean=0.5)), adapter=PlainTextAdapter()):
         calibrated = BatchCalibration(num_threads=1).compile(student, trainset=brief_reviews("train", 24))
@@ -217,22 +215,13 @@ def test_evaluate_and_compile_take_a_calibrated_program(folder, capsys, kind):
     lines = capsys.readouterr().out.splitlines()[1:]
     rows = {line.split()[0]: line for line in lines if line.strip()}
     assert rows.keys() == {"reviews_app.py:program", "calibrated.json", "always"}
-    assert "over the first; recall negative" in rows["calibrated.json"]
-    assert cli.main(compile_arguments("--demos", "calibrated.json", "--out", "again.json")) == 0
-    assert "calibration" in json.loads((folder / "again.json").read_text())
+    assert "over the first" in rows["calibrated.json"]
 
 
-@pytest.mark.parametrize(
-    "metrics",
-    [
-        ("--metric", "reviews_app.py:accuracy", "mcc", "f1:positive"),
-        ("--metric", "reviews_app.py:accuracy", "--metric", "mcc", "f1:positive"),
-    ],
-)
-def test_evaluate_by_several_metrics(folder, capsys, metrics):
+def test_evaluate_by_several_metrics(folder, capsys):
     """Each is a table, by one set of calls."""
-    assert cli.main(evaluate("--data", "train.jsonl", *metrics)) == 0
-    names = [name for name in metrics if name != "--metric"]
+    names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
+    assert cli.main(evaluate("--data", "train.jsonl", "--metric", *names)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[::3] == [f"{name}: 24 examples" for name in names]
     for name, line in zip(names, lines[1::3], strict=True):
@@ -247,32 +236,25 @@ PICKY = {"metric": "reviews_app.py:picky"}
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (compile_arguments(program="nowhere.py:program"), "no file nowhere.py"),
-        (compile_arguments(program="reviews_app.py:missing"), "has no 'missing'"),
+        (compile_arguments(program="nowhere.py:program"), "nowhere.py:program cannot be loaded"),
+        (compile_arguments(program="reviews_app.py:missing"), "has no attribute 'missing'"),
         (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
         (compile_arguments(program="reviews_app.py:number"), "program: expected a DSPy module"),
         (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
         (compile_arguments("--select", "--train", "large.jsonl"), "--out: demo 1 of predictor 'self' holds a int"),
-        (compile_arguments(program="broken_app.py:program"), "broken_app.py cannot be imported"),
+        (compile_arguments(program="broken_app.py:program"), "broken_app.py:program cannot be loaded (SystemExit: 7)"),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
-        (compile_arguments(metric="f1:"), "argument --metric: expected f1:LABEL"),
-        (compile_arguments(metric="mcc:positive"), "balanced-accuracy, which are about all labels; got 'mcc:pos"),
-        (compile_arguments("--inputs", "question"), "line 1 of train.jsonl"),
+        (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
         (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
-        (compile_arguments("--train", "cut.jsonl"), "line 3 of cut.jsonl is no JSON"),
-        (compile_arguments("--train", "wide.csv"), "line 3 of wide.csv cannot be read as CSV in UTF-8: 3 cells, and 2"),
-        (compile_arguments("--train", "open.csv"), "open.csv cannot be read as CSV in UTF-8: unexpected end of"),
-        (compile_arguments("--train", "case.csv"), "line 2 of case.csv has 'Sentiment', and the program 'sentiment'"),
-        (compile_arguments("--train", "twice.csv"), "two columns have the same name"),
-        (compile_arguments("--train", "semicolons.csv"), "commas must come between cells, and not ';'"),
-        (compile_arguments("--train", "latin.csv"), "of latin.csv cannot be read as CSV in UTF-8"),
+        (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
+        (compile_arguments("--train", "wide.csv"), "row 2 of wide.csv"),
+        (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
         (compile_arguments("--out", "none/program.json"), "no folder none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
-        (compile_arguments("--max-calls", "3"), "--max-calls must be at least 27 for a search"),
-        (compile_arguments("--max-demos", "3"), "--max-demos and --max-demo-tokens need --select"),
+        (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
+        (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
-        (compile_arguments(*CHAT, "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY"),
-        (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "--signal logprobs needs the log-prob"),
+        (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: no file none.json"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
@@ -280,14 +262,10 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (["report", "train.jsonl"], "no plr_dspy report"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_users_errors_are_told(folder, capsys, arguments, words):
     (folder / "broken_app.py").write_text("raise SystemExit(7)")
     (folder / "wide.csv").write_text("review,sentiment\nshort,\nlong, too,negative\n")
-    (folder / "open.csv").write_text('review,sentiment\n"open,negative\n')
-    (folder / "case.csv").write_text("review,Sentiment\na,negative\n")
-    (folder / "twice.csv").write_text("review,sentiment,sentiment\na,negative,\n")
-    (folder / "semicolons.csv").write_text("review;sentiment\na;negative\n")
     (folder / "latin.csv").write_bytes("review,sentiment\ncaf\xe9,negative\n".encode("latin-1"))
     (folder / "cut.jsonl").write_bytes('\ufeff{"review": "a\u2028b"}\r\n\n{"review": '.encode())
     try:
@@ -311,13 +289,6 @@ class Echo(dspy.Module):
 
     def forward(self, question):
         return dspy.Prediction(answer=self.answer.demos[0]["answer"])
-
-
-class Stopping(Echo):
-    def save(self, path, **options):
-        with open(path, "w") as file:
-            file.write("{")
-            raise KeyboardInterrupt
 
 
 def accuracy(example, prediction, trace=None):
@@ -346,52 +317,23 @@ def stopped(example, prediction, trace=None):
 """
 
 
-@pytest.fixture(scope="module")
-def offline(tmp_path_factory):
-    """A folder with a program that calls no model, and commands that are run there."""
-    folder = tmp_path_factory.mktemp("offline")
-    (folder / "offline_app.py").write_text(OFFLINE)
-    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-    def run(arguments, pipe):
-        """The exit code of the command in front of a pipe, and what it says on standard error."""
-        command = f"{shlex.quote(sys.executable)} -m plr_dspy.cli {arguments} {pipe}"
-        shell = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
-        done = subprocess.run(shell, cwd=folder, capture_output=True, text=True)
-        return done.returncode, done.stderr
-
-    return folder, run
-
-
 @pytest.fixture
-def inside(offline, monkeypatch):
-    folder, _ = offline
-    monkeypatch.chdir(folder)
+def offline(tmp_path, monkeypatch):
+    """The current folder, with a program that calls no model."""
+    (tmp_path / "offline_app.py").write_text(OFFLINE)
+    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield folder
+    yield
     sys.modules.pop("offline_app")
 
 
-def offline_compile(metric="accuracy", more="", program="Echo"):
+def offline_compile(metric):
     return (
-        f"compile offline_app.py:{program} --metric offline_app.py:{metric} --train train.jsonl --inputs question "
-        f"--lm openai/none --max-calls 60 --threads 2 --out {metric}.json {more}"
+        f"compile offline_app.py:Echo --metric offline_app.py:{metric} --train train.jsonl --inputs question "
+        f"--lm openai/none --max-calls 60 --threads 2 --out {metric}.json"
     )
-
-
-def test_what_is_found_is_saved_though_nobody_reads_the_report(offline, monkeypatch):
-    folder, run = offline
-    assert run(offline_compile(more="--report report.json"), "2>&1 | head -0") == (0, "")
-    assert len(json.loads((folder / "accuracy.json").read_text())["answer"]["demos"]) == 4
-    assert Report.load(folder / "report.json").program_calls["total"] > 0
-    for command in ("report report.json", "--help"):
-        assert run(command, "| head -0") == (0, "")
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")  # which has no arrow between fields
-    assert run("report report.json", "| grep -q ' ? '") == (0, "")
-    code, error = run("compile", "| head -0")
-    assert code == cli.USER_ERROR
-    assert "usage: plr-dspy compile" in error
 
 
 @pytest.mark.parametrize(
@@ -403,14 +345,8 @@ def test_what_is_found_is_saved_though_nobody_reads_the_report(offline, monkeypa
         ("stopped", cli.INTERRUPTED, "plr-dspy: interrupted"),
     ],
 )
-def test_exit_codes(inside, capsys, metric, code, words):
+def test_exit_codes(offline, capsys, metric, code, words):
     assert cli.main(shlex.split(offline_compile(metric))) == code
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
-
-
-def test_a_file_that_is_not_finished_does_not_take_another_s_place(inside):
-    (inside / "accuracy.json").write_text("{}")
-    assert cli.main(shlex.split(offline_compile(program="Stopping"))) == cli.INTERRUPTED
-    assert (inside / "accuracy.json").read_text() == "{}"

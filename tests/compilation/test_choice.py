@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, compare_finalists, comparison, count_evidence
-from plr_dspy.compilation.plan import ProblemSize, make_plan
-from plr_dspy.compilation.run import CompileRun
+from plr_dspy.compilation.choice import Result, choose, compare_finalists, count_evidence
+from plr_dspy.compilation.comparison import comparison
+from plr_dspy.compilation.paper import PaperRun, paper_plan
+from plr_dspy.compilation.plan import ProblemSize
 from plr_dspy.report.schema import Evidence
-from plr_dspy.scoring.scorer import CellScorer
+from plr_dspy.scoring.effective_scores import EffectiveScores
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.observations import Observations
+from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.model.ordering_model import Gain, OrderingModel
 from plr_dspy.statistics.comparisons import paired_interval, paired_probability
 
@@ -27,11 +31,18 @@ def results(gains, probabilities=None):
     return [result(g, p) for g, p in zip(gains, probabilities or [0.8] * len(gains), strict=True)]
 
 
+def observed(scores):
+    observations = Observations(EffectiveScores())
+    for ordering, row in scores.items():
+        observations.add({ordering: {example: CallRecord(score) for example, score in row.items()}})
+    return observations
+
+
 def compiled_by_the_paper(scores, **options):
-    plan = make_plan("paper", ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
+    plan = paper_plan(ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
     search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
-    return search, CompileRun(search, CellScorer(payer), **options).run().decision
+    return search, PaperRun(search, Evaluator(payer), **options).run().decision
 
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
@@ -104,15 +115,16 @@ class TestChoice:
 
     def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
         """On 15 common examples the original is ahead; each has 20 more of its own, which are for the others."""
-        model, entries, against = OrderingModel(OrderingSpace.of_sizes(4)), [("seen", o) for o in ORDERINGS[:6]], 0
+        model = OrderingModel(OrderingSpace.of_sizes(4))
+        finalists = dict.fromkeys(ORDERINGS[:6], "seen")
+        against = 0
         chances = np.repeat([np.linspace(0.9, 0.5, 6), np.linspace(0.4, 0.9, 6)], [15, 20], axis=0).T
         for seed in range(20):
             table = (np.random.default_rng(seed).random((6, 35)) < chances).astype(float)
             examples = ([*range(15), *range(20 * i + 20, 20 * i + 40)] for i in range(6))
             rows = [dict(zip(e, row, strict=True)) for e, row in zip(examples, table.tolist(), strict=True)]
             scores = dict(zip(ORDERINGS, rows, strict=False))
-            given = {"as_they_came": scores, "min_probability": None, "by_score": False}
-            decision = compare_finalists(entries, range(15), scores, model, **given)
+            decision = compare_finalists(finalists, range(15), observed(scores), model, min_probability=None)
             for other, row in zip(decision.candidates, table, strict=True):
                 if other.gain.expected > 0 and row[:15].sum() < table[0, :15].sum():
                     against += 1
@@ -141,7 +153,7 @@ class TestChoice:
         scores = {o: {e: float(e >= 5) for e in range(80)} for o in ORDERINGS[:6]}
         scores[best] = dict.fromkeys(range(80), 1.0)
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
-        options = {"as_they_came": scores, "min_probability": 0.985, "by_score": False}
-        found = compare_finalists([("original", original), ("best seen", best)], range(80), scores, model, **options)
-        assert 0.9 < found.candidates[1].gain.probability <= sure + 1e-6 < 0.985
+        finalists = {original: "original", best: "best seen"}
+        found = compare_finalists(finalists, range(80), observed(scores), model, min_probability=0.985)
+        assert found.candidates[1].gain.probability == pytest.approx(sure) and sure < 0.985
         assert found.ordering == original

@@ -1,10 +1,12 @@
 import math
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plr_dspy.compilation.paper import paper_plan
 from plr_dspy.compilation.plan import BUDGETS, ProblemSize, make_plan
 
 MANY = math.factorial(8)
@@ -33,7 +35,6 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
     assert plan.program_calls <= plan.search_calls + plan.race_calls + plan.final_calls <= budget
     assert 1 <= plan.num_train_examples <= num_train
     assert 1 <= plan.num_selection_examples <= num_selection
-    assert plan.racing
     assert plan.num_initial * plan.num_first_examples <= plan.search_calls
     assert plan.num_initial <= num_distinct
     assert plan.num_finalists <= num_distinct
@@ -46,13 +47,13 @@ def test_a_plan_keeps_its_budget(auto, num_items, **options):
 
 
 def test_paper_values():
-    plan = make_plan("paper", ProblemSize(num_train=800, num_selection=200, num_distinct=24))
+    plan = paper_plan(ProblemSize(num_train=800, num_selection=200, num_distinct=24))
     shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
     assert shape == (15, 15, 0.2, 10)
     assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
     assert (plan.racing, plan.max_metric_calls) == (False, None)
     values = {"num_iterations": 2, "num_samples": 7, "elite_fraction": 0.5, "num_final_draws": 1}
-    plan = make_plan("paper", ProblemSize(num_train=10, num_selection=5, num_distinct=MANY), **values)
+    plan = paper_plan(ProblemSize(num_train=10, num_selection=5, num_distinct=MANY), **values)
     assert {name: getattr(plan, name) for name in values} == values
 
 
@@ -65,15 +66,15 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
     assert make_plan("light", size, max_metric_calls=1_000, num_samples=40).num_samples == 40  # what was asked for
 
 
-@pytest.mark.parametrize("auto", ["light", "paper"])
-def test_the_smallest_budget_is_named_and_is_enough(auto):
+@pytest.mark.parametrize("make", [partial(make_plan, "light"), paper_plan], ids=["light", "paper"])
+def test_the_smallest_budget_is_named_and_is_enough(make):
     size = ProblemSize(num_train=80, num_selection=20, num_distinct=MANY)
     with pytest.raises(ValueError, match="raise it") as caught:
-        make_plan(auto, size, max_metric_calls=1)
+        make(size, max_metric_calls=1)
     needed = int(re.search(r"max_metric_calls must be at least (\d+)", str(caught.value))[1])
     with pytest.raises(ValueError, match=f"at least {needed} "):
-        make_plan(auto, size, max_metric_calls=needed - 1)
-    plan = make_plan(auto, size, max_metric_calls=needed)
+        make(size, max_metric_calls=needed - 1)
+    plan = make(size, max_metric_calls=needed)
     first = plan.num_first_examples * plan.num_initial or plan.num_samples * plan.num_train_examples
     assert plan.program_calls <= needed
     assert needed - plan.final_calls - plan.race_calls >= first > 0

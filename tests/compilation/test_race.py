@@ -13,7 +13,8 @@ from plr_dspy import OrderingSpace
 from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compilation.race import run_race
 from plr_dspy.compilation.run import CompileRun
-from plr_dspy.scoring.scorer import CellScorer, StagedScores
+from plr_dspy.scoring.evaluator import Evaluator, NothingRan
+from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.search import ThompsonSearch
 
 
@@ -27,16 +28,16 @@ class Raced:
     """
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
-        self.scorer, num_train, self.estimate = CellScorer(payer), payer.table.shape[1], self.means
+        self.evaluator = Evaluator(payer)
+        self.estimate = self.means
+        num_train = payer.table.shape[1]
         sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
-        self.plan = Plan(racing=True, original_share=original_share, **sizes)
+        self.plan = Plan(original_share=original_share, **sizes)
         model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
         self.search = SimpleNamespace(model=model)
         self.original = original
-        num_more = self.plan.num_more_examples
-        self.staged = StagedScores(
-            self.scorer, num_train=num_train, num_first=num_first, num_more=num_more, favoured=original
-        )
+        self.observations = Observations(self.evaluator.effective, favoured=original)
+        self.schedule = ExampleSchedule([range(num_train)], num_first, self.plan.num_more_examples)
         self.score([*searched, original])
         self.heats = []
 
@@ -44,21 +45,27 @@ class Raced:
         return lambda: self.estimate(scores).items()
 
     def score(self, orderings, num_examples=None):
-        self.staged.score(self.staged.wanted(orderings, num_examples))
+        self.observe(self.schedule.examples_for(orderings, self.observations, num_examples))
+
+    def observe(self, wanted, kept=0):
+        records = self.evaluator.evaluate(self.evaluator.affordable(wanted, kept=kept))
+        self.observations.add(records)
+        return records
 
     def means(self, scores):
-        self.heats.append({ordering: self.staged.num_asked(ordering) for ordering in ORDERINGS})
+        self.heats.append({ordering: self.observations.count(ordering) for ordering in ORDERINGS})
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
-    def run(self, entrants, *, num_calls=300, num_winners=2, **options):
+    def run(self, entrants, *, num_calls=300, num_winners=2, kept=0):
         return run_race(
             entrants,
             original=self.original,
-            staged=self.staged,
-            estimate=lambda: dict(self.search.model.fit(self.staged.scores()).estimates()),
+            observations=self.observations,
+            schedule=self.schedule,
+            score=lambda wanted: self.observe(wanted, kept),
+            estimate=lambda: dict(self.search.model.fit(self.observations.scores()).estimates()),
             plan=replace(self.plan, num_best_seen=num_winners),
             num_calls=num_calls,
-            **options,
         )
 
 
@@ -84,7 +91,7 @@ class TestRace:
         assert len(payer.paid) - before <= num_calls
         assert len(winners) == len(set(winners)) >= min(num_winners, num_known)
         assert set(winners) <= set(entrants)
-        known = raced.means(raced.staged.scores())
+        known = raced.means(raced.observations.scores())
         assert [known[w] for w in winners] == sorted((known[w] for w in winners), reverse=True)
 
     @settings(deadline=None, max_examples=20)
@@ -107,7 +114,7 @@ class TestRace:
         raced = Raced(TablePayer(table()), ORDERINGS[:5])
         raced.score(ORDERINGS[:2], 12)
         raced.run(ORDERINGS[:15], num_calls=num_calls)
-        counts = [raced.staged.num_asked(ordering) for ordering in ORDERINGS[:15]]
+        counts = [raced.observations.count(ordering) for ordering in ORDERINGS[:15]]
         assert all(count >= 4 for count in counts[: 5 + joining])
         assert counts[5 + joining :] == [0] * (10 - joining)
 
@@ -122,7 +129,7 @@ class TestRace:
         raced = Raced(TablePayer(table()), ORDERINGS[:20])
         raced.estimate = estimate
         assert raced.run(ORDERINGS[:20]) == ORDERINGS[1:3]
-        assert told[-1] == raced.staged.scores()
+        assert told[-1] == raced.observations.scores()
 
     @pytest.mark.parametrize(("num_calls", "most"), [(0, 10_000), (300, 90)])
     def test_without_calls_or_time_what_is_known_decides(self, num_calls, most):
@@ -130,7 +137,7 @@ class TestRace:
         raced = Raced(payer, ORDERINGS[:20])
         payer.most = most
         winners = raced.run(ORDERINGS[:20], num_calls=num_calls)
-        means = raced.means(raced.staged.scores())
+        means = raced.means(raced.observations.scores())
         assert winners == sorted(ORDERINGS[:20], key=lambda ordering: -means[ordering])[:2]
         assert len(payer.paid) == min(most, 84 + num_calls)
         assert raced.run([]) == []
@@ -150,7 +157,7 @@ class TestRace:
         assert best not in winners
         assert len(raced.heats) > 1
         assert raced.heats[0][best] == 40
-        assert raced.staged.num_asked(best) >= raced.staged.num_asked(winners[0]) > 8
+        assert raced.observations.count(best) >= raced.observations.count(winners[0]) > 8
         assert len(payer.paid) <= 80 + 200
 
 
@@ -159,7 +166,7 @@ class TestCompilation:
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)
-        payer.most, scorer = most, CellScorer(payer)
+        payer.most, scorer = most, Evaluator(payer)
         payer.budget.max_calls = num_calls
         plan = make_plan(
             "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls
@@ -204,3 +211,10 @@ class TestCompilation:
         assert outcome.program_calls["total"] == most
         assert found.comparison is None
         assert found.ordering == ORDERINGS[0]
+
+    def test_a_round_whose_calls_all_fail_ends_the_compile(self):
+        """Something that the program calls is down."""
+        scores = table(seed=1)
+        scores[:, :30] = np.nan
+        with pytest.raises(NothingRan, match="calls ended with an answer"):
+            self.ended(scores)

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from dataclasses import replace
 from typing import Literal
 
 import dspy
@@ -34,12 +33,6 @@ class TestAnswers:
         prediction = ask(positive(), CalibratedProgram(student()))
         assert prediction.label == "positive"
         assert prediction.probabilities == pytest.approx({"negative": 0.2, "positive": 0.8})
-
-    def test_a_calibration_says_what_it_was_found_with(self):
-        found = replace(TOWARDS_NEGATIVE, adapter="JSONAdapter")
-        with dspy.context(lm=positive().lm(), adapter=dspy.ChatAdapter()):
-            bound = CalibratedProgram(student(), found).bound().calibration
-        assert bound.adapter == "JSONAdapter" and bound.model and bound.prompt
 
     def test_a_label_that_is_not_among_the_likeliest_tokens_is_never_the_answer(self):
         engine = Classifier(lambda text: {"negative": 0.0, "positive": 0.9})
@@ -143,7 +136,7 @@ def test_without_log_probabilities_an_error_for_each_prediction_and_one_call(end
     engine = Classifier(positive().probabilities, **endpoint)
     program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
     for _ in range(2):
-        with pytest.raises(NoProbabilities, match="fake/x gives none"):
+        with pytest.raises(NoProbabilities, match=r"fake/x (gives no|refuses)"):
             ask(engine, program)
     assert engine.asked == [20, 20]
 

@@ -1,7 +1,6 @@
 """What optimizers return is saved, and loaded in one way: plain, calibrated, and as a part of a larger program."""
 
 import json
-import logging
 from functools import partial
 from itertools import product
 from typing import Literal
@@ -13,10 +12,8 @@ from label_engines import Classifier, classifier, leaning
 from label_world import EXAMPLES, student
 
 from plr_dspy import BatchCalibration, CalibratedProgram, Calibration, PlainTextAdapter, load_program
-from plr_dspy.labels.calibrated_program import warn_once
 
 LABELS = ("negative", "positive")
-OTHER = "found with other instructions or demos"
 FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
 
 
@@ -82,7 +79,7 @@ class TestPartsOfLargerPrograms:
 
     def test_without_a_calibration_in_the_file_are_an_error(self, tmp_path):
         larger(student()).save(tmp_path / "outer.json")
-        with pytest.raises(ValueError, match="another program than the student"):
+        with pytest.raises(ValueError, match="cannot be loaded into the student"):
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
     def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
@@ -100,22 +97,21 @@ class TestPartsOfLargerPrograms:
 
 class TestFiles:
     @pytest.mark.parametrize("kind", ["predictor", "module"])
-    def test_the_student_itself_says_how_to_load_a_calibrated_program(self, kind, lm, tmp_path):
+    def test_the_student_itself_cannot_load_a_calibrated_program(self, kind, lm, tmp_path):
         calibrated(STUDENTS[kind]()).save(tmp_path / "program.json")
-        with pytest.raises(KeyError, match=r"load it with plr_dspy\.load_program\(student, path\)"):
+        with pytest.raises(KeyError):
             STUDENTS[kind]().load(tmp_path / "program.json")
 
     @pytest.mark.parametrize(
         ("saved", "into", "match"),
         [
             (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
-            (student(), larger(student()), "another program than the student .*'part'"),
-            (larger(student()), student(), "another program than the student .*'signature'"),
+            (student(), larger(student()), "cannot be loaded into the student .*'part'"),
+            (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
             (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "of the labels"),
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
-            (larger(CalibratedProgram(student(), FOUND)), student(), "another program than the student"),
-            (student(), dspy.Predict("question -> answer"), "demos of predictor 'self' have none of the f"),
+            (larger(CalibratedProgram(student(), FOUND)), student(), "cannot be loaded into the student"),
         ],
     )
     def test_of_another_program(self, tmp_path, saved, into, match):
@@ -126,9 +122,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            ({"of_tomorrow": [1.0]}, "of_tomorrow.*update plr_dspy"),
+            ({"of_tomorrow": [1.0]}, "(?s)of_tomorrow.*update plr_dspy"),
             ({"offsets": [0.7]}, "finite offset and scale for each label"),
-            ({"offsets": ["a", "b"]}, r"offsets\.0: .*valid number"),
+            ({"offsets": ["a", "b"]}, r"(?s)offsets\.0.*valid number"),
         ],
     )
     def test_with_a_calibration_that_cannot_be_read(self, tmp_path, change, match):
@@ -157,63 +153,16 @@ class TestFiles:
     def test_only_programs_are_loaded_into(self, tmp_path):
         with pytest.raises(TypeError, match=r"student must be a dspy\.Module; got ProgramMeta"):
             load_program(dspy.Predict, tmp_path / "x.json")
-        with pytest.raises(TypeError, match="path must be that of a file that save wrote; got None"):
-            load_program(student(), None)
 
 
-class TestACalibrationIsOfOnePromptAndOneModel:
-    """A call with another is made, and said once."""
-
-    @pytest.fixture(autouse=True)
-    def anew(self):
-        """In this process other tests may have been warned of the same."""
-        warn_once.cache_clear()
-
-    @pytest.fixture
-    def program(self, lm, tmp_path):
-        calibrated().save(tmp_path / "program.json")
-        return load_program(student(), tmp_path / "program.json")
-
-    def said(self, caplog, program, **settings):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="plr_dspy"), dspy.context(**settings):
-            for call in (program, program.deepcopy()):
-                assert call(text="text 1").probabilities
-                call(text="text 2")
-        return [record.getMessage() for record in caplog.records]
-
-    def test_nothing_is_said_of_the_same(self, program, caplog):
-        assert not self.said(caplog, program)
-        assert not self.said(caplog, program, adapter=None)
-
-    @pytest.mark.parametrize(
-        ("change", "said"),
-        [
-            (lambda it: {"adapter": PlainTextAdapter()}, "ChatAdapter, and is used with PlainTextAdapter:"),
-            (
-                lambda it: {"lm": Classifier(leaning(list(LABELS), 1.0)).lm("fake/y")},
-                "with the model fake/x, and is used with fake/y",
-            ),
-            (lambda it: it.demos.pop(0) and {}, OTHER),
-            (lambda it: it.demos.reverse() or {}, OTHER),
-            (lambda it: setattr(it, "signature", it.signature.with_instructions("x")) or {}, OTHER),
-        ],
-        ids=["adapter", "model", "demos", "order", "instructions"],
-    )
-    def test_another_one(self, program, caplog, change, said):
-        (message,) = self.said(caplog, program, **change(program.program))
-        assert said in message
-
-    def test_an_adapter_with_other_settings(self, lm, caplog):
-        with dspy.context(adapter=PlainTextAdapter()):
-            program = calibrated()
-        (message,) = self.said(caplog, program, adapter=PlainTextAdapter(show_instructions=False))
-        assert "PlainTextAdapter(show_instructions=False)" in message
-
-    def test_nothing_of_it_holds_a_key_or_an_address(self, tmp_path):
-        with dspy.context(lm=dspy.LM("openai/x", api_key="sk-secret", api_base="http://10.0.0.1")):
-            CalibratedProgram(student(), FOUND).bound().save(tmp_path / "program.json")
-        text = (tmp_path / "program.json").read_text()
-        assert "openai/x" in text
-        assert "secret" not in text
-        assert "10.0.0.1" not in text
+def test_another_model_or_adapter_than_it_was_found_with_is_told_once(lm, tmp_path, caplog):
+    calibrated().save(tmp_path / "program.json")
+    caplog.clear()
+    load_program(student(), tmp_path / "program.json")
+    assert not caplog.records
+    other = Classifier(leaning(list(LABELS), 1.0)).lm("fake/y")
+    with dspy.context(lm=other, adapter=PlainTextAdapter()):
+        load_program(student(), tmp_path / "program.json")
+    (record,) = caplog.records
+    assert "the adapter ChatAdapter, and is used with PlainTextAdapter" in record.getMessage()
+    assert "the model fake/x, and is used with fake/y" in record.getMessage()

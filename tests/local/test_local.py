@@ -35,12 +35,8 @@ class TestWeights:
         monkeypatch.setenv("PLR_DSPY_GGUF", str(other))
         assert find_weights(str(gguf)) == gguf
         assert find_weights() == other
-        text = tmp_path / "weights.gguf"
-        text.write_text("not a model")
-        with pytest.raises(ValueError, match="path: expected a GGUF file"):
-            find_weights(text)
         monkeypatch.setenv("PLR_DSPY_GGUF", str(tmp_path / "none.gguf"))
-        with pytest.raises(FileNotFoundError, match="PLR_DSPY_GGUF: expected a GGUF file"):
+        with pytest.raises(FileNotFoundError, match="expected a GGUF file"):
             find_weights()
 
     def test_the_error_says_how_to_get_them(self, monkeypatch):
@@ -91,14 +87,6 @@ class TestServer:
         while is_open(address) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not is_open(address)
-
-    @pytest.mark.parametrize("name", ["num_threads", "parallel", "context_length"])
-    @pytest.mark.parametrize("value", [0, 1.5, True])
-    def test_bad_arguments_are_named(self, gguf, server, name, value):
-        with pytest.raises(ValueError, match=f"{name}: expected a positive integer"):
-            LocalServer(gguf, **{name: value})
-        with pytest.raises(ValueError, match="route: expected 'completion' or 'chat', got 'text'"):
-            server.lm("text")
 
     def test_what_is_missing_is_said(self, gguf, monkeypatch):
         with pytest.raises(RuntimeError, match=r"tiny\.Q8_0"), LocalServer(gguf, context_length=256):

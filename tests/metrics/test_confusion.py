@@ -109,19 +109,6 @@ class TestLabels:
         assert scores.score(0, "other") == scores.score(0, None)
 
 
-@pytest.mark.parametrize(
-    "metric", [F1("a"), F1(), plr_dspy.BalancedAccuracy(), plr_dspy.MatthewsCorrelation()], ids=repr
-)
-@given(both=BOTH, unread=st.sets(st.integers(0, 39), max_size=10))
-def test_closed_derivatives_are_those_of_finite_differences(metric, both, unread):
-    right_labels, answers = zip(*both, strict=True)
-    read = [None if i in unread else answer for i, answer in enumerate(answers)]
-    counts = confusion_scores.confusion_matrix(right_labels, read, ANSWERS) + np.eye(4, 5)
-    expected = ConfusionMetric(metric.value).derivative(counts, ANSWERS)
-    derivative = metric.derivative(counts, ANSWERS)
-    assert derivative[counts > 0] == pytest.approx(expected[counts > 0], abs=1e-6)
-
-
 @pytest.mark.parametrize("metric", [*BY_SKLEARN, F1("b")], ids=repr)
 @given(both=BOTH, unread=st.integers(0, 39))
 def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unread):
@@ -184,8 +171,10 @@ class TestOwnFunction:
             predict=dspy.Predict(dspy.Signature("text -> label: Literal['c', 'a']")),
         )
         devset = [example(label) for label in "aabb"]
-        value = ConfusionMetric(cost).evaluate(program, devset, num_threads=1, display_progress=False)
-        assert value == 0.5
+        metric = ConfusionMetric(cost)
+        answers = [program(text="t").label for _ in devset]
+        right_labels = metric.right_labels(devset)
+        assert metric.score(right_labels, answers, labels=metric.output_labels(program, devset)) == 0.5
         assert calls == [([[0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], ["c", "a", "b"])]
 
     @pytest.mark.parametrize(
@@ -217,26 +206,23 @@ class TestOwnFunction:
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
     def test_that_returns_no_number_is_an_error(self, value):
-        with pytest.raises((ValueError, TypeError), match="metric must return a") as raised:
+        with pytest.raises((ValueError, TypeError), match="metric must return a"):
             ConfusionMetric(lambda counts, labels: value).score(["a", "b"], ["a", None])
-        assert "of the counts [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]" in raised.value.__notes__[0]
 
 
 class TestBadInput:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: F1(average="binary"), "needs a label"),
-            (lambda: F1("a", average="macro"), "takes no label"),
+            (lambda: F1(average="binary"), "a label goes with"),
+            (lambda: F1("a", average="macro"), "a label goes with"),
             (lambda: F1(average="weighted"), "average must be"),
             (lambda: ConfusionMetric(3), "function must be callable"),
             (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
             (lambda: ConfusionMetric(F1("a")), "function must be callable"),
             (lambda: ConfusionMetric(share_of_right, bounds=(1, 0)), "bounds must be the least and the largest value"),
-            (lambda: ConfusionMetric(share_of_right, bounds=0.5), "bounds must be the least and the largest value"),
-            (lambda: F1("A").evaluate(dspy.Predict("text -> label"), [example("a")]), "no example has 'A'"),
             (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
-            (lambda: F1("a").right_label(example("a").copy(other="b")), "name the one that does, such as F1"),
+            (lambda: F1("a").right_label(example("a").copy(other="b")), "name the field of the label"),
             (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
             (lambda: F1("a").answer(example("a"), dspy.Prediction(answer="a")), "give both the same name"),
         ],
@@ -244,33 +230,6 @@ class TestBadInput:
     def test_is_refused_with_a_cure(self, make, message):
         with pytest.raises((ValueError, TypeError), match=message):
             make()
-
-    def test_few_of_a_label_are_warned_of(self, caplog):
-        parts = [example("a")] * 8 + [example("b")] * 72, [example("a")] * 2 + [example("b")] * 18
-        F1("a").check(*parts)
-        assert "only 8 of the 80 examples to search and 2 of the 20 examples to compare by have 'a', so" in caplog.text
-        assert "Of 500 examples, with the same share, 10 would in either part" in caplog.text
-        F1("a").check(parts[0])
-        assert "only 8 of the 80 examples have 'a', so that" in caplog.text
-        assert "Of 100 examples, with the same share, 10 would" in caplog.text
-
-
-def test_evaluate_scores_a_program(caplog):
-    def echo(self, text):
-        if text == "fails":
-            raise ValueError("no answer")
-        return dspy.Prediction(label=text)
-
-    texts = ["a", "a", "b", "fails"]
-    devset = [dspy.Example(text=t, label=label).with_inputs("text") for t, label in zip(texts, "abba", strict=True)]
-    options = {"num_threads": 2, "display_progress": False, "max_errors": 10}
-    assert F1("a").evaluate(Program(echo), devset, **options) == pytest.approx(2 / 3)  # without the call that failed
-    assert "calls on 1 of 4 examples failed: they are left out" in caplog.text
-    with pytest.raises(RuntimeError, match="all calls failed"):
-        F1("a").evaluate(Program(echo), devset[3:], **options)
-    for size in (1, 10):  # dspy.Evaluate goes on, or gives up
-        with pytest.raises(TypeError, match="the metric reads the label at 'label'"):
-            F1("a").evaluate(Program(lambda self, text: dspy.Prediction(other=text)), devset[:1] * size, **options)
 
 
 def test_labels_are_compared_by_what_demos_call_them():

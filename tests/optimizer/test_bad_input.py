@@ -24,17 +24,6 @@ class Async(Wrapped):
         return await self.answer.acall(question=question)
 
 
-def knn_few_shot():
-    embedder = dspy.Embedder(lambda texts: np.zeros((len(texts), 2)))
-    return dspy.KNNFewShot(k=2, trainset=EXAMPLES[:9], vectorizer=embedder).compile(student())
-
-
-def without_demos(value):
-    program = student()
-    program.demos = value
-    return program
-
-
 async def async_metric(example, prediction):
     return 1.0
 
@@ -66,23 +55,14 @@ CONSTRUCTOR = {
     "min_probability": [1.1, -0.1, "sure"],
 }
 
-OTHERS = [dspy.Example(q="q", a=str(i)) for i in range(4)]
 TEXT = dspy.Example(text="t", answer="a").with_inputs("text")
-BOTH = [example.with_inputs("question", "answer") for example in EXAMPLES]
 COMPILE = [
     (lambda: None, {}, "student must be a dspy.Module; got NoneType"),
-    (lambda: Wrapped, {}, "student must be a dspy.Module; .*pass an instance, not the class"),
-    (dspy.Module, {}, "student must have a forward method.*define one"),
-    (WithoutForward, {}, "student must have a forward method.*define one"),
+    (lambda: Wrapped, {}, "student must be a dspy.Module; .*pass an instance"),
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
-    (lambda: Program(parts={1: student(), "1": student()}), {}, "several predictors of one name.*rename"),
-    (knn_few_shot, {}, "KNNFewShot.*PLFewShot.metric, demos='retrieved'"),
-    (lambda: student(["text", "more"]), {}, "demo 0 of predictor 'self' must be a dspy.Example"),
-    (lambda: student(OTHERS), {}, "demos of predictor 'self' hold .*'a', 'q'.*rename the fields"),
-    (lambda: without_demos(None), {}, "demos of predictor 'self' must be a list; got NoneType"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must hold at least two .*pass more examples"),
-    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos or given twice"),
+    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos, given twice"),
     (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
@@ -91,16 +71,18 @@ COMPILE = [
     (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
     (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
     (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
-    (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] .* needs \['question'\]; it has \['text'\]: rename"),
-    (Wrapped, {"trainset": BOTH}, r"\[0\] must give .* inputs: forward\(question\) cannot take them.*rename"),
+    (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must give .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
-    (student, {"valset": EXAMPLES[:6]}, "valset must hold an example that no demo shows"),
+    (
+        student,
+        {"valset": EXAMPLES[:6]},
+        "trainset and valset must each hold an example of their own that no demo shows",
+    ),
     (student, {"seed": -3}, "seed"),
     (student, {"seed": 1.5}, "seed"),
     (student, {"lm": None}, r"no LM is configured: call dspy.configure\(lm=dspy.LM\(...\)\)"),
     (student, {"lm": "openai/gpt"}, r"lm must be a dspy.LM.*dspy.configure\(lm=dspy.LM\('openai/gpt'\)\)$"),
     (student, {"lm": dspy.LM}, r"lm must be a dspy.LM.*dspy.LM\(\.\.\.\)\)$"),
-    (student, {"adapter": "json"}, "adapter must be a dspy.Adapter; got 'json': pass one"),
 ]
 
 
@@ -147,7 +129,6 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
-        (PLReorder, {}, {"log_dir": "~no-such-user/x"}, "log_dir must be the path of a folder"),
         (PLReorder, {}, {"calibrate": "half"}, "calibrate must be a valid boolean or a valid dictionary"),
         (PLReorder, {}, {"calibrate": {"a": "half"}}, "calibrate must be a valid number"),
     ],
@@ -200,7 +181,6 @@ def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, val
     warnings = [record.getMessage() for record in caplog.records if "x.json" in record.getMessage()]
     assert len(warnings) == 2  # one a compile
     assert f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}" in warnings[0]
-    assert "2 more fields" in warnings[0]
     with pytest.raises(RuntimeError):
         result.save(tmp_path / "x.json")
     result.save(tmp_path / "x.pkl")
@@ -216,10 +196,8 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     assert engine.num_calls == 0
 
 
-def test_numpy_numbers_are_numbers_and_an_lm_on_the_program_is_enough(engine):
-    reorder = optimizer(num_samples=np.int64(5), max_seconds=np.float32(60), seed=np.int32(3), max_metric_calls=60)
-    assert (reorder.num_samples, reorder.max_seconds, reorder.seed) == (5, 60.0, 3)
-    assert [type(value) for value in (reorder.num_samples, reorder.max_seconds)] == [int, float]
+def test_an_lm_on_the_program_is_enough(engine):
+    reorder = optimizer(max_metric_calls=60)
     program = student()
     program.lm = dspy.settings.lm
     with dspy.context(lm=None):
@@ -239,10 +217,10 @@ class TestCures:
     """What an error tells a user to do, done: it works, or at least the next error is another one."""
 
     def test_of_sets_that_overlap(self, engine):
-        with pytest.raises(ValueError, match=r"all 55 that no demo shows are in both: leave valset out.*or split"):
+        with pytest.raises(ValueError, match=r"of the 60 examples of trainset 0 are left, the others are .* in valset"):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])
-        with pytest.raises(ValueError, match=r"trainset must hold at least two examples.*pass more examples"):
+        with pytest.raises(ValueError, match=r"trainset and valset must each hold an example.*pass more examples"):
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(valset=EXAMPLES[5:6])
 
@@ -271,26 +249,15 @@ class TestCures:
 
     def test_of_an_ensemble_and_of_no_demos(self, engine):
         members = [student(5), student(EXAMPLES[:4])]
-        with pytest.raises(TypeError, match="compile its members with PLReorder first, then ensemble them"):
-            compiled(program=dspy.Ensemble(reduce_fn=dspy.majority).compile(members))
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
         assert ensemble(question="question 50").answer
-        with pytest.raises(ValueError, match=r"pass num_demos=8, .* or compile it first with dspy.BootstrapFewShot"):
+        with pytest.raises(ValueError, match=r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"):
             compiled(optimizer(num_demos=None), student([]))
-        with pytest.raises(ValueError, match="trainset is too small to take some from: pass 100 examples or more"):
+        with pytest.raises(ValueError, match="of which there must be more than 2"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
-        with pytest.raises(ValueError, match=r"no demos to order: compile it first with dspy.BootstrapFewShot"):
+        with pytest.raises(ValueError, match=r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"):
             order_sensitivity(student([]), exact_match, EXAMPLES)
-
-
-@pytest.mark.parametrize(("kind", "number"), [("Literal['yes', 'no']", 40), ("Optional[Literal['yes', 'no']]", 20)])
-def test_labels_that_the_program_cannot_answer_are_told_before_any_call(engine, caplog, kind, number):
-    classify = dspy.Predict(f"question -> answer: {kind}")
-    rows = [dspy.Example(question=f"q{i}", answer=("yes", "No ", None)[i % 3]) for i in range(60)]
-    optimizer().estimate(classify, trainset=[row.with_inputs("question") for row in rows])
-    assert f"{number} of 60 examples have none of the labels ['yes', 'no'] at 'answer' (one has 'No ')" in caplog.text
-    assert not engine.num_calls
 
 
 class WithHistory(WithoutForward):
@@ -323,8 +290,3 @@ class TestHistories:
         trainset = [e.copy(talk=dspy.History(messages=[])).with_inputs("question", "talk") for e in EXAMPLES[4:40]]
         optimizer(max_metric_calls=60).compile(program, trainset=trainset)
         assert engine.num_calls > 0
-
-    def test_are_not_all_that_may_be_missing(self, program, engine):
-        trainset = [dspy.Example(text="t", answer="a").with_inputs("text")] * 30
-        with pytest.raises(ValueError, match=r"talk=dspy\.History.*; rename the fields"):
-            optimizer(max_metric_calls=60).compile(program, trainset=trainset)

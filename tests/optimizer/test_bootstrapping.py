@@ -116,7 +116,7 @@ class TestTeachers:
         assert sum(slot.num_demos for slot in optimizer.report.slots) == num_demos
         assert num_demos or compiled.demos == []
         (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
-        assert "of 15 calls of the teacher, 15 ended in AdapterParseError" in warning
+        assert "15 of 15 calls of the teacher ended in AdapterParseError" in warning
         assert warning.endswith("or a larger max_tokens if replies are cut") and "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
@@ -139,7 +139,8 @@ class TestTeachers:
         with using(engine_for(EXAMPLES)):
             chooser(metric, candidates="both", max_errors=100).compile(predict(), trainset=EXAMPLES)
         (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
-        assert warning.endswith("mend the metric, or what it calls")
+        assert "ended in ZeroDivisionError" in warning
+        assert warning.endswith("mend the program or the metric, or pass another teacher")
 
 
 class TestMetrics:
@@ -164,7 +165,7 @@ class TestMetrics:
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
-        assert ("15 gave an answer that scored 0 or less." in caplog.text) == (wrong is None)
+        assert ("none of 15 calls of the teacher gave an answer that scores enough" in caplog.text) == (wrong is None)
         assert ("the metric compares the right fields" in caplog.text) == (wrong is None)
 
 
@@ -181,7 +182,7 @@ def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    with pytest.raises(ValueError, match=r"no prompt of it shows the fields of the examples: .* PLFewShot"):
+    with pytest.raises(ValueError, match=r"its prompts must show the fields of the examples.* PLFewShot"):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
 
@@ -192,20 +193,19 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] == 10
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 40
-    assert "time and money, ended after 10 examples: time limit" in caplog.text
+    assert "bootstrapping ended after 10 examples" in caplog.text
     assert optimizer.report.comparison is not None
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] > 10
     assert set(engine.requests.values()) == {1}
 
 
-def test_time_that_left_nothing_to_choose_from_is_an_error_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
+def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
     optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path)
-    with pytest.raises(RuntimeError, match="a quarter of max_seconds=40 was over before"):
-        optimizer.compile(predict(), trainset=UNLABELLED)
+    assert not optimizer.compile(predict(), trainset=UNLABELLED).demos
     assert engine.num_calls == 10
     optimizer.compile(predict(), trainset=UNLABELLED)
     assert optimizer.report.program_calls["bootstrap"] == 15
@@ -275,10 +275,7 @@ def test_of_a_predictor_that_is_asked_twice_either_answer_makes_the_demo(engine)
     assert 0 < sum(demo["question"].startswith("At first") for demo in slot.demos) < 8
 
 
-@pytest.mark.parametrize("copies", [True, False])
-def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are_told(engine, caplog, copies, tmp_path):
-    """What DSPy's trace says nothing of can be resumed, too."""
-
+def test_calls_that_nobody_sees_make_no_demo_and_can_be_resumed(engine, caplog, tmp_path):
     def asked(program, question):
         with dspy.context(trace=[]):
             return program.inner(question=question)
@@ -288,12 +285,9 @@ def test_predictors_that_run_as_copies_make_demos_and_those_that_nobody_sees_are
             return pool.submit(copy_context().run, asked, program, question).result()
 
     program = fakes.Program(in_a_thread, inner=predict())
-    if copies:
-        program = dspy.BestOfN(predict(), N=2, reward_fn=lambda inputs, answer: 1.0, threshold=1.0)
     for _ in range(2):
         optimizer = chooser(lambda example, prediction: True, log_dir=tmp_path)
         optimizer.compile(program, trainset=EXAMPLES)
     calls = optimizer.report.program_calls
-    assert (calls["bootstrap"], calls["resumed"]) == (8 if copies else 15, calls["total"])
-    told = "of 15 calls of the teacher, 15 gave a right answer by calls that DSPy's trace does not hold"
-    assert copies != any(told in line and "dspy.Parallel" in line for line in caplog.messages)
+    assert (calls["bootstrap"], calls["resumed"]) == (15, calls["total"])
+    assert any("that DSPy's trace holds" in line and "dspy.Parallel" in line for line in caplog.messages)

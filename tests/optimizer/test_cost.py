@@ -107,17 +107,11 @@ class TestReport:
         assert report.cost == pytest.approx(engine.cost - 0.9 * PROMPT * num_cached)
 
     def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
-        """Also where only that of a judge is."""
-
-        judge = dspy.Predict("question, answer -> score: float")
-        judge.lm = lm_of(engine, "fake/judge")
-        asking_nobody = fakes.Program(lambda self, *pair: float(exact_match(*pair)), judge=judge)
-        for metric, model in [(asking_nobody, MODEL), (exact_match, "fake/other")]:
-            with dspy.context(lm=lm_of(engine, model)):
-                report = compiled(metric=metric, max_metric_calls=100)
-                found = PLReorder(metric).estimate(student(), trainset=EXAMPLES)
-            assert report.cost is found.cost is None
-            assert "$" not in report.details() + str(found)
+        with dspy.context(lm=lm_of(engine, "fake/other")):
+            report = compiled(max_metric_calls=100)
+            found = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        assert report.cost is found.cost is None
+        assert "$" not in report.details() + str(found)
 
 
 class TestEstimate:
@@ -130,8 +124,6 @@ class TestEstimate:
         one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
         assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
         assert found.cost > 0
-        with pytest.raises(ValueError, match="too small for 4 candidates"):
-            PLReorder(exact_match, max_cost=1e-5).compile(program, trainset=EXAMPLES[8:])
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
@@ -173,13 +165,9 @@ class TestEstimate:
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
         assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
-        says = f"; max_cost=${limit:g} ends it earlier, after about {found.affordable_calls:,} calls at this price"
+        says = f"; max_cost ends it earlier, after about {found.affordable_calls:,} calls"
         assert str(found).splitlines()[0].endswith(says)
-        assert str(found).splitlines()[1] == "  without max_cost:"
-        assert says in repr(found)
-        assert str(ample).splitlines()[0].endswith(" pays for all of them")
-        assert "without max_cost" not in str(ample)
-        assert "max_" not in str(without)
+        assert "max_cost" not in str(ample) + str(without)
 
 
 def uneven(*, spread, failing, seed):
@@ -232,7 +220,7 @@ class TestMaxCost:
                 program = chooser.compile(student(0), trainset=EXAMPLES)
             assert chooser.report.cost == pytest.approx(engine.cost)
             assert dollars(engine.cost) in str(chooser.report)
-            assert chooser.report.comparison and program.candidate_programs
+            assert chooser.report.comparison
             found.append((engine.num_calls, chooser.report.comparison, program.demos))
         assert found[0] == found[1]
         assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
@@ -288,27 +276,10 @@ class TestMaxCost:
             getattr(PLReorder(exact_match, max_cost=1.0), method)(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
-    @pytest.mark.parametrize(
-        ("kind", "options"), [(PLReorder, {}), (PLReorder, {"auto": "paper"}), (PLFewShot, {"max_errors": 1000})]
-    )
-    def test_too_little_names_what_is_enough(self, engine, kind, options):
-        """Of which a quarter is for the demos that are made."""
-
-        program = student(6 * (kind is PLReorder))
-
-        def enough(method="estimate", **more):
-            with pytest.raises(ValueError, match="too small for 4 candidates") as told:
-                getattr(kind(exact_match, max_cost=1e-6, **options, **more), method)(program, trainset=EXAMPLES)
-            return float(str(told.value).split("max_cost=")[2].split()[0])
-
-        least = enough()
-        assert least == enough("compile")
-        assert kind is PLReorder or 0.75 * least == pytest.approx(enough(candidates="labeled"), rel=0.1)
-        assert engine.num_calls == 0
-        limited = kind(exact_match, max_cost=least, num_threads=4, display_progress=False, **options)
-        limited.compile(program, trainset=EXAMPLES)
-        assert limited.report.comparison is not None
-        assert 0 < engine.cost <= least
+    def test_too_little_ends_it_without_a_comparison(self, engine):
+        report = compiled(max_cost=10 * A_CALL, num_threads=4)
+        assert engine.cost <= 10 * A_CALL
+        assert report.stopped.startswith("cost limit")
 
     @pytest.mark.parametrize("usage", [{}, {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}])
     def test_a_server_that_reports_no_tokens_ends_it_unless_they_are_free(self, engine, usage, monkeypatch):

@@ -6,12 +6,10 @@ import dspy
 import numpy as np
 import pytest
 from dspy.experimental import Choice, Noul, Score
-from fakes import OrderSensitiveEngine, using
 from label_engines import Decider, normal
 from label_world import number, two
 
-from plr_dspy import BatchCalibration, CalibratedProgram, PLFewShot, PLReorder
-from plr_dspy.labels.reader import NoProbabilities
+from plr_dspy import BatchCalibration, PLFewShot, PLReorder
 
 OPTIONS = (("negative", "it was disliked"), ("positive", "it was liked"))
 KINDS = {
@@ -64,10 +62,6 @@ def sharp(demos, text):
     return two((1 if number(text) % 2 else -1) * (3 * ascending(demos) - 0.5) + normal(text))
 
 
-def leaning(demos, text):
-    return two((1 if number(text) % 2 else -1) * 0.8 + 0.5 * normal(text) + 2.0)
-
-
 @pytest.fixture
 def engine():
     engine = Decider(sharp)
@@ -77,10 +71,6 @@ def engine():
 
 def reorder(**options):
     return PLReorder(exact, **{"max_metric_calls": 120, **options})
-
-
-def calibrated(program, trainset):
-    return BatchCalibration(display_progress=False).compile(program, trainset=trainset)
 
 
 def check_saved(engine, program, kind, folder):
@@ -103,15 +93,13 @@ def accuracy(program, kind, count=40):
 
 
 class TestOrders:
-    @pytest.mark.parametrize(
-        ("kind", "signal"), [("choice", "logprobs"), ("bool in fields", "logprobs"), ("noul", "score")]
-    )
-    def test_the_order_is_found_saved_and_loaded(self, engine, kind, signal, tmp_path):
-        optimizer = reorder(signal=signal, max_metric_calls=240)
+    @pytest.mark.parametrize("kind", ["choice", "bool in fields", "noul"])
+    def test_the_order_is_found_saved_and_loaded(self, engine, kind, tmp_path):
+        optimizer = reorder(max_metric_calls=240)
         program = student(kind, numbers=(4, 3, 2, 1, 0))
         compiled = optimizer.compile(program, trainset=examples(kind))
         assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6
-        assert optimizer.report.signal.used == signal
+        assert optimizer.report.signal.used == "score"
         assert not any(engine.asked), "a reply that states probabilities needs no log-probabilities"
         check_saved(engine, compiled, kind, tmp_path)
 
@@ -120,76 +108,32 @@ class TestOrders:
         optimizer = PLFewShot(exact, candidates=candidates, max_metric_calls=150)
         compiled = optimizer.compile(student(numbers=()), trainset=examples("choice", 100))
         assert len(shown(compiled)) > 1
-        assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.05
+        assert accuracy(compiled, "choice", 60) > accuracy(student(numbers=()), "choice", 60) + 0.03
         check_saved(engine, compiled, "choice", tmp_path)
 
 
-class TestCalibration:
-    @pytest.mark.parametrize(
-        ("kind", "adapter"), [*((kind, dspy.ChatAdapter()) for kind in KINDS), ("noul", dspy.JSONAdapter())]
-    )
-    def test_takes_away_the_lean_and_tells_probabilities(self, engine, kind, adapter, tmp_path):
-        engine.probabilities = leaning
-        program = student(kind)
-        with dspy.context(adapter=adapter):
-            result = calibrated(program, examples(kind, 64))
-            assert len(engine.prompts) == 64
-            assert not any(engine.asked)
-            assert accuracy(result, kind) > accuracy(program, kind) + 0.15
-            result.save(tmp_path / "program.json")
-            loaded = CalibratedProgram(student(kind, numbers=()))
-            loaded.load(tmp_path / "program.json")
-            for text in ("text 1", "text 2", "text 8"):
-                one, same, raw = result(text=text), loaded(text=text), program(text=text)
-                assert one.probabilities == pytest.approx(same.probabilities)
-                assert set(one.probabilities) == set(values(kind))
-                assert sum(one.probabilities.values()) == pytest.approx(1)
-                assert max(one.probabilities, key=one.probabilities.get) == plain(one.label) == plain(same.label)
-                assert type(one.label) is type(raw.label)
-                told = CalibratedProgram(program)(text=text).probabilities
-                assert told[values(kind)[1]] == pytest.approx(round(leaning([], text)[1], 2), abs=0.006)
-
-    def test_orders_are_found_under_it(self, engine):
-        engine.probabilities = lambda demos, text: two(
-            (1 if number(text) % 2 else -1) * (2 * ascending(demos)) + 0.7 * normal(text) + 3.0
-        )
-        program = student(numbers=(4, 3, 2, 1, 0))
-        alone = calibrated(program, examples("choice"))
-        compiled = reorder(calibrate=True).compile(program, trainset=examples("choice"))
-        assert isinstance(compiled, CalibratedProgram)
-        assert accuracy(compiled, "choice") > accuracy(alone, "choice") + 0.1
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_not_calibrated(engine, kind):
+    cure = r"is not possible: replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
+    with pytest.raises(ValueError, match=cure):
+        BatchCalibration().compile(student(kind), trainset=examples(kind))
+    with pytest.raises(ValueError, match="ReAnchor"):
+        PLReorder(exact, calibrate=True).compile(student(kind), trainset=examples(kind))
+    assert not engine.prompts
 
 
-class TestWhatIsNotSupported:
-    """An error before any call names it, and the cure that it gives works."""
+def test_scores_are_ordered(engine):
+    def close(example, prediction, trace=None):
+        return prediction.label.level == number(example.text) % 3
 
-    def graded(self):
-        signature = dspy.Signature("text -> label").with_updated_fields("label", desc="how good")
-        program = dspy.Predict(signature.with_updated_fields("label", type_=Score["poor", "fair", "good"]))
-        program.demos = [dspy.Example(text=f"demo {i}", label=i % 3) for i in (4, 3, 2, 1, 0)]
-        return program
-
-    def test_scores_are_ordered_and_not_calibrated(self, engine):
-        def close(example, prediction, trace=None):
-            return prediction.label.level == number(example.text) % 3
-
-        engine.probabilities = lambda demos, text: [
-            0.1 + 0.8 * ((number(text) + (ascending(demos) < 0.6)) % 3 == i) for i in range(3)
-        ]
-        trainset = [each.without("label").with_inputs("text") for each in examples("choice")]
-        with pytest.raises(ValueError, match=r"Score.*make it a Choice.*ReAnchor"):
-            calibrated(self.graded(), trainset)
-        with pytest.raises(ValueError, match=r"Score.*Leave it out"):
-            PLReorder(close, calibrate=True).compile(self.graded(), trainset=trainset)
-        assert not engine.prompts
-        optimizer = PLReorder(close, max_metric_calls=150, display_progress=False)
-        compiled = optimizer.compile(self.graded(), trainset=trainset)
-        assert "Score" in optimizer.report.signal.reason
-        assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_replies_without_probabilities_end_it_after_a_few_calls_with_another_cure(self, kind):
-        cure = r"state the probabilities of 'label'.*declare a Literal alone"
-        with using(OrderSensitiveEngine({})) as engine, pytest.raises(NoProbabilities, match=cure):
-            calibrated(student(kind), examples(kind))
-        assert engine.num_calls <= 6
+    signature = dspy.Signature("text -> label").with_updated_fields("label", desc="how good")
+    program = dspy.Predict(signature.with_updated_fields("label", type_=Score["poor", "fair", "good"]))
+    program.demos = [dspy.Example(text=f"demo {i}", label=i % 3) for i in (4, 3, 2, 1, 0)]
+    engine.probabilities = lambda demos, text: [
+        0.1 + 0.8 * ((number(text) + (ascending(demos) < 0.6)) % 3 == i) for i in range(3)
+    ]
+    trainset = [each.without("label").with_inputs("text") for each in examples("choice")]
+    optimizer = PLReorder(close, max_metric_calls=150, display_progress=False)
+    compiled = optimizer.compile(program, trainset=trainset)
+    assert "ReAnchor" in optimizer.report.signal.reason
+    assert ascending([{"text": f"demo {i}"} for i in shown(compiled)]) >= 0.6

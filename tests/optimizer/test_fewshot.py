@@ -98,7 +98,6 @@ class TestChoice:
         _, chooser = chosen(candidates=demos, max_metric_calls=400)
         (slot,) = chooser.report.slots
         assert slot.origins == ["candidates[0]", "candidates[1]", "candidates[2]"]
-        assert chooser.report.distinct_prompts == 1 + 3 + 6 + 6
         assert not chooser.report.program_calls["bootstrap"]
 
 
@@ -206,9 +205,9 @@ class TestBadInput:
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": fakes.two_predictors()}, "teacher must be a program with the predictors of student"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
-            ({"candidates": EXAMPLES}, {}, "pass more examples, or leave some of these out of candidates"),
+            ({"candidates": EXAMPLES}, {}, "pass more examples, or fewer demos"),
             ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
-            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset must hold more examples with different inputs"),
+            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset must hold more examples with different inputs.*100"),
             ({}, {"trainset": EXAMPLES[:2]}, "trainset must hold more examples with different.*candidates"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
@@ -216,6 +215,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="with a budget of calls first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        with pytest.raises(RuntimeError, match="a quarter of max_seconds=1e-09 was over before"):
+        with pytest.raises(RuntimeError, match="nothing to choose from: a quarter of max_seconds or max_cost"):
             optimizer(max_seconds=1e-9, candidates="bootstrapped").compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0

@@ -123,14 +123,12 @@ class TestKilled:
         assert found(compiled(tmp_path, num_threads=1)) == expected
         assert engine.num_calls == num_calls + 1
 
-    @pytest.mark.parametrize(
-        ("kind", "cure"), [("call", "remove the line, whose call will"), ("schema_version", "pass another")]
-    )
-    def test_a_line_that_cannot_be_read_is_refused_with_a_cure(self, tmp_path, engine, kind, cure):
+    @pytest.mark.parametrize("kind", ["call", "schema_version"])
+    def test_a_line_that_cannot_be_read_is_refused_with_a_cure(self, tmp_path, engine, kind):
         compiled(tmp_path)
         path, begin = tmp_path / "calls.jsonl", b'{"%s"' % kind.encode()
         path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
-        with pytest.raises(ValueError, match=rf"line \d+ of .* cannot be read \(.*\): {cure}"):
+        with pytest.raises(ValueError, match=r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"):
             compiled(tmp_path)
 
     def test_a_second_process_is_refused(self, tmp_path, engine):
@@ -171,11 +169,11 @@ class TestIdentity:
     @pytest.mark.parametrize(
         ("change", "difference"),
         [
-            ({"metric": lambda example, prediction: 1.0}, "the code of the metric changed"),
+            ({"metric": lambda example, prediction: 1.0}, "the metric changed"),
             ({"trainset": [*EXAMPLES[:-1], questions(61)[-1]]}, "the examples changed"),
-            ({"program": student(4)}, "the demos of self changed"),
-            ({"program": dspy.ChainOfThought("question -> answer")}, "self was 'Predict', is 'Chain"),
-            ({"temperature": 0.7}, "the settings of its models changed"),
+            ({"program": student(4)}, "program changed"),
+            ({"program": dspy.ChainOfThought("question -> answer")}, "program changed"),
+            ({"temperature": 0.7}, "the models changed"),
             ({"model": "fake/other"}, "models was .*order-sensitive.* is .*other"),
             ({"adapter": dspy.JSONAdapter()}, "adapter was 'ChatAdapter', is 'JSONAdapter'"),
         ],
@@ -191,11 +189,6 @@ class TestIdentity:
             go(**change)
         go()
         assert engine.num_calls == before
-        if "program" in change:  # What is accepted, and makes no call, changes nothing.
-            with pytest.raises(ValueError, match="calibrate needs"):
-                go(accept_changes=True, calibrate=True, **change)
-            go()
-            assert engine.num_calls == before
 
     def test_how_a_model_is_reached_and_how_it_runs_may_differ(self, tmp_path, engine):
         def go(options, **access):
@@ -217,12 +210,6 @@ TOLD = b'{"call": ["x", "y"], "score": 1.0, "label_logprobs": %s}'
 
 
 class TestFolders:
-    def test_a_log_of_an_earlier_version_is_refused_with_a_cure(self, tmp_path, engine):
-        (tmp_path / "cells.jsonl").write_bytes(b'{"schema_version": 10, "identity": {}, "unstable": []}\n')
-        with pytest.raises(ValueError, match=r"earlier version of plr_dspy.*pass another log_dir"):
-            compiled(tmp_path)
-        assert engine.num_calls == 0
-
     @pytest.mark.parametrize(
         ("line", "message"),
         [
@@ -231,7 +218,7 @@ class TestFolders:
             (b'{"call": ["x", "y"], "score": 1}', "belongs to another compile: models was None, is "),
             (b'{"schema_version": 99, "identity": {}}', "schema version 99"),
             (b'{"something": 1}', "neither a header nor a call record"),
-            *((TOLD % values, "line 1 of") for values in (b"[]", b"1", b"[null]", b"[true]", b"[1e999]", b"{}")),
+            *((TOLD % values, "line 1 of") for values in (b"1", b"[null]", b"{}")),
         ],
     )
     def test_files_that_cannot_be_read(self, tmp_path, engine, line, message):
@@ -240,8 +227,8 @@ class TestFolders:
             compiled(tmp_path)
         assert engine.num_calls == 0
 
-    def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch, caplog):
-        """At first nothing is paid; later nothing is lost."""
+    def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch):
+        """At first nothing is paid; later the compile ends, and goes on from there."""
         expected, write, begins = compiled(), os.write, [b"{"]
         before = engine.num_calls
 
@@ -255,8 +242,12 @@ class TestFolders:
             compiled(tmp_path / "first")
         assert engine.num_calls == before
         begins[0], before = b'{"call"', before + 50
-        assert found(compiled(tmp_path / "second")) == found(expected)
-        assert caplog.text.count("No space left") == 1
+        with pytest.raises(OSError, match="No space left"):
+            compiled(tmp_path / "second")
+        begins[0] = b"nothing"
+        report = compiled(tmp_path / "second")
+        assert found(report) == found(expected)
+        assert report.program_calls["resumed"] > 40
 
 
 class TestOtherArguments:
@@ -493,14 +484,6 @@ class TestFailed:
                 compiled(tmp_path, num_threads=1, max_errors=3)
             compiled(tmp_path, num_threads=1)
         assert Counter(engine.requests.values()).keys() == {1, 2}
-
-    def test_what_has_changed_by_itself_is_not_compared_from_then_on(self, tmp_path):
-        facts = {"one": 1, "other": 1}
-        for changing in ("one", "other", "one"):
-            with open_log(tmp_path, lambda: dict(facts)) as log:
-                log.add((f"call {len(log.tokens_before)}", 0), CallRecord(1.0), {})
-                facts[changing] += 1
-            facts["one"] += 1
 
     def test_a_folder_without_an_answer_is_begun_anew(self, tmp_path):
         """A teacher's wrong answer, and a reply that cannot be read, are none that another compile could use."""

@@ -22,13 +22,6 @@ def analysed(scores, num_distinct=HUGE, **options):
     )
 
 
-def variance_analysis(scores):
-    orders, examples = scores.shape
-    fitted = scores.mean(axis=1, keepdims=True) + scores.mean(axis=0, keepdims=True) - scores.mean()
-    between = examples * ((scores.mean(axis=1) - scores.mean()) ** 2).sum() / (orders - 1)
-    return between, ((scores - fitted) ** 2).sum() / ((orders - 1) * (examples - 1))
-
-
 class TestSpread:
     @pytest.mark.parametrize(("better", "worse"), [(9, 1), (12, 9), (0, 6), (3, 3)])
     def test_the_test_of_two_orders_is_mcnemars(self, better, worse):
@@ -46,18 +39,11 @@ class TestSpread:
         assert bounded.gain_interval == pytest.approx(plain.gain_interval)
         assert bounded.gain_interval[1] > 0.05
 
-    def test_the_components_are_those_of_an_analysis_of_variance(self):
+    def test_the_deviation_is_that_of_an_analysis_of_variance(self):
         scores = np.random.default_rng(0).random((6, 20)) + np.linspace(0, 0.9, 6)[:, None]
-        between, within = variance_analysis(scores)
-        of_all = analysed(scores, 6)
-        assert of_all.noise == pytest.approx(math.sqrt(within / 20))
-        assert of_all.deviation == pytest.approx(math.sqrt((between - within) / 20 * 5 / 6))
-        between, within = variance_analysis(scores[1:])  # the program's own order is no random one
-        of_some = analysed(scores, HUGE)
-        assert of_some.noise == pytest.approx(math.sqrt(within / 20))
-        assert of_some.deviation == pytest.approx(math.sqrt((between - within) / 20))
-        of_seven = analysed(scores, 7)  # of which 6 are not the own one
-        assert of_seven.deviation == pytest.approx(math.sqrt((between - within) / 20 * 5 / 6))
+        residuals = scores - scores.mean(axis=0) - (scores.mean(axis=1) - scores.mean())[:, None]
+        variance = scores.mean(axis=1).var(ddof=1) - (residuals**2).sum() / 5 / 19 / 20
+        assert analysed(scores, 6).deviation == pytest.approx(math.sqrt(variance * 5 / 6))
 
     def test_a_chosen_order_is_no_part_of_what_others_are_like(self):
         """The program's own order does far better; the others differ by nothing but chance."""
@@ -67,7 +53,7 @@ class TestSpread:
         found = analysed(scores)
         assert found.p_value < 0.01
         assert found.deviation < 0.05
-        assert found.expected_gain == 0.0
+        assert found.expected_gain == pytest.approx(0.0, abs=0.01)
         assert found.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
 
 
@@ -113,45 +99,25 @@ class TestSimulated:
 
 def result(**changes):
     values = {"scores": [0.5, *np.linspace(0.4, 0.8, 9)], "num_distinct": 40_320, "num_searched": 100}
-    values |= {"num_examples": 30, "num_usable": 200, "num_unusable": 0, "program_calls": 300}
-    values |= {"p_value": 0.001, "noise": 0.05}
+    values |= {"num_examples": 30, "num_unusable": 0, "program_calls": 300, "p_value": 0.001}
     values |= {"deviation": 0.1, "deviation_interval": (0.06, 0.2)}
     values |= {"expected_gain": 0.3, "gain_interval": (0.1, 0.5)}
     return OrderSensitivity(**{**values, **changes})
 
 
-NOTHING = {"p_value": 0.3, "gain_interval": (0.0, 0.004)}
-GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}
-UNCHANGED = {"p_value": 1.0, "noise": 0.0, "deviation": 0.0}
-SAME = {**UNCHANGED, "scores": [0.8] * 10, "expected_gain": 0.0, "gain_interval": (0.0, 0.0)}
-MAY_PAY = {"gain_interval": (0.0, 0.5)}
-MAY_BE_GOOD = {"expected_gain": 0.0, "gain_interval": (0.0, 0.5)}
-UNKNOWN = {"p_value": 0.3, "gain_interval": (0.0, 0.4)}
-ORDERS = "To be surer, run this again with more orders: num_orders=40, max_metric_calls=1200."
-MORE = "To be surer, run this again with more examples: 120"
-EXAMPLES = f"{MORE} of them (max_metric_calls=1200) about halve these limits."
-FEWER = f"{MORE} about halve these limits; the dataset has"
-MEND = "see what the model answers (dspy.inspect_history()), mend the program or the adapter, and run this again."
+AGAIN = "no search yet. To be surer, run this again with more calls (max_metric_calls), or more examples."
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({}, "a search (PLReorder), which is worth its calls."),
-        (NOTHING, "no search, which has nothing to find here."),
-        (GOOD, "no search, which has nothing to find here."),
-        (UNCHANGED, f"no search yet. {EXAMPLES}"),
-        ({**SAME, "calibrated": result(**SAME)}, "no search, which has nothing to find here."),
-        (MAY_PAY, f"a search (PLReorder), which may pay. {ORDERS}"),
-        ({**MAY_PAY, "noise": 0.1}, f"a search (PLReorder), which may pay. {EXAMPLES}"),
-        (MAY_BE_GOOD, f"no search yet. {ORDERS}"),
-        (UNKNOWN, f"no search yet. {EXAMPLES}"),
-        ({**UNKNOWN, "num_usable": 60}, f"no search yet. {FEWER} 60 (all of them: max_metric_calls=600)."),
-        ({**UNKNOWN, "num_usable": 30}, f"no search yet. {FEWER} 30."),
-        ({"num_unusable": 151, "p_value": 0.2}, MEND),
-        ({"num_unusable": 151, **MAY_PAY}, f"a search (PLReorder), which may pay. {ORDERS}"),
+        ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
+        ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
+        ({"gain_interval": (0.0, 0.5)}, AGAIN),
+        ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, AGAIN),
     ],
-)  # fmt: skip
+)
 def test_each_cause_has_one_recommendation_at_the_end(changes, says):
     text = str(result(**changes))
     assert text.splitlines()[-1] == f"Recommended: {says}"
@@ -213,7 +179,6 @@ class TestOrderSensitivity:
         engine = engine_for(questions(100), at={57: failure})
         found, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
         assert (engine.num_calls, found.num_examples) == (300, 30)
-        assert "No answer changed with the order" in str(found)
         assert found.gain_interval[1] > 0.05 and "no search yet" in str(found)
 
     @pytest.mark.parametrize(
@@ -221,12 +186,12 @@ class TestOrderSensitivity:
         [
             ({"num_orders": 2}, "num_orders"),
             ({"max_metric_calls": 99}, "max_metric_calls must be at least 100.*lower num_orders"),
-            ({"max_metric_calls": 29, "num_orders": 3}, "at least 30, .*: raise it$"),
+            ({"max_metric_calls": 29, "num_orders": 3}, "at least 30 for 3 orders; got 29: raise it"),
             ({"program": student(1)}, "one order of its demos only"),
             ({"program": student(0)}, "^program has no demos"),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"dataset": student().demos[:2]}, r'^dataset\[0\] has no inputs.*with_inputs\("question"\)$'),
-            ({"dataset": SHOWN}, "^dataset must hold at least two examples .*; of its 5 examples 0 are left"),
+            ({"dataset": SHOWN}, "^dataset must hold at least two examples .*; of the 5 .* 0 are left"),
         ],
     )
     def test_bad_arguments_cost_nothing(self, wrong, message):

@@ -243,17 +243,6 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
     assert calls["resumed"] > 0.5 * calls["total"]
 
 
-def test_a_list_in_a_field_for_text_is_refused_before_any_call():
-    trainset = [dspy.Example(point=[i, 2], answer="yes").with_inputs("point") for i in range(30)]
-    engine = fakes.engine_for([])
-    expected = (
-        r"cannot show the fields \{'point': 'list'\} .* give each field the type of its values, such as list\[int\]"
-    )
-    with fakes.using(engine), pytest.raises(TypeError, match=expected):
-        PLFewShot(right, display_progress=False).compile(dspy.Predict("point -> answer"), trainset=trainset)
-    assert not engine.num_calls
-
-
 @pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
 @pytest.mark.parametrize("is_input", [True, False])
 def test_any_name_of_an_output_makes_demos(name, is_input):

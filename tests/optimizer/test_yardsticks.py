@@ -80,9 +80,8 @@ class TestUnread:
         with using(Silent()):
             compiled = optimizer.compile(program, trainset=PHRASES)
         assert not compiled.demos
-        sentence = f"the student without demos stays, although {optimizer.report.original.num_unread} of its"
-        assert sentence in str(optimizer.report)
-        assert sentence in repr(optimizer.report)
+        assert "replies of your program cannot be read" in str(optimizer.report).splitlines()[0]
+        assert "your program stays" in str(optimizer.report)
 
 
 def accuracy_of(orders):
@@ -156,7 +155,7 @@ class TestOneAnswer:
         constant = optimizer.report.constant
         assert constant.name.startswith(name)
         assert constant.score == pytest.approx(score, abs=0.03)
-        assert f"{constant.name} {constant.score:.3f}" in str(optimizer.report)
+        assert f"  {constant.name}  " in str(optimizer.report)
 
     def test_is_named_where_the_program_is_no_better(self):
         class Stubborn(OrderSensitiveEngine):
@@ -167,7 +166,7 @@ class TestOneAnswer:
         with using(Stubborn({})):
             optimizer.compile(dspy.Predict("text -> label"), trainset=PHRASES)
         text = str(optimizer.report)
-        assert "the returned program is no better than always answering 'usual'\n" in text
+        assert "the returned program is no better than always answering 'usual'" in text
         lowest, highest = optimizer.report.random.interval
         assert lowest < optimizer.report.comparison.expected_chosen[0] < highest
 

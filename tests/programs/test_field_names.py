@@ -4,7 +4,7 @@ import re
 
 import dspy
 import pytest
-from fakes import OrderSensitiveEngine, Program, using
+from fakes import OrderSensitiveEngine, using
 from label_engines import KIND, LABELS, Classifier, leaning
 
 from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, evaluate_programs, load_program, order_sensitivity
@@ -147,53 +147,3 @@ def test_a_label_of_every_name_is_calibrated(name, tmp_path):
     assert answers[0] == answers[1]
     assert answers[0][name] in LABELS
     assert scores.num_failed == 0
-
-
-class TestNamesThatDSPyTakes:
-    """No predictor with such an input can be called, so that nothing is paid for."""
-
-    @staticmethod
-    def refused(program, trainset, name):
-        asking = OrderSensitiveEngine({})
-        for predictor in program.predictors():
-            predictor.demos = [dspy.Example({**trainset[0], "lm": "a"})] * 2
-        told = f"input {name!r}.*rename it"
-        metric = lambda example, prediction, trace=None: 1.0  # noqa: E731
-        compiles = [
-            lambda: PLReorder(metric, **OPTIONS).compile(program, trainset=trainset),
-            lambda: PLFewShot(metric, **OPTIONS).compile(program, trainset=trainset),
-            lambda: evaluate_programs({"it": program}, metric, trainset, display_progress=False),
-        ]
-        with using(asking):
-            for compile_it in compiles:
-                with pytest.raises(ValueError, match=told):
-                    compile_it()
-        assert asking.num_calls == 0
-
-    @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
-    @pytest.mark.parametrize("name", [name for name in TAKEN if name != "signature"])
-    def test_are_refused(self, name, module):
-        program = module(f"{name}, question -> answer")
-        pairs = [{name: "a", "question": f"q {i}", "answer": "b"} for i in range(30)]
-        self.refused(program, [dspy.Example(pair).with_inputs(name, "question") for pair in pairs], name)
-
-    def test_are_refused_of_parts_of_a_program(self):
-        parts = {"first": dspy.Predict("question -> lm"), "second": dspy.Predict("lm -> answer")}
-        program = Program(lambda self, question: self.second(lm=self.first(question=question).lm), **parts)
-        pairs = [{"question": f"q {i}", "answer": "b"} for i in range(30)]
-        self.refused(program, [dspy.Example(pair).with_inputs("question") for pair in pairs], "lm")
-
-    def test_are_refused_of_a_program_of_any_inputs(self):
-        asks = lambda self, **inputs: self.answer(question=inputs["question"])  # noqa: E731
-        program = Program(asks, answer=dspy.Predict("question -> answer"))
-        pairs = [{"question": f"q {i}", "instance": "a", "answer": "b"} for i in range(30)]
-        self.refused(program, [dspy.Example(pair).with_inputs("question", "instance") for pair in pairs], "instance")
-
-    def test_may_have_a_default(self):
-        """Then calls need not pass it."""
-        kind = dspy.Signature("question -> answer").prepend("demos", dspy.InputField(default="fixed"))
-        program = dspy.Predict(kind)
-        trainset = [dspy.Example(question=f"q {i}", answer="b").with_inputs("question") for i in range(30)]
-        with using(OrderSensitiveEngine({"q 1": "b"})) as asking:
-            evaluate_programs({"it": program}, lambda *_: 1.0, trainset, display_progress=False)
-        assert asking.num_calls == 30

@@ -2,7 +2,6 @@
 
 import base64
 import random
-import time
 
 import dspy
 import litellm
@@ -130,20 +129,3 @@ class TestIdentity:
             asked = [" ".join(part.get("text", "") for part in parts) for parts in demos[::2]]
             assert len(asked) == 3
             assert all("blue thing" in text for text in asked)
-
-
-def test_data_are_read_once():
-    """All that is done with pictures before the first call takes less time than to write the prompts of the search."""
-    trainset = examples(lambda i: dspy.Image(f"data:image/png;base64,{data(i, 300_000)}"), 40)
-    program = dspy.Predict(signature("dspy.Image"))
-    program.demos = trainset[:4]
-    optimizer = PLFewShot(right, candidates="labeled", max_metric_calls=50, **OPTIONS)
-    with using(engine()):
-        start = time.process_time()
-        for example in trainset[4:]:
-            dspy.ChatAdapter().format(program.signature, program.demos, example.inputs())
-        to_write = time.process_time() - start
-        start = time.process_time()
-        optimizer.estimate(program, trainset=trainset)
-        to_estimate = time.process_time() - start
-    assert to_estimate < 1.5 * to_write

@@ -141,7 +141,6 @@ WAYS = {
     "BatchCalibration, F1": lambda world: calibrate(world, metric=F1("positive", field="label")),
     "F1, compile": lambda world: reorder(world, metric=F1("positive", field="label")),
     "F1, evaluate_programs": lambda world: evaluate(world, F1("positive", field="label")),
-    "F1.evaluate": lambda world: F1("positive", field="label").evaluate(world.program(), world.trainset, **QUIET),
     "PerInputOrder": ask_in_orders,
 }
 

@@ -124,7 +124,6 @@ class TestNoPickleIsReadUnlessItIsAllowed:
         told = capsys.readouterr()
         assert "program.pkl is a pickle" in told.err
         assert "program.save('program.json')" in told.err
-        assert "allow" not in told.err
         assert told.out == ""
 
     def test_json_needs_no_permission(self, tmp_path):
@@ -136,9 +135,7 @@ class TestNoPickleIsReadUnlessItIsAllowed:
         ]
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({"metadata": {}}), pickle.dumps(3)]
-)
+@pytest.mark.parametrize("data", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(3)])
 def test_files_that_hold_no_program(data, tmp_path):
     (tmp_path / "program.pkl").write_bytes(data)
     with pytest.raises(ValueError, match=r"program\.pkl holds no program"):
@@ -147,7 +144,7 @@ def test_files_that_hold_no_program(data, tmp_path):
 
 def test_a_pickle_of_another_program(tmp_path):
     larger().save(tmp_path / "program.pkl")
-    with pytest.raises(ValueError, match="of another program than the student"):
+    with pytest.raises(ValueError, match="cannot be loaded into the student"):
         load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
 
 

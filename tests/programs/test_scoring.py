@@ -14,8 +14,8 @@ from fakes import OrderSensitiveEngine, Program, exact_match, questions, scored,
 from plr_dspy.metrics.by_example import as_score
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
 from plr_dspy.programs.slots import ProgramSlots
+from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import RunLog, error_counts
-from plr_dspy.scoring.scorer import CellScorer
 
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
@@ -28,7 +28,7 @@ def scorer(program=None, *, metric=exact_match, **options):
     work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
     if "log" in options:
         options["log"].number_examples(NAMES)
-    return CellScorer(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
+    return Evaluator(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
 
 
 def errors_of(cells):
@@ -110,12 +110,11 @@ class TestErrors:
 
         calls, cells = [], scorer(metric=metric, num_threads=1)
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
-        assert cells.cells_of(IDENTITY)[2].score is None
+        assert cells.records_of(IDENTITY)[2].score is None
         (error,) = errors_of(cells)
         assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
         assert error.examples == ["example 2"]
         assert len(cells.log.tokens) == 12
-        assert cells.table([IDENTITY, REVERSED], range(6), favoured=0) == (list(range(6)), [[1.0] * 6] * 2)
 
     def test_an_unparsable_answer_is_as_bad_as_the_worst_and_no_worse_for_other_examples(self):
         """What the final comparison finds must not move the scores of the search."""
@@ -137,10 +136,6 @@ class TestErrors:
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
-        before = engine.num_calls
-        with pytest.raises(ZeroDivisionError):  # Unless nothing has run.
-            scorer(metric=failing({10: ZeroDivisionError("boom")}), max_errors=3, num_threads=1).table(orderings, [0])
-        assert engine.num_calls == before + 3
 
     @pytest.mark.parametrize(("of_so_many", "made"), [(25, 720), (14, 140)])
     def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, made):
@@ -172,16 +167,11 @@ class TestErrors:
             scored(scorer(metric=failing(dict.fromkeys(range(40), error)), max_errors=3), [IDENTITY], range(10))
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
-        class Mute(Exception):
-            def __str__(self):
-                raise RuntimeError("no")
-
-        metric = failing({12: ValueError("unknown label \ud83d"), 13: Mute()})
+        metric = failing({12: ValueError("unknown label \ud83d")})
         cells = scorer(metric=metric, log=RunLog(tmp_path / "calls.jsonl"))
         scored(cells, [IDENTITY], range(6))
         messages = {error.type: error.message for error in errors_of(cells)}
         assert messages["ValueError"] == "in the metric: unknown label \\ud83d"
-        assert "cannot be read" in messages["Mute"]
         cells.log.close()
 
     def test_keys_of_the_model_that_a_metric_asks_are_hidden_also_where_a_message_is_cut(self, engine, caplog):
@@ -221,8 +211,8 @@ class TestMetric:
             (float("nan"), "finite"),
             (float("inf"), "finite"),
             (10**400, "finite"),
-            (1e31, "between .*: scale it"),
-            (-(10**40), "between .*: scale it"),
+            (1e31, "finite number of at most"),
+            (-(10**40), "finite number of at most"),
         ],
     )
     def test_refuses_what_is_not_finite_or_overflows_when_squared(self, value, words):

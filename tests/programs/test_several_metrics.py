@@ -63,11 +63,11 @@ def test_are_what_each_gives_alone_by_one_set_of_calls(num_threads):
     for each in programs.values():
         assert sorted(each.asked) == list(range(20))
     assert isinstance(found, Evaluations)
-    assert list(found) == list(found.metrics) == list(METRICS)
+    assert list(found) == list(METRICS)
     for name, metric in METRICS.items():
         alone = evaluated(programs, metric)
         assert isinstance(alone, Evaluation)
-        assert found[name] == found.metrics[name] == alone
+        assert found[name] == alone
         assert f"{name}: {alone}" in str(found)
     assert len(str(found).splitlines()) == 3 * len(METRICS)
 
@@ -98,25 +98,20 @@ def test_what_one_metric_writes_reaches_no_other(first):
     found = evaluated({"a": Counting(range(5))}, metrics if first else dict(reversed(metrics.items())), devset)
     assert seen == [(["as given"], ["as answered"])] * 20
     assert found["reading"].programs["a"].score == 1.0
-    assert found["writing"].programs["a"].recalls == found["reading"].programs["a"].recalls
     assert [each.toDict() for each in devset] == [each.toDict() for each in examples()]
 
 
 @pytest.mark.parametrize("order", [["exact", "picky"], ["picky", "exact"]])
-def test_an_exception_of_a_metric_is_a_failed_call_for_that_metric_alone(order, caplog):
+def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
     metrics = {"exact": exact, "picky": failing_on(3, 4)}
     programs = {"a": Counting(range(5), failing=[7]), "b": Counting([])}
     found = evaluated(programs, {name: metrics[name] for name in order})
-    assert (found["exact"].num_examples, found["exact"].num_failed) == (19, 1)
-    assert (found["picky"].num_examples, found["picky"].num_failed) == (17, 3)
     left = [each for each in examples() if each.number not in (3, 4, 7)]
-    assert (
-        found["picky"].programs
-        == evaluated({name: Counting(programs[name].yes) for name in "ab"}, exact, left).programs
-    )
-    assert "calls on 1 of 20 examples failed, the first by ConnectionError: no route" in caplog.text
-    told = "by metric 'picky', calls on 3 of 20 examples failed, the first by KeyError: in the metric: 'no verdict'"
-    assert told in caplog.text
+    alone = evaluated({name: Counting(programs[name].yes) for name in "ab"}, exact, left)
+    for evaluation in found.values():
+        assert (evaluation.num_examples, evaluation.num_failed) == (17, 3)
+        assert evaluation.programs == alone.programs
+    assert "calls on 3 of 20 examples failed, the first by KeyError: in the metric: 'no verdict'" in caplog.text
 
 
 def test_a_failed_call_of_a_program_is_told_once(caplog):
@@ -125,17 +120,10 @@ def test_a_failed_call_of_a_program_is_told_once(caplog):
     assert caplog.text.count("they are left out") == 1
 
 
-def test_two_metrics_that_fail_on_one_example_each_say_why(caplog):
-    metrics = {"one": failing_on(3), "two": failing_on(3, error=LookupError)}
-    evaluated({"a": Counting(range(5))}, metrics)
-    assert "by metric 'one', calls on 1 of 20 examples failed, the first by KeyError" in caplog.text
-    assert "by metric 'two', calls on 1 of 20 examples failed, the first by LookupError" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("broken", "error", "calls"),
     [
-        (lambda example, prediction: "high", TypeError, 1),
+        (lambda example, prediction: "high", TypeError, 3),
         (lambda example, prediction: prediction.nothing, AttributeError, 3),
         (lambda example, prediction: float("nan"), ValueError, 3),
     ],
@@ -145,17 +133,15 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
     with pytest.raises(error) as caught:
         evaluated({"a": program}, {"exact": exact, "broken": broken}, max_errors=3)
     assert len(program.asked) == calls
-    assert "(metric 'broken')" in caught.value.__notes__
+    assert "in the metric" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
     ("metric", "error", "words"),
     [
-        ({}, TypeError, "metric must be a metric, or a dict from names to metrics"),
-        ({1: exact}, TypeError, "metric must be a metric, or a dict from names to metrics"),
-        ({"": exact}, TypeError, "metric must be a metric, or a dict from names to metrics"),
-        ({"a": exact, "b": 3}, TypeError, r"metric\['b'\]: metric must be callable"),
-        ({"a": exact, "b": F1}, TypeError, r"metric\['b'\]: metric must be an instance"),
+        ({}, TypeError, "metric must be a metric, or a dict of metrics"),
+        ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
+        ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1("maybe")}, ValueError, "no example has 'maybe'"),
     ],
 )

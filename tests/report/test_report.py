@@ -82,7 +82,6 @@ class TestData:
         assert sum(phases) == calls["total"]
         assert all(phases)
         assert report.history[-1].program_calls == calls["search"]
-        assert report.distinct_prompts == 720
         assert report.tokens["fake/order-sensitive"]["prompt_tokens"] > 0
         assert report.settings["seed"] == 4
         (best,) = [c for c in report.candidates if c.ordering["self"] == slot.ordering]
@@ -111,8 +110,6 @@ class TestData:
             assert 0 < state.num_failed < state.num_calls
         failed = sum(error.count for error in found.errors)
         assert f"program calls ({failed} failed)" in str(found)
-        told = f"{found.original.num_calls} calls, {found.original.num_failed} of them without an answer to score"
-        assert told in str(found).splitlines()[1]
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
         for found in (report, chosen):
@@ -124,13 +121,12 @@ class TestData:
             "[1]",
             "{}",
             "not JSON",
-            '{"schema_version": 19}',
-            chosen.model_dump_json().replace('"schema_version":19', '"schema_version":18'),
+            '{"schema_version": 20}',
+            chosen.model_dump_json().replace('"schema_version":20', '"schema_version":19'),
         ):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 19") as caught:
+            with pytest.raises(ValueError, match="no plr_dspy report of schema version 20: pass a file"):
                 Report.load(path)
-        assert "schema_version: Input should be 19): pass a file" in str(caught.value)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
         lm, _ = fake_lm(EXAMPLES)
@@ -146,14 +142,6 @@ class TestData:
         assert first["question"].endswith("…")
         assert "verys" not in json.dumps(static.to_dict())
 
-    def test_more_orders_than_a_float_can_count(self):
-        program = student(0)
-        program.demos = [dspy.Example(question=f"demo {i}", answer="answer 1") for i in range(180)]
-        found = compiled(program, max_metric_calls=100)
-        assert found.distinct_prompts > 1e308
-        assert "10^308 distinct prompts" in found.details()
-        assert json.loads(json.dumps(found.to_dict()))
-
 
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
     """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
@@ -168,7 +156,6 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     data = {
         "original": state,
         "returned": state,
-        "distinct_prompts": 2,
         "comparison": comparison,
         "slots": [{**slot, "distributions": [{"logits": [0.0, 1.0]}], "demos": [{}, {}]}],
         "candidates": [
@@ -191,18 +178,20 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
 class TestText:
     def test_the_default_is_short_and_the_details_hold_it(self, report):
         lines, details = str(report).splitlines(), report.details()
-        assert 6 <= len(lines) <= 8
+        assert 8 <= len(lines) <= 12
         c = report.comparison
         (before, low, high), (after, *_) = c.expected_original, c.expected_chosen
-        assert f"your program: score {before:.3f} [{low:.3f}, {high:.3f}] expected on new" in lines[1]
-        assert f"returned program: score {after:.3f} [" in lines[2]
-        assert f"gain {c.expected_gain:+.3f} [" in lines[3]
-        assert f"for comparison, without any call: a random order of 6 demos {report.random.score:.3f}" in lines[4]
-        assert "plr_dspy.load_program" in lines[5]
+        assert lines[1] == "scores expected on new examples, with 95 % intervals:"
+        rows = [" ".join(line.split()) for line in lines[2:6]]
+        assert rows[0] == f"your program, 6 demos {before:.3f} [{low:.3f}, {high:.3f}]"
+        assert rows[1].startswith(f"returned program, 6 demos {after:.3f} [")
+        assert rows[2].startswith(f"gain {c.expected_gain:+.3f} [")
+        assert rows[3].startswith(f"a random order of 6 demos {report.random.score:.3f} [")
+        assert "plr_dspy.load_program" in lines[-2]
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
         assert f"demos in the order {report.slots[0].ordering}, the last next to the question" in details
-        words = "720 distinct prompts", "race ", "exact_match, seed 4"
+        words = "race ", "exact_match, seed 4"
         assert all(each in details for each in words)
 
     def test_what_calibration_assumes(self):
@@ -212,13 +201,10 @@ class TestText:
         signal = Signal(used="logprobs", reason="", labels=["a", "b"])
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
-        assert "returned program, calibrated: " in text
-        assert text.count("without an answer to score before calibration\n") == 1
-        shares = "'a' 0.80, 'b' 0.20 (from the labels of 40 examples that score)"
-        assert f"assumed: labels are as frequent as {shares}; the program needs the prob" in text
-        assert "assumed" not in str(by_hand(calibration=effect, signal=signal))
-        stays = str(by_hand([0, 1], calibration=effect, signal=signal, settings={"calibrate": True}))
-        assert "by its few calls, your program scores 0.50 as it is, and 0.70 calibrated: Batch" in stays
+        assert "returned program, 2 demos, calibrated" in text
+        shares = "'a' 0.80, 'b' 0.20"
+        assert f"calibrated: labels are taken to be as frequent as {shares}; the program needs the prob" in text
+        assert "as frequent" not in str(by_hand(calibration=effect, signal=signal))
 
     @pytest.mark.parametrize(
         ("calibrated", "chosen", "advised"), [(0.9, 0.6, True), (0.79, 0.6, False), (0.9, 0.7, False)]
@@ -227,9 +213,8 @@ class TestText:
         """A quarter of the calls brought no answer, which calibration does not change."""
         scores = {"original": 0.5, "original_calibrated": calibrated, "chosen": chosen, "chosen_calibrated": 0.95}
         effect = CalibrationEffect(num_examples=30, offsets=[0.1, -0.1], **scores)
-        constant = Alternative(name="always answering 'b'", score=0.48, num_examples=40, tokens=0)
-        text = str(by_hand(calibration=effect, constant=constant))
-        advice = f"is expected to score {0.75 * calibrated:.2f} (always answering 'b' 0.48), which is more: use Batch"
+        text = str(by_hand(calibration=effect))
+        advice = f"calibrated without a search, is expected to score {0.75 * calibrated:.3f}: use BatchCalibration"
         assert (advice in text) == advised
         assert ("BatchCalibration" in text) == advised
 
@@ -239,7 +224,7 @@ class TestText:
         random = Alternative(name="8 random demos", score=0.57, num_examples=32, tokens=300)
         constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40, tokens=0)
         text = str(by_hand(ordering, random=random, constant=constant))
-        assert "for comparison, without any call: 8 random demos 0.570, always answering 'b' 0.730\n" in text
+        assert re.search(r"\n  8 random demos +0\.570\n  always answering 'b' +0\.730\n", text)
         if ordering == (1, 0):
             assert "the returned program is no better than always answering 'b'\n" in text
         else:
@@ -248,12 +233,11 @@ class TestText:
         assert "no better than" not in str(better)
         as_good = random.model_copy(update={"score": 0.63, "interval": (0.55, 0.71)})
         text = str(by_hand((1, 0), random=as_good, constant=constant))
-        assert "any call: 8 random demos 0.630 [0.550, 0.710], always answering 'b' 0.730\n" in text
+        assert "  0.630 [0.550, 0.710]\n" in text
         assert "the returned program is no better than always answering 'b'\n" in text
         assert "the returned program may be no better than 8 random demos\n" in text
         surely_better = random.model_copy(update={"score": 0.71, "interval": (0.65, 0.77)})
         assert "the returned program is no better than 8 random demos\n" in str(by_hand((1, 0), random=surely_better))
-        assert "for comparison" not in str(by_hand(comparison=None, random=random))
 
     @pytest.mark.parametrize(("num_unread", "told"), [(1, False), (2, True), (10, True)])
     @pytest.mark.parametrize("ordering", [(1, 0), (0, 1)])
@@ -270,10 +254,8 @@ class TestText:
             sentence = f"{num_unread} of 20 replies of {name} cannot be read ({5 * num_unread} %)"
             assert first.startswith(sentence) == told
             assert str(report).splitlines()[told].startswith("PLReorder: ")
-            told_of_stay = f"stays, although {num_unread} of its 20 replies cannot be read"
-            assert (told_of_stay in str(report)) == (told_of_stay in repr(report)) == (stays and told)
 
-    def test_numbers_of_demos_that_differ_beyond_chance(self, chosen):
+    def test_fewer_demos_that_may_do_as_well(self, chosen):
         scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
         found = [{"score": score, "interval": interval} for score, interval in scores]
         known = {"name": "any", "num_examples": 9}
@@ -281,69 +263,48 @@ class TestText:
             Alternative(num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, **known, **best)
             for n, best in enumerate(found)
         ]
-        report = by_hand(best_by_number=numbers)
-        text = str(report)
-        assert (
-            "numbers of demos: 2 chosen; worse beyond chance: 0 (-0.400); better beyond chance: 3 (+0.190); "
-            "may be as good: 1\n"
-        ) in text
-        # A student without demos is compared by the gain alone.
-        plain = report.original.model_copy(update={"num_demos": 0})
-        text = str(report.model_copy(update={"original": plain}))
-        assert "numbers of demos: 2 chosen; better beyond chance: 3 (+0.190); may be as good: 1\n" in text
+        assert "\n1 demo may do as well: optimizer.program_with(1)\n" in str(by_hand(best_by_number=numbers))
+        del numbers[1]
+        assert "may do as well" not in str(by_hand(best_by_number=numbers))
         told = [f"demo {demo} ({chosen.slots[0].origins[demo]}): " for demo in chosen.slots[0].ordering]
         assert all(words in chosen.details() for words in told)
-        (line,) = re.findall(r"numbers of demos: (\d) chosen", str(chosen))
-        assert int(line) == len(chosen.slots[0].ordering) == chosen.returned.num_demos
         assert f"{chosen.returned.demo_tokens} tokens" in str(chosen)
-        assert "0 demos (0 tokens)" in str(chosen).splitlines()[1]
 
     @pytest.mark.parametrize(
         ("probability", "said"),
-        [(0.9, "better with probability 0.90\n"), (0.89, "may be chance (better with probability 0.89, worse with")],
+        [
+            (0.9, "better with probability 0.90\n"),
+            (0.89, "better with probability 0.89, worse with 0.05: may be chance\n"),
+        ],
     )
     def test_the_claim_is_about_new_examples(self, probability, said):
         text = str(by_hand(others=[(0.02, probability)]))
-        assert f"gain +0.020 [-0.030, +0.070] expected on new examples, {said}" in text
+        assert f"+0.020 [-0.030, +0.070], {said}" in text
         assert ("may be chance" in repr(by_hand(others=[(0.02, probability)]))) == (probability < 0.9)
 
     @pytest.mark.parametrize(
         ("gain", "least", "said"),
         [
-            (0.012, 0.9, "+0.012 on new examples, better with probability 0.60, worse with 0.30: less than min_prob"),
-            (0.012, None, "better with probability 0.60, worse with 0.30: it must be 3 times as likely to be better"),
-            (0.0, 0.9, "the original order stays: no order is expected to do better on new examples"),
+            (0.012, 0.9, "+0.012, but that is not sure enough (better with probability 0.60, worse with 0.30)"),
+            (0.0, 0.9, "your program stays: no other order is expected to do better\n"),
         ],
     )
     def test_why_the_original_order_stays(self, gain, least, said):
         others, settings = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)], {"min_probability": least}
         text = str(by_hand([0, 1], others=others, settings=settings))
         assert said in text
-        assert "the original order stays" in text
+        assert "your program stays" in text
         assert "returned program" not in text
 
     @pytest.mark.parametrize(
         ("num_usable", "found", "options", "said"),
         [
-            (100, (19, 0, 19), {}, "scored in two orders, and no score differed: see whether answers can be read, and"),
-            (
-                100,
-                (20, 0, 20),
-                {},
-                "scored in two orders, and no score differed: the demos may not matter here; if they",
-            ),
-            (40, (40, 1, 31), {}, "were both scored on 31 of 40 examples: a larger budget"),
-            (40, (40, 1, 32), {}, "scored on 32 of 40 examples: only further examples"),
-            (29, (29, 1, 5), {}, "of 29 examples: a larger budget (max_metric_calls) and more examples w"),
-            (
-                40,
-                (40, 9, 4),
-                {"stopped": "patience=1", "stop_reason": StopReason.PATIENCE},
-                "the search was ended early (patience=1)",
-            ),
-            (40, (40, 9, 4), {"settings": {"racing": False}}, "on 4 of 8 examples: only further examples"),
-            (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "on 4 of 40 examples: only further"),
-            (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "on 4 of 40 examples: a larger budget"),
+            (100, (19, 0, 19), {}, "no score differed on 19 examples, whatever the demos: check that the replies"),
+            (40, (40, 1, 31), {}, "\na larger budget (max_metric_calls) would tell more"),
+            (40, (40, 1, 32), {}, "\nonly more examples"),
+            (40, (40, 9, 4), {"settings": {"racing": False}}, "\nonly more examples"),
+            (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "\nonly more examples"),
+            (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "\na larger budget"),
         ],
     )
     def test_what_was_short(self, num_usable, found, options, said):
@@ -353,21 +314,12 @@ class TestText:
         text = str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
         assert said in text
 
-    @pytest.mark.parametrize(("gain", "worse"), [(-0.1, True), (0.0, False), (0.1, False)])
-    def test_an_order_that_labels_chose_may_be_worse(self, gain, worse):
-        found = by_hand(others=[(0.0, 0.0)], gain=gain, settings={"scored_on": "probing inputs"})
+    def test_an_order_that_labels_chose_may_be_worse(self):
+        found = by_hand(others=[(0.0, 0.0)], gain=-0.1, settings={"scored_on": "probing inputs"})
         unknown = {"expected_original": None, "expected_chosen": None}
         text = str(found.model_copy(update={"comparison": found.comparison.model_copy(update=unknown)}))
-        assert "your program: score 0.500 on 8 examples" in text
+        assert "scores on 8 examples:\n  your program, 2 demos      0.500\n  returned program, 2 demos  0.400\n" in text
         assert "chosen by its label probabilities" in text
-        assert ("on these it is worse than the original one" in text) == worse
-
-    def test_small_scores_can_be_told_apart(self):
-        found = compiled(metric=lambda example, prediction: 1e-5 * exact_match(example, prediction))
-        c = found.comparison
-        assert 0 < c.original <= c.chosen < 0.0001
-        assert f"{c.expected_chosen[0]:.8f}"[:9] in str(found)
-        assert "0.000 " not in str(found) + repr(found)
 
 
 class TestFigure:
@@ -382,16 +334,14 @@ class TestFigure:
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
         assert report.details() in html.unescape(page) and b64encode(figure._repr_png_()).decode() in page
 
-    def test_shows_scores_and_the_best_of_each_number(self, report, chosen):
-        axes = {axis.get_xlabel(): axis for axis in report.plot().axes}
-        scores = axes["program calls"]
+    def test_shows_scores_of_rounds_and_of_both_programs(self, report):
+        (scores,) = report.plot().axes
+        assert len(scores.containers) == 2
         lines = {line.get_label(): line for line in scores.get_lines()}
         calls = [iteration.program_calls for iteration in report.history]
         assert lines["mean of the round"].get_xdata().tolist() == calls
         best = [iteration.best_score_so_far for iteration in report.history]
         assert lines["best so far, estimated"].get_ydata().tolist() == best
-        numbers = {axis.get_title(loc="left"): axis for axis in chosen.plot().axes}
-        assert len(numbers["Best score of each number of demos"].containers) == len(chosen.best_by_number) > 2
 
 
 class TestOdd:
@@ -404,7 +354,7 @@ class TestOdd:
         found.plot()
 
     def test_pictures_alone_need_matplotlib(self, report, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         monkeypatch.delitem(sys.modules, "plr_dspy.report.figure", raising=False)
         assert report._repr_html_() and str(report) and report.details()
         with pytest.raises(ImportError, match=r"^pictures need matplotlib: .*'plr-dspy\[plots\]'$"):
@@ -415,6 +365,5 @@ class TestOdd:
 def test_what_was_not_compared_is_not_called_more_than_it_is(reason):
     interrupted = reason is not StopReason.BUDGET
     text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
-    assert ("best so far: 2 demos" in text) == interrupted
-    assert "nothing was compared with the original order" in text
+    assert "nothing was compared with your program" in text
     assert ("with log_dir, the same compile goes on from here" in text) == interrupted

@@ -1,7 +1,5 @@
 """PLFewShot with demos that are found for each input: no leak, budgets, limits, what comes back, and bad arguments."""
 
-import re
-import threading
 import time
 import warnings
 from collections import Counter
@@ -19,7 +17,7 @@ from label_world import Engine
 from matplotlib import pyplot
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PLFewShot, PLReorder, load_program, order_sensitivity
-from plr_dspy.retrieval.predict import RetrievingPredict
+from plr_dspy.retrieval.predict import RetrievingPredict, _warn_of_unknown_example
 
 WORDS = ["red", "green", "blue"]
 ANSWERS = {word: f"answer {i}" for i, word in enumerate(WORDS)}
@@ -56,15 +54,6 @@ def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **opti
         warnings.simplefilter("error", RuntimeWarning)  # of numbers that are none
         program = optimizer.compile(student or predict(), trainset=trainset or examples(), valset=valset)
     assert engine.num_calls / asks == optimizer.report.program_calls["total"] <= optimizer.max_metric_calls
-    return program, optimizer
-
-
-def compiled_with_failures(engine, student):
-    """As `compiled`, where one call ends before it asks the model, and does not count."""
-    optimizer = chooser("auto")
-    with using(engine):
-        program = optimizer.compile(student, trainset=examples())
-    assert engine.num_calls == optimizer.report.program_calls["total"]
     return program, optimizer
 
 
@@ -137,48 +126,26 @@ class TestLeaks:
         assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
         assert not any(leaks)
 
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-    @pytest.mark.parametrize("kind", ["pool", "thread"])
-    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
-    def test_in_plain_threads_which_do_not_know_the_example(self, demos, kind, caplog, tmp_path):
-        """Then fixed demos are chosen, if these compete; nothing else is paid for."""
+    @MODES
+    def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog):
+        """They are shown no demos that are found."""
+        _warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
-            answers = []
             lm = dspy.settings.lm
             adapter = dspy.settings.adapter
 
             def ask():
                 with dspy.context(lm=lm, adapter=adapter):
-                    answers.append(self.answer(question=question))
+                    return self.answer(question=question)
 
-            if kind == "pool":
-                with ThreadPoolExecutor(1) as pool:
-                    pool.submit(Context().run, ask).result()
-            else:
-                thread = threading.Thread(target=Context().run, args=(ask,))
-                thread.start()
-                thread.join()
-            return answers[0]
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(Context().run, ask).result()
 
-        engine = engine_for(examples())
-        student = Program(in_a_thread, answer=predict())
-        if demos == "retrieved":
-            with using(engine), pytest.raises(RuntimeError, match=r"start threads with dspy.Parallel.*demos='fixed'"):
-                chooser(demos).compile(student, trainset=examples())
-            assert not engine.num_calls
-        else:
-            program, optimizer = compiled_with_failures(engine, student)
-            assert "goes on with fixed demos alone" in caplog.text
-            assert optimizer.report.comparison is not None
-            assert program.answer.demos
-            totals = []
-            for _ in range(2):  # A second run knows that, and makes no call.
-                again = chooser(demos, log_dir=tmp_path, max_metric_calls=120)
-                with using(engine):
-                    again.compile(student, trainset=examples())
-                totals.append((engine.num_calls, again.report.comparison))
-            assert totals[0] == totals[1]
+        engine = CopyingEngine()
+        compiled(engine, demos=demos, student=Program(in_a_thread, answer=predict()))
+        assert engine.copied == 0
+        assert caplog.text.count("start threads with dspy.Parallel") == 1
 
     def test_in_threads_that_the_program_starts(self):
         def in_threads(self, question):
@@ -279,15 +246,6 @@ class TestChoice:
         limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
         assert limited.returned.demo_tokens <= tokens // 2 + 2
 
-    def test_a_demo_that_the_program_has_is_not_found_again(self, tmp_path):
-        program, _ = compiled(CopyingEngine(), max_metric_calls=0)
-        program.demos = examples(2)
-        program.save(tmp_path / "p.json")
-        with using(CopyingEngine()) as engine:
-            for each in (program, load_program(predict(), tmp_path / "p.json")):
-                each(question=examples(1)[0].question)
-        assert engine.shown[0] == engine.shown[1] and max(Counter(engine.shown[0]).values()) == 1
-
     @MODES
     def test_an_async_program_that_is_made_to_wait(self, demos):
         _, optimizer = compiled(by_colour(), student=dspy.syncify(fakes.OnlyAsync(predict())), demos=demos)
@@ -320,9 +278,8 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            told = re.search(r"best found demos \S+ \((\d+) tokens, (\w+) of which differ by input", str(report))
-            assert told is None if not limit else told[1] != "0" and told[2] == "all"
-            assert "all 45 of the pool" in str(report) and "1 predictor" in report.details()
+            assert ("the best found demos" in report.details()) == (limit > 0)
+            assert "the saved program holds all 45" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
@@ -357,36 +314,16 @@ class TestChoice:
 
 class TestStudentsThatFindTheirDemos:
     def test_are_refused_by_what_orders_demos(self):
-        cure = r"pass it to PLFewShot as the student, or to BatchCalibration"
+        cure = r"pass the program that it was made of, or pass it to BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=cure):
                 PLReorder(exact_match).compile(program, trainset=examples())
             with pytest.raises(ValueError, match=cure):
                 order_sensitivity(program, exact_match, examples(), display_progress=False)
+            with pytest.raises(ValueError, match=cure):
+                chooser().compile(program, trainset=examples())
         assert engine.num_calls == 0
-
-    @pytest.mark.parametrize("demos", ["fixed", "retrieved", "auto"])
-    def test_compete_as_they_are(self, demos):
-        """Nothing is better than the student, which stays, and no example is shown its own answer."""
-        with using(by_colour()):
-            student = chooser(max_metric_calls=0, max_demos=2).compile(predict(), trainset=examples())
-        engine = by_colour()
-        program, optimizer = compiled(engine, student=student, demos=demos, max_demos=2, max_metric_calls=150)
-        assert engine.copied == 0
-        report = optimizer.report
-        assert report.original.num_demos == 2
-        assert isinstance(program, RetrievingPredict)
-        assert report.comparison.original > 0.9
-        names = [alternative.name for alternative in report.retrieval.alternatives]
-        assert "your program" in names
-
-    def test_of_which_the_inputs_of_examples_must_be_known(self):
-        numbered = [each.copy(id=str(i)).with_inputs("question", "id") for i, each in enumerate(examples())]
-        with using(CopyingEngine()):
-            student = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
-            with pytest.raises(ValueError, match=r"must name the inputs .* \[\['question'\]\]"):
-                chooser().compile(student, trainset=numbered)
 
 
 def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
@@ -403,7 +340,7 @@ def test_a_calibrated_one_is_loaded(tmp_path):
         inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
         program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
         program.save(tmp_path / "p.json")
-        with pytest.raises((KeyError, ValueError), match=r"load it with plr_dspy\.load_program"):
+        with pytest.raises(KeyError):
             classifier().load(tmp_path / "p.json")
         said = program(text="text 7")
         assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
@@ -419,17 +356,11 @@ class TestBadInput:
             lambda texts: np.ones((1, 3)),
             lambda texts: np.full((len(texts), 3), np.nan),
             lambda texts: np.ones((len(texts), 0)),
-            lambda texts: [None] * len(texts),
-            lambda texts: [[1.0] * (1 + len(text) % 2) for text in texts],
-            dspy.Embedder(lambda texts: [[1.0] * (1 + len(text) % 3) for text in texts], caching=False),
             "openai/text-embedding-3-small",
         ],
     )
     def test_an_embedder_that_makes_no_vectors(self, embedder):
-        with (
-            using(CopyingEngine()) as engine,
-            pytest.raises(ValueError, match=r"embedder must (return|be one, .*pass dspy.Embedder)"),
-        ):
+        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=r"embedder must (return|be callable)"):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
@@ -468,15 +399,12 @@ class TestBadInput:
         assert (engine.num_calls, optimizer.report.stopped) == (0, "time limit, nothing compared")
         assert len(asked) == 45
 
-    def test_nothing_to_find_and_another_student(self, tmp_path):
+    def test_nothing_to_find(self):
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         with using(CopyingEngine()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
             renaming = Program(lambda self, question: self.answer(query=question), answer=student)
             chooser(max_metric_calls=0).compile(renaming, trainset=examples())
-        compiled(CopyingEngine(), max_metric_calls=0)[0].save(tmp_path / "p.json")
-        with pytest.raises(ValueError, match="none of the fields"):
-            load_program(predict("text -> label"), tmp_path / "p.json")
 
 
 class Private(dspy.Module):

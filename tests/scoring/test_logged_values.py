@@ -13,14 +13,14 @@ class Point:
     x: int
 
 
-@pytest.mark.parametrize("content", [["builtins.dict", {}], [f"{__name__}.Point", {"x": 1}]])
+@pytest.mark.parametrize("content", [["builtins.dict", [], {}], [f"{__name__}.Point", [], {"x": 1}]])
 def test_a_file_makes_no_object_of_a_class_that_was_not_supplied(content):
     with pytest.raises(Unreadable):
         ValueCodec().decode({"$type": "object", "of": content})
 
 
 def test_a_file_makes_objects_of_supplied_classes():
-    data = {"$type": "object", "of": [f"{__name__}.Point", {"x": 1}]}
+    data = {"$type": "object", "of": [f"{__name__}.Point", [], {"x": 1}]}
     codec = ValueCodec([Point])
     assert codec.encode(Point(1)) == data
     assert codec.decode(data) == Point(1)

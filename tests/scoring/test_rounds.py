@@ -6,19 +6,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
+from plr_dspy.scoring.evaluator import Evaluator
+from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.scoring.run_log import CallRecord, RunLog
-from plr_dspy.scoring.scorer import MIN_TRIES, CellScorer, StagedScores
 from plr_dspy.search.space import WholeProgram
 
 
-def staged(payer, **options):
-    shape = {"num_train": payer.table.shape[1], "num_first": 4, "num_more": 6, **options}
-    return StagedScores(CellScorer(payer), **shape)
+class Rounds:
+    """Scores orderings as a search asks for them."""
+
+    def __init__(self, payer, *, favoured=None, num_first=4, num_more=6, shifted=False):
+        self.evaluator = Evaluator(payer)
+        self.observations = Observations(self.evaluator.effective, favoured=favoured)
+        strata = [range(payer.table.shape[1])]
+        self.schedule = ExampleSchedule(strata, num_first=num_first, num_more=num_more, shifted=shifted)
+
+    def wanted(self, orderings, num_examples=None):
+        return self.schedule.examples_for(orderings, self.observations, num_examples)
+
+    def score(self, wanted):
+        records = self.evaluator.evaluate(wanted)
+        self.observations.add(records)
+        return list(records)
+
+    def count(self, ordering):
+        return self.observations.count(ordering)
+
+    def scores(self):
+        return self.observations.scores()
 
 
-def told(scores, orderings, num_examples=None):
+def told(rounds, orderings, num_examples=None):
     """What a round tells of each ordering: scores by example."""
-    scored, rows = scores.score(scores.wanted(orderings, num_examples)), scores.scores()
+    scored = rounds.score(rounds.wanted(orderings, num_examples))
+    rows = rounds.scores()
     return [rows[ordering] for ordering in orderings if ordering in scored]
 
 
@@ -29,10 +50,10 @@ def mean(row):
 class TestExamples:
     def test_first_few_examples_then_further_ones(self):
         payer = TablePayer(table())
-        scores, seen = staged(payer), []
+        scores, seen = Rounds(payer), []
         for count in (4, 10, 16, 22, 28, 34, 40, 40):
             (row,) = told(scores, ORDERINGS[:1])
-            assert len(row) == scores.num_asked(ORDERINGS[0]) == count
+            assert len(row) == scores.count(ORDERINGS[0]) == count
             assert list(row)[: len(seen)] == seen
             assert row == {e: payer.table[0, e] for e in row}
             seen = list(row)
@@ -41,7 +62,7 @@ class TestExamples:
 
     def test_the_first_look_at_a_program_is_longer(self):
         """Where two examples are enough for an order, as with log-probabilities, they are not for a whole program."""
-        scores, program = staged(TablePayer(table()), num_first=2), WholeProgram(0, "nearest last")
+        scores, program = Rounds(TablePayer(table()), num_first=2), WholeProgram(0, "nearest last")
         assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
         assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
 
@@ -60,7 +81,7 @@ class TestExamples:
                     self.log.add(key, CallRecord(1.0), {})
 
         asked, payer = {}, Payer(table())
-        cells = CellScorer(payer).cells({first: [0, 1, 2], second: [0, 1, 2]})
+        cells = Evaluator(payer).evaluate({first: [0, 1, 2], second: [0, 1, 2]})
         assert [len(row) for row in cells.values()] == [3, 3] and len(payer.log.records) == 5
         assert asked[("a", 0)] == first and asked[("a", 1)] == second
 
@@ -68,7 +89,7 @@ class TestExamples:
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
     def test_what_is_wanted_is_what_is_paid_for_and_no_cell_twice(self, batches, num_first):
         payer = TablePayer(table(num_examples=15))
-        scores = staged(payer, num_first=min(num_first, 15))
+        scores = Rounds(payer, num_first=min(num_first, 15))
         for batch in batches:
             wanted = scores.wanted([ORDERINGS[i] for i in batch])
             cells = {(ORDERINGS.index(o), e) for o, examples in wanted.items() for e in examples}
@@ -79,7 +100,7 @@ class TestExamples:
             assert len(payer.paid) == len(set(payer.paid)) == before + len(new)
 
     def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
-        scores = staged(TablePayer(table(num_examples=10)))
+        scores = Rounds(TablePayer(table(num_examples=10)))
         first, second, *others = told(scores, ORDERINGS[:3])
         assert [list(row) for row in (first, second, *others)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
         rows = told(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
@@ -90,7 +111,7 @@ class TestExamples:
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
         """From each example to each other one by orderings that met two of them."""
-        scores = staged(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
+        scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
         met = [set(row) for row in told(scores, ORDERINGS[:10])]
         reached = met[0]
         for _ in met:
@@ -105,66 +126,32 @@ class TestExamples:
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
-        scores = staged(payer)
+        scores = Rounds(payer)
         assert len(told(scores, ORDERINGS[:5])) == count
-        assert [scores.num_asked(o) for o in ORDERINGS[:5]] == [4] * count + [0] * (5 - count)
+        assert [scores.count(o) for o in ORDERINGS[:5]] == [4] * count + [0] * (5 - count)
 
 
 class TestFailures:
-    def test_an_example_that_always_fails_is_given_up(self, caplog):
-        payer = TablePayer(table(num_examples=10, broken=[5]))
-        scores = staged(payer, num_first=6)
+    def test_an_example_that_always_fails_counts_for_no_ordering(self):
+        scores = Rounds(TablePayer(table(num_examples=10, broken=[5])), num_first=6)
         assert [len(row) for row in told(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
-        assert "1 of 10 train examples ran for no order" in caplog.text
         assert len(told(scores, ORDERINGS[5:8], 10)[0]) == 9
-        assert payer.paid.count((5, 5)) == 0
-        assert [example for _, example in payer.paid].count(5) == MIN_TRIES
 
     def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2], values[1, 5] = np.nan, -1.0
-        first, second = told(staged(TablePayer(values), num_first=8), ORDERINGS[:2])
+        first, second = told(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-        first, _ = told(staged(TablePayer(values), num_first=8, favoured=ORDERINGS[0]), ORDERINGS[:2])
+        first, _ = told(Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0]), ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
-    @pytest.mark.parametrize("num_first", [4, 8])
-    def test_more_than_half_failing_at_first_ends_the_search(self, num_first):
-        with pytest.raises(RuntimeError, match="only 3 of 8 train examples ran for any order: mend"):
-            payer = TablePayer(table(num_examples=8, broken=range(3, 8)))
-            told(staged(payer, num_first=num_first), ORDERINGS[:4])
-        payer = TablePayer(table(num_examples=8, broken=range(4, 8)))
-        assert told(staged(payer, num_first=num_first), ORDERINGS[:4])
-
-    def test_an_ordering_that_always_fails_is_the_worst_and_a_round_of_several_ends_the_search(self):
+    def test_an_ordering_that_always_fails_is_the_worst(self):
         values = table()
         values[[1, 2]] = np.nan
-        scores = staged(TablePayer(values), num_first=10)
+        scores = Rounds(TablePayer(values), num_first=10)
         told(scores, ORDERINGS[:1])
         assert mean(told(scores, ORDERINGS[2:3])[0]) == 0.0
-        with pytest.raises(RuntimeError, match="calls ended with an answer"):
-            told(staged(TablePayer(values), num_first=4), ORDERINGS[1:3])
-
-
-class Interrupted(TablePayer):
-    def pay(self, cells):
-        super().pay(cells)
-        if len(self.paid) >= self.most:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("num_first", [4, 8])
-def test_what_was_scored_whole_of_a_round_that_an_interrupt_ended(num_first):
-    payer = Interrupted(values := table())
-    payer.most, scores = 19, staged(payer, num_first=num_first)
-    with pytest.raises(KeyboardInterrupt):
-        told(scores, ORDERINGS[:6])
-    assert scores.salvage() == ORDERINGS[: 19 // num_first]
-    for ordering, row in scores.scores().items():
-        known = values[ORDERINGS.index(ordering)]
-        assert row == {e: known[e] for e in row}
-        assert len(row) == num_first
 
 
 class TestBudgets:
@@ -173,7 +160,7 @@ class TestBudgets:
     def scorer(self, *, max_calls, log=None):
         payer = TablePayer(table(), log)
         payer.budget.max_calls = max_calls
-        return CellScorer(payer)
+        return Evaluator(payer)
 
     @pytest.mark.parametrize(
         ("max_calls", "kept", "count"), [(7, 0, 0), (8, 0, 1), (8, 1, 0), (17, 1, 2), (23, 0, 2), (24, 0, 3)]
@@ -182,7 +169,7 @@ class TestBudgets:
         wanted = {ordering: list(range(8)) for ordering in ORDERINGS[:3]}
         scorer = self.scorer(max_calls=max_calls)
         assert list(scorer.affordable(wanted, kept=kept)) == ORDERINGS[:count]
-        assert len(scorer.cells(scorer.affordable(wanted, kept=kept))) == count
+        assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
 
     def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
         """So a run that goes on ends a phase where it would have ended it in one go."""
@@ -190,14 +177,14 @@ class TestBudgets:
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()
         scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
-        assert (scorer.num_cells(), scorer.log.num_calls) == (0, 0)
+        assert (scorer.num_calls(), scorer.log.num_calls) == (0, 0)
         assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
         assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
         assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
-        scorer.cells({ORDERINGS[0]: range(8)})
+        scorer.evaluate({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
-        scorer.cells({ORDERINGS[0]: range(10)})
-        assert (scorer.num_cells("search"), scorer.num_cells("race"), scorer.log.num_recalled) == (8, 2, 8)
+        scorer.evaluate({ORDERINGS[0]: range(10)})
+        assert (scorer.num_calls("search"), scorer.num_calls("race"), scorer.log.num_recalled) == (8, 2, 8)
         assert scorer.payer.paid == [(0, 8), (0, 9)]
         assert scorer.affordable({ORDERINGS[0]: range(12)})
         assert not scorer.affordable({ORDERINGS[0]: range(13)})

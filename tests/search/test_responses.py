@@ -48,7 +48,7 @@ class World:
         self.right, self.truth = right[:, :num_examples], right[:, num_examples:].mean(axis=1)
         self.known = np.zeros(self.right.shape, dtype=bool)
         for i in range(num_orderings):
-            start = looks * i + looks * i // num_examples  # As the search does, see `StagedScores`.
+            start = looks * i + looks * i // num_examples  # As the search does, see `ExampleSchedule`.
             self.known[i, (start + np.arange(looks)) % num_examples] = True
         self.features = features
         self.log_probabilities = np.where(self.known[..., None], self.contrasts, np.nan) @ basis

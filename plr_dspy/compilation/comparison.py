@@ -1,0 +1,177 @@
+"""The comparison of a finalist with the original, by scores of examples or by a metric over a set itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from plr_dspy.report.schema import CalibrationEffect, Comparison
+from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
+from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
+from plr_dspy.statistics.comparisons import paired_interval
+
+CONFIDENCE = 0.95
+MIN_ODDS = 3.0  # of being better, over being worse, that it takes to replace the original
+ENOUGH_DIFFERING = 20  # examples that two orderings score differently on, from which on the normal model says how sure
+
+
+def comparison(
+    original: Sequence[float],
+    chosen: Sequence[float],
+    *,
+    num_candidates: int,
+    gain: Gain,
+    **expected: tuple[float, float, float],
+) -> Comparison:
+    """Compare the original with the best of this many candidates by their scores on the same examples."""
+    gains = [after - before for before, after in zip(original, chosen, strict=True)]
+    scores = [0.0, 1.0, *original, *chosen]
+    largest = max(scores) - min(scores)
+    low, high = paired_interval(gains, CONFIDENCE, num_comparisons=max(1, num_candidates - 1))
+    mean_gain = sum(gains) / len(gains)
+    return Comparison(
+        original=sum(original) / len(original),
+        chosen=sum(chosen) / len(chosen),
+        gain=mean_gain,
+        interval=(max(low, -largest), min(high, largest)),
+        confidence=CONFIDENCE,
+        num_examples=len(gains),
+        num_candidates=num_candidates,
+        expected_gain=gain.expected,
+        probability=gain.probability,
+        probability_worse=gain.worse,
+        gain_interval=_interval_of_expected(gain, mean_gain, largest),
+        **expected,
+    )
+
+
+def _interval_of_expected(gain: Gain, observed: float, largest: float) -> tuple[float, float]:
+    """Return the interval of an expected gain, which is shrunk: it may be as large as was seen, or more."""
+    margin = DEVIATIONS * gain.deviation
+    least = max(gain.expected - margin, -largest)
+    # The interval reaches below 0 only where the gain is not this surely above it.
+    least = max(least, 0.0) if gain.probability > (1 + CONFIDENCE) / 2 else min(least, 0.0)
+    most = min(max(gain.expected, observed) + margin, largest)
+    return round(least, 6), round(most, 6)
+
+
+@dataclass(frozen=True)
+class MeasuredGain:
+    """The gain of a finalist by a metric over a set.
+
+    Attributes:
+        gain: The gain on new examples.
+        comparison: The finalist and the original on the examples that both answered.
+        answered: These examples with the labels of the original and of the finalist.
+    """
+
+    gain: Gain
+    comparison: Comparison
+    answered: Sequence[tuple[int, str | None, str | None]]
+
+
+def measure_gain(
+    metric: ConfusionScores, before: Answers, after: Answers, gain: Gain, *, num_orderings: int, num_candidates: int
+) -> MeasuredGain:
+    """Compare a finalist with the original by the metric over a set itself.
+
+    The expected gain is that of the model of scores, less if the metric itself gained less than the scores that stand
+    for it. It is no surer than a bootstrap over the examples that both answered.
+
+    Args:
+        metric: The metric.
+        before, after: What the original and the finalist answered.
+        gain: The gain by the model of scores.
+        num_orderings: The number of orderings of which the finalist is the best.
+        num_candidates: The number of finalists.
+    """
+    both = sorted(before.keys() & after.keys())
+    if not both:  # All calls of the finalist failed, so that nothing tells both apart.
+        both = sorted(before)
+        after = before
+    answered = [(example, before[example], after[example]) for example in both]
+    value_before = metric.value((example, label) for example, label, _ in answered)
+    value_after = metric.value((example, label) for example, _, label in answered)
+    observed = value_after - value_before
+    as_it_is = metric.value(before.items())
+    low, high = metric.bounds
+    largest = high - low
+    draws = metric.resampled(answered)
+    if all(label == other for _, label, other in answered):
+        draws[:, 1] = draws[:, 0]
+    spread = draws - draws.mean(axis=0)
+    gains = observed + spread[:, 1] - spread[:, 0]
+
+    linear_gains = metric.gains(answered)
+    linear_gain = float(linear_gains.mean())
+    expected = min(gain.expected, observed)
+    if observed > 0 and linear_gain > 0:
+        expected = gain.expected * min(1.0, observed / linear_gain)
+    expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
+    probability = 0.0
+    if expected > 0:
+        probability = min(gain.probability, _sure(gains, linear_gains, num_orderings))
+    measured = replace(
+        gain,
+        expected=expected,
+        probability=probability,
+        worse=max(gain.worse, float((gains < 0).mean())),
+        deviation=min(max(gain.deviation, float(gains.std())), largest),
+    )
+    tail = (1.0 - CONFIDENCE) / 2
+    least, most = np.quantile(gains, [tail / max(1, num_candidates - 1), 1.0 - tail / max(1, num_candidates - 1)])
+    lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
+    expected_chosen = as_it_is + expected
+    highest = expected_chosen
+    if expected:  # It is shrunk.
+        highest = max(highest, value_after)
+    compared = Comparison(
+        original=value_before,
+        chosen=value_after,
+        gain=observed,
+        interval=(max(min(float(least), observed), -largest), min(max(float(most), observed), largest)),
+        confidence=CONFIDENCE,
+        num_examples=len(both),
+        num_candidates=num_candidates,
+        expected_gain=expected,
+        probability=measured.probability,
+        probability_worse=measured.worse,
+        gain_interval=_interval_of_expected(measured, observed, largest),
+        expected_original=(as_it_is, metric.clip(as_it_is + lower[0]), metric.clip(as_it_is + upper[0])),
+        expected_chosen=(expected_chosen, metric.clip(expected_chosen + lower[1]), metric.clip(highest + upper[1])),
+    )
+    return MeasuredGain(measured, compared, answered)
+
+
+def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> float:
+    """Return how surely a finalist is better, by gains on new samples.
+
+    If few examples decide, such as those of a rare label, it is no surer than that none of the orderings looks as good
+    by chance (Bonferroni), or as it takes to replace the original.
+    """
+    sure = float((gains > 0).mean())
+    squares = linear_gains**2
+    if squares.sum() ** 2 >= ENOUGH_DIFFERING * (squares**2).sum():
+        return sure
+    return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
+
+
+def effect_on_set_metric(
+    effect: CalibrationEffect, metric: ConfusionScores, answers: Mapping[str, Answers], compared: Comparison
+) -> CalibrationEffect:
+    """Return what calibration does by a metric over a set.
+
+    Args:
+        effect: The same by the scores that stand for the metric.
+        metric: The metric.
+        answers: What "original", "original_calibrated", "chosen" and "chosen_calibrated" answer.
+        compared: What is expected of the returned one.
+    """
+    values = {name: metric.value(own.items()) for name, own in answers.items()}
+    if compared.expected_chosen is not None:
+        values["chosen_calibrated" if effect.applied else "chosen"] = compared.expected_chosen[0]
+    always = []
+    for label in metric.labels[: len(effect.always)]:
+        always.append(metric.value((example, label) for example in range(metric.num_examples)))
+    rounded = {name: round(value, 6) for name, value in values.items()}
+    return effect.model_copy(update={**rounded, "always": always})

@@ -1,0 +1,139 @@
+"""PLR Algorithm 1, and random search: each order is scored on all train examples, and the selection split decides."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from plr_dspy.compilation.choice import Outcome
+from plr_dspy.compilation.plan import Plan, ProblemSize
+from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
+from plr_dspy.errors import UserError
+from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.observations import Observations
+from plr_dspy.search.space import Candidate
+
+
+@dataclass(frozen=True)
+class PaperPlan(Plan):
+    """The shape of a compile that scores each order once, on all train examples.
+
+    In PLR Algorithm 1 `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho, and `num_final_draws` is K.
+
+    Attributes:
+        with_mode: Whether the most probable ordering joins the final comparison.
+    """
+
+    racing: ClassVar[bool] = False
+
+    with_mode: bool = True
+
+    @property
+    def num_finalists(self) -> int:
+        """Orderings of the final comparison, at most."""
+        return 1 + self.num_best_seen + int(self.with_mode) + self.num_final_draws
+
+    @property
+    def search_calls(self) -> int:
+        """Program calls of the search, at most."""
+        return self.num_iterations * self.num_samples * self.num_train_examples
+
+
+NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # the plan if all choices give the same prompt
+
+
+def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
+    """Return the plan with the paper's values: 15 rounds of 15 orders, elites of a fifth, and 10 draws.
+
+    Args:
+        size: The problem.
+        max_metric_calls: Budget in program calls; None for any number.
+        shape: Other values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`; None for these.
+
+    Raises:
+        ValueError: If the budget is too small.
+    """
+    values: dict[str, Any] = {"num_iterations": 15, "num_samples": 15, "elite_fraction": 0.2, "num_final_draws": 10}
+    values |= {name: value for name, value in shape.items() if value is not None}
+    plan = PaperPlan(
+        **values,
+        num_best_seen=1,
+        num_train_examples=size.num_train,
+        num_first_examples=size.num_train,
+        num_selection_examples=size.num_selection,
+        max_metric_calls=max_metric_calls,
+    )
+    least = plan.final_calls + plan.num_samples * plan.num_train_examples
+    if max_metric_calls is not None and max_metric_calls < least:
+        raise UserError(
+            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
+            f"the finalists; got {max_metric_calls}: raise it, or use auto='light'"
+        )
+    return plan
+
+
+def random_plan(
+    num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
+) -> PaperPlan:
+    """Return the plan to score random orders, each once, and to compare the best with the original; 0 is one batch."""
+    batch = min(batch or num_orders, num_orders)
+    return PaperPlan(
+        num_iterations=-(-num_orders // batch),
+        num_samples=batch,
+        num_best_seen=num_best,
+        num_train_examples=num_examples,
+        num_selection_examples=num_compared,
+        num_first_examples=num_examples,
+        max_metric_calls=budget,
+        with_mode=False,
+        num_initial=num_orders,
+    )
+
+
+@dataclass(kw_only=True)
+class PaperRun(CompileRun):
+    """A compile by PLR Algorithm 1, or by random search, which learns nothing from scores.
+
+    Deviation: the original order, the best orders seen and the mode join the draws of the final distribution. From
+    draws alone PLR Algorithm 1 can end with an order worse than the original or than one it has seen.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_probability is None:
+            self.min_probability = 0.0
+
+    def run(self) -> Outcome:
+        """Sample orders, score them, refit the distribution, and take the best finalist on the selection split."""
+        trivial = self.reason_not_to_begin()
+        if trivial is not None:
+            return self.outcome(stop=trivial)
+        self.begin_phase("search", to_come=self.plan.final_calls)
+        stop: Stop | None = None
+        while stop is None:  # For t = 1..T:
+            orderings = self.search.ask()  # Sample B orderings,
+            stop = self.play_round(orderings)  # score each on the train split, and refit to the elites.
+            stop = stop or self.check_stoppers()
+        self.stop = stop
+        if stop.reason is StopReason.NO_DIFFERENCE and self.search.space.contains(self.original):
+            return self.outcome_without_difference()
+        # Draw K orderings, and return the one that scores best on the selection split.
+        share = 1.0
+        if stop.reason is not StopReason.ALL_ROUNDS:
+            share = self.calls_for_rest().share
+        compared = self.compare(self.finalists(), share)
+        if len(compared.finalists) < 2:
+            return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
+        selection = Observations(self.evaluator.effective).with_records(compared.records)
+        return self.outcome(self.decide(compared, selection, by_score=True))
+
+    def finalists(self) -> dict[Candidate, str]:
+        """Return the original, the best orders seen, the mode and K draws of the final distribution."""
+        plan = self.plan
+        assert isinstance(plan, PaperPlan)
+        finalists: dict[Candidate, str] = {self.original: "original"}
+        for ordering in self.best()[: plan.num_best_seen]:
+            finalists.setdefault(ordering, "best seen")
+        if plan.with_mode:
+            finalists.setdefault(self.search.mode(), "mode")
+        for ordering in self.search.draw(plan.num_final_draws):
+            finalists.setdefault(ordering, "draw")
+        return finalists

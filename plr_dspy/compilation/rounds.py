@@ -1,0 +1,177 @@
+"""The rounds of a search: ask for candidates, score them on some train examples, and tell the search."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
+from plr_dspy.compilation.plan import Plan
+from plr_dspy.report.schema import Iteration
+from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.scoring.evaluator import Evaluator, Wanted
+from plr_dspy.scoring.observations import ExampleSchedule, Observations
+from plr_dspy.scoring.run_log import FAILED
+from plr_dspy.search.search import Search, mean_score, reason_to_stop
+from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
+
+logger = logging.getLogger(__name__)
+
+MIN_SHARE = 0.5  # of a round, but the first, must be scored for a refit: fewer orderings would have too few elites
+MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
+
+
+@dataclass(kw_only=True)
+class SearchRounds:
+    """A search under way.
+
+    Attributes:
+        search: Names candidates, and learns from their scores.
+        evaluator: Calls them on the train split, whose examples come first, and on the selection split.
+        original: What the user has: an ordering, `WITHOUT_DEMOS`, or a whole program.
+        min_probability, stop_at_score, patience: As in `PLReorder`.
+        sample: Returns one of the program's answers, for messages.
+        advice: What to do if replies cannot be read.
+        shifted: As in `ExampleSchedule`.
+    """
+
+    search: Search = field(kw_only=False)
+    evaluator: Evaluator = field(kw_only=False)
+    plan: Plan
+    num_train: int
+    original: Candidate
+    min_probability: float | None = None
+    sample: Callable[[], str] = str
+    advice: str = FutilityCheck.advice
+    stop_at_score: float | None = None
+    patience: int | None = None
+    shifted: bool = False
+    on_round: Callable[[Iteration], object] = lambda last: None
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        effective = self.evaluator.effective
+        self.observations = Observations(effective, favoured=self.original)
+        self.schedule = ExampleSchedule(
+            effective.strata(self.num_train),
+            num_first=plan.num_first_examples,
+            num_more=plan.num_more_examples,
+            shifted=self.shifted,
+        )
+        self.stop = Stop(StopReason.INTERRUPTED)
+        self._futility = FutilityCheck(
+            self.evaluator,
+            self.num_train,
+            self.sample,
+            compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
+            advice=self.advice,
+        )
+        self._history: list[Iteration] = []
+        self._told: set[Candidate] = set()
+        self._first_round: Sequence[Candidate] = ()  # which every search fills with random orderings
+
+    def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
+        """Score candidates, which may come several times, and tell the search; return why it ends with that, if so."""
+        if not candidates:
+            return Stop(StopReason.NOTHING_NEW)
+        is_first = not self._history
+        wanted = self.schedule.examples_for(candidates, self.observations)
+        affordable = self.evaluator.affordable(wanted, kept=self.plan.race_calls + self.plan.final_calls)
+        if len(affordable) < MIN_SHARE * len(wanted):
+            return Stop(StopReason.BUDGET)
+        if is_first:
+            self._check_first_replies(affordable)
+        scored = self.observe(affordable)
+        if scored and (is_first or len(scored) >= MIN_SHARE * len(wanted)):
+            self._tell([candidate for candidate in candidates if candidate in scored])
+        if len(scored) < len(affordable):
+            return Stop(self.evaluator.budget.refused or StopReason.TIME)
+        if len(affordable) < len(wanted):
+            return Stop(StopReason.BUDGET)
+        self.on_round(self._history[-1])
+        logger.info("%s", self._history[-1])
+        return None
+
+    def check_stoppers(self) -> Stop | None:
+        """Return why the search makes no further round, if it does not. A new stopper goes here."""
+        futility = self._futility.check()
+        if futility:
+            return Stop(StopReason.NO_DIFFERENCE, futility)
+        stop = reason_to_stop(self._history, stop_at_score=self.stop_at_score, patience=self.patience)
+        if stop is None and len(self._history) >= self.plan.num_iterations:
+            return Stop(StopReason.ALL_ROUNDS)
+        return stop
+
+    def observe(self, wanted: Wanted) -> list[Candidate]:
+        """Call candidates on their examples, and return the first ones, which time and money paid for.
+
+        Raises:
+            RuntimeError: If something is down.
+        """
+        records = self.evaluator.evaluate(wanted)
+        new = []
+        for candidate, row in records.items():
+            new += list(row.values())[self.observations.count(candidate) :]
+        # If several candidates fail, or all so far, the order is not the reason.
+        is_outage = len(records) > 1 or not self.observations.answered()
+        if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
+            raise self.evaluator.nothing_ran(new)
+        self.observations.add(records)
+        return list(records)
+
+    def best(self) -> list[Candidate]:
+        """Return the candidates with scores, best first by the search's estimates."""
+        return [estimate.ordering for estimate in self.search.ranked(self.scores())]
+
+    def scores(self) -> Scores:
+        """Return the scores of the train split, as they count."""
+        return self.observations.counted()
+
+    def random_orderings(self) -> list[Ordering]:
+        """Return the orderings of the first round that show items drawn at random."""
+        contains = self.search.space.contains
+        drawn = [candidate for candidate in self._first_round if candidate != self.original]
+        return [candidate for candidate in drawn if contains(candidate) and any(candidate)]
+
+    def _check_first_replies(self, wanted: Wanted) -> None:
+        """Make the first calls of these; RuntimeError: hardly any reply can be read.
+
+        Those of a student without demos do not suffice, as demos may show the format.
+        """
+        first: Wanted = {}
+        num_replies = 0
+        for candidate, examples in wanted.items():
+            first[candidate] = examples[: FIRST_ANSWERS - num_replies]
+            if isinstance(candidate, WholeProgram) or any(candidate):
+                num_replies += len(first[candidate])
+            if num_replies == FIRST_ANSWERS:
+                self.evaluator.evaluate(first)
+                self._futility.check()
+                return
+
+    def _tell(self, candidates: Sequence[Candidate]) -> None:
+        """Tell the search of a round, and note how it went."""
+        search = self.search
+        effective = self.evaluator.effective
+        if self._history:
+            self.observations.refer_to(self.best(), search.fitted)
+        else:
+            self.observations.refer_to(candidates, search.fitted)
+            self._first_round = candidates
+        num_known = len(self._told)
+        self._told.update(candidates)
+        scores = self.scores()
+        search.tell(candidates, scores)
+        means = [effective.clip(mean_score(scores[candidate])) for candidate in candidates]
+        best = search.ranked(scores)[0]
+        self._history.append(
+            Iteration(
+                index=len(self._history),
+                num_samples=len(candidates),
+                num_new=len(self._told) - num_known,
+                mean_score=sum(means) / len(means),
+                best_score=max(means),
+                best_score_so_far=effective.clip(best.score),
+                best_ordering=best.ordering.name if isinstance(best.ordering, WholeProgram) else best.ordering,
+                program_calls=self.evaluator.num_calls(),
+            )
+        )

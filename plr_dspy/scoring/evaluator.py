@@ -1,0 +1,149 @@
+"""Calls candidates on examples, and pays for each call once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from plr_dspy.scoring.budget import Budget
+from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.effective_scores import EffectiveScores
+from plr_dspy.scoring.observations import CallRecords, Observations
+from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
+from plr_dspy.search.space import Candidate, WholeProgram
+
+Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples that each candidate is to be called on
+
+
+class Payer(Protocol):
+    """Makes program calls within the budget, and logs each when it has ended."""
+
+    log: RunLog
+    budget: Budget
+
+    def fingerprint(self, ordering: Candidate, example: int | None) -> str:
+        """Return what identifies the prompt of an ordering, or of a whole program on an example."""
+
+    def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
+        """Make the calls of these prompts on these examples, as long as the budget lets them begin."""
+
+
+class NothingRan(RuntimeError):
+    """All calls failed."""
+
+
+class Evaluator:
+    """Calls candidates on examples, and makes no call twice that has ended with an answer.
+
+    A call counts for the phase that asks for it first. Calls in the log count alike, so a resumed run takes the same
+    course as one without a stop.
+
+    Args:
+        payer: Makes the calls.
+        bootstrapped: The keys of calls that made demos before.
+        influence: Scores labels, if the metric is over a set.
+    """
+
+    def __init__(
+        self, payer: Payer, *, bootstrapped: Iterable[Any] = (), influence: ConfusionScores | None = None
+    ) -> None:
+        self.payer = payer
+        self.log = payer.log
+        self.budget = payer.budget
+        self.effective = influence or EffectiveScores()
+        self.influence = influence
+        self.phase = "search"
+        self._fingerprints: dict[tuple[Candidate, int | None], str] = {}
+        self._phases: dict[CallKey, str] = dict.fromkeys(bootstrapped, "bootstrap")
+        self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
+
+    def key(self, candidate: Candidate, example: int) -> CallKey:
+        """Return the key of a candidate's call on an example; candidates with the same prompt share it."""
+        prompt = candidate, example if isinstance(candidate, WholeProgram) else None
+        if prompt not in self._fingerprints:
+            self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
+        return self._fingerprints[prompt], example
+
+    def num_calls(self, phase: str = "") -> int:
+        """Count the calls that a phase was the first to ask for, or all calls."""
+        if not phase:
+            return len(self._phases)
+        return list(self._phases.values()).count(phase)
+
+    def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
+        """Return the first candidates that the budget has calls for, beyond the calls kept."""
+        new: set[CallKey] = set()
+        affordable: Wanted = {}
+        for candidate, examples in wanted.items():
+            new |= {self.key(candidate, example) for example in examples} - self.log.records.keys()
+            if new and self.log.num_calls + len(new) + kept > self.budget.max_calls:
+                break
+            affordable[candidate] = examples
+        return affordable
+
+    def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
+        """Make the missing calls, and return the first candidates that were called on all their examples.
+
+        Raises:
+            RuntimeError: If the calls would exceed the budget. Exceptions of the payer come as they are.
+        """
+        asked: dict[CallKey, Candidate] = {}
+        for candidate, examples in wanted.items():
+            self._examples.setdefault(candidate, {}).update(dict.fromkeys(examples))
+            for example in examples:
+                asked.setdefault(self.key(candidate, example), candidate)
+        new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
+        if new and self.log.num_calls + len(new) > self.budget.max_calls:
+            raise RuntimeError(
+                f"{len(new)} program calls more would exceed max_metric_calls={self.budget.max_calls} "
+                f"({self.log.num_calls} made)"
+            )
+        unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
+        try:
+            if unpaid:
+                self.payer.pay(unpaid)
+        finally:
+            # Calls that were not made, for lack of time or money, count for no phase.
+            for key in asked:
+                if key in self.log.records:
+                    self._phases.setdefault(key, self.phase)
+        complete: CallRecords = {}
+        for candidate, row in self.known(wanted).items():
+            if len(row) < len(set(wanted[candidate])):
+                break
+            complete[candidate] = row
+        return complete
+
+    def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
+        """Return the calls among those wanted that were made; costs nothing."""
+        known: CallRecords = {}
+        for candidate, examples in wanted.items():
+            keys = {example: self.key(candidate, example) for example in examples}
+            known[candidate] = {ex: self.log.records[key] for ex, key in keys.items() if key in self.log.records}
+        return known
+
+    def records_of(self, candidate: Candidate) -> dict[int, CallRecord]:
+        """Return the calls of a candidate by example."""
+        return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
+
+    def records_asked(self) -> dict[CallKey, CallRecord]:
+        """Return all calls that were asked for."""
+        return {key: self.log.records[key] for key in self._phases if key in self.log.records}
+
+    def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
+        """Return the examples with an answer of any candidate, and a row of their scores for each candidate.
+
+        Raises:
+            NothingRan: If all calls failed.
+        """
+        observations = Observations(self.effective)
+        observations.add(self.evaluate(dict.fromkeys(candidates, examples)))
+        if observations.records and not observations.answered():
+            raise self.nothing_ran(observations.every_record())
+        return observations.table(candidates, examples)
+
+    def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
+        """Return the error that ends a compile whose calls all failed; the next run makes them again."""
+        failed = [record for record in records if record.outcome == FAILED]
+        cure = cure_of((record.error for record in failed), otherwise="see that the program runs and its model answers")
+        first = f"{failed[0].error}: {failed[0].message}"
+        return NothingRan(f"none of {len(records)} calls ended with an answer ({first}): {cure}, and compile again")
