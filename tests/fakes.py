@@ -40,7 +40,9 @@ class OrderSensitiveEngine:
     """
 
     def __init__(self, answers: dict[str, str], *, at: Any = None, mumbles: Any = lambda t: False) -> None:
-        self.answers, self.at, self.mumbles = answers, dict(at or {}), mumbles
+        self.answers = answers
+        self.at = dict(at or {})
+        self.mumbles = mumbles
         self.requests: Counter[tuple[str, ...]] = Counter()
         self._lock = threading.Lock()
 
@@ -168,7 +170,9 @@ class CopyingEngine(OrderSensitiveEngine):
 
     def __init__(self, like: Any = str.__eq__, **options: Any) -> None:
         super().__init__({}, **options)
-        self.like, self.copied, self.shown = like, 0, list[list[str]]()
+        self.like = like
+        self.copied = 0
+        self.shown = list[list[str]]()
 
     def answer(self, system: str, texts: list[str]) -> str:
         asked, *demos = (" ".join(_fields(text)["question"].split()).casefold() for text in [texts[-1], *texts[:-1:2]])
@@ -280,8 +284,11 @@ class LabelEngine:
     """
 
     def __init__(self, labels: list[str], probabilities: Any, *, logprobs: bool = True, refusal: Any = None) -> None:
-        self.labels, self.probabilities = labels, probabilities
-        self.logprobs, self.refusal, self.prompt_tokens = logprobs, refusal, 440
+        self.labels = labels
+        self.probabilities = probabilities
+        self.logprobs = logprobs
+        self.refusal = refusal
+        self.prompt_tokens = 440
         self.at: dict[int, Any] = {}
         self.mumbles: Any = lambda demos, text: False
         self.silent: set[int] = set()
@@ -298,7 +305,8 @@ class LabelEngine:
         return lm_of(self, model, **options)
 
     def complete(self, request: Any) -> Any:
-        texts, asked = tuple(message.text or "" for message in request.messages), request.config.logprobs
+        texts = tuple(message.text or "" for message in request.messages)
+        asked = request.config.logprobs
         with self._lock:
             count = self.requests
             self.prompts.append(texts)
@@ -310,7 +318,8 @@ class LabelEngine:
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         examples = _fields(texts[-1]).get("examples")
         tops = [{self.write(examples.strip(), wanted): 1.0}] if examples else self.tops(texts, wanted)
-        said, told = "".join(max(top, key=top.__getitem__) for top in tops), logprobs_of(tops)
+        said = "".join(max(top, key=top.__getitem__) for top in tops)
+        told = logprobs_of(tops)
         told = told if self.logprobs and asked is not None and count not in self.silent else None
         return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=told)
 

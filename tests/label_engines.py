@@ -52,14 +52,16 @@ class Classifier(LabelEngine):
         return fields[0][1].strip() if fields else re.findall(r"Text: (.*)", last)[-1]
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        last, text = texts[-1], self.text_of(texts[-1])
+        last = texts[-1]
+        text = self.text_of(texts[-1])
         answer = {label: share for label, share in self.probabilities(text).items() if share > 0} | NOISE
         if self.unreadable(text):
             before = [{"I would think that it is ": 1.0}, answer, {", as all do.": 1.0}]
             return before if len(wanted) < 2 else [{"Let me see": 1.0}]
         if wanted:
             others = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in wanted[:-1]]
-            header, footer = f"[[ ## {wanted[-1]} ## ]]\n", "\n\n[[ ## completed ## ]]"
+            header = f"[[ ## {wanted[-1]} ## ]]\n"
+            footer = "\n\n[[ ## completed ## ]]"
             return [*others, {header: 1.0}, answer, {footer: 1.0}]
         if "JSON" in last:
             names = re.findall(r"`(\w+)`", last.split("order of fields: ")[1])
@@ -92,7 +94,8 @@ def leaning(labels: list[str], lean: float) -> Any:
 
 def gold(labels: list[str], text: str) -> str:
     """The right label of a text: drawn from the probabilities without any lean."""
-    p, at = leaning(labels, 0.0)(text), digest(f"right {text}")
+    p = leaning(labels, 0.0)(text)
+    at = digest(f"right {text}")
     for label, share in p.items():
         at -= share
         if at < 0:
@@ -109,7 +112,8 @@ class Decider:
     """
 
     def __init__(self, probabilities, labels=("negative", "positive")):
-        self.probabilities, self.labels = probabilities, labels
+        self.probabilities = probabilities
+        self.labels = labels
         self.prompts: list[tuple[str, str]] = []
         self.asked: list[bool] = []
         self._lock = threading.Lock()

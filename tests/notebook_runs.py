@@ -27,7 +27,8 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
     for long, short in changes.items():
         (place,) = [number for number, source in enumerate(code) if long in source]
         code[place] = code[place].replace(long, short)
-    namespace, printed = {"__name__": "notebook"}, io.StringIO()
+    namespace = {"__name__": "notebook"}
+    printed = io.StringIO()
     kept = {each: getattr(dspy.settings, each) for each in ("lm", "adapter")}
     levels = {name: logging.getLogger(name).level for name in ("dspy", "plr_dspy")}
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):

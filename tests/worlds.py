@@ -16,8 +16,11 @@ class TablePayer:
     """Pays cells from a table of scores, NaN for calls that fail; after `most` calls the time is up."""
 
     def __init__(self, table, log=None):
-        self.log, self.table, self.paid = log or RunLog(), table, []
-        self.budget, self.most = Budget(self.log), math.inf
+        self.log = log or RunLog()
+        self.table = table
+        self.paid = []
+        self.budget = Budget(self.log)
+        self.most = math.inf
 
     def fingerprint(self, ordering, example):
         return str(ORDERINGS.index(ordering))
@@ -51,7 +54,9 @@ class World:
         self.space = OrderingSpace.of_sizes(*sizes)
         self.tables = [rng.normal(size=(size, size)) / size**0.5 for size in sizes]
         self.easiness = rng.normal(size=num_examples)
-        self.known, self.calls, self.seed = {}, 0, seed
+        self.known = {}
+        self.calls = 0
+        self.seed = seed
 
     def truth(self, ordering):
         return sum(float(t[list(o), range(len(o))].sum()) for t, o in zip(self.tables, ordering, strict=True))

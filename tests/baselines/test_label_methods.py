@@ -43,7 +43,8 @@ class Table:
         return self.p[self.row(demos), column]
 
     def program(self):
-        program, labels = classifier(self.answer), itertools.cycle(self.labels)
+        program = classifier(self.answer)
+        labels = itertools.cycle(self.labels)
         program.demos = [dspy.Example(text=demo, label=next(labels)) for demo in self.demos]
         return program
 
@@ -82,9 +83,11 @@ class TestWinners:
     @pytest.mark.parametrize("setting", ["few-shot", "unlabelled", "prior"])
     def test_pdo(self, table, setting):
         """The prior is by default that of the trainset."""
-        optimizer, train = PDO(exact, setting=setting, num_candidates=len(table.orders)), table.examples[:14]
+        optimizer = PDO(exact, setting=setting, num_candidates=len(table.orders))
+        train = table.examples[:14]
         chosen = table.chosen(optimizer, trainset=train, valset=table.examples[14:])
-        p, prior = table.p[:, :14].mean(axis=1), np.full(3, 1 / 3)
+        p = table.p[:, :14].mean(axis=1)
+        prior = np.full(3, 1 / 3)
         if setting == "few-shot":
             p = np.array([table.probabilities([table.demos[i] for i in order], "") for order in table.orders])
         if setting == "prior":
@@ -119,8 +122,10 @@ METHODS = [LocalE, GlobalE, PDO]  # DEmO returns another kind of program
 )
 @pytest.mark.parametrize("kind", [*METHODS, DEmO])
 def test_an_lm_without_log_probabilities_costs_few_requests(kind, error):
-    table, optimizer = Table(), kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
-    table.engine.logprobs, table.engine.refusal = False, error
+    table = Table()
+    optimizer = kind(exact, num_threads=8, num_candidates=6, max_errors=1_000)
+    table.engine.logprobs = False
+    table.engine.refusal = error
     match = f"{kind.__name__} needs the log-probabilities of tokens.*(gives no|refuses)"
     with pytest.raises(NoProbabilities, match=match):
         table.chosen(optimizer)
@@ -131,7 +136,8 @@ def test_an_lm_without_log_probabilities_costs_few_requests(kind, error):
 @pytest.mark.parametrize("kind", METHODS)
 class TestEveryMethod:
     def test_never_costs_more_than_it_said_and_does_not_claim_that_the_metric_chose(self, kind):
-        table, optimizer = Table(), kind(exact, max_metric_calls=100, num_candidates=12)
+        table = Table()
+        optimizer = kind(exact, max_metric_calls=100, num_candidates=12)
         with table.serving():
             estimate = optimizer.estimate(table.program(), trainset=table.examples)
         assert table.engine.requests == 0
@@ -153,7 +159,8 @@ class TestEveryMethod:
         assert 0 < table.engine.requests <= enough
 
     def test_programs_that_it_cannot_order_are_refused_before_any_call(self, kind):
-        table, open_ended = Table(), dspy.ChainOfThought("text -> answer")
+        table = Table()
+        open_ended = dspy.ChainOfThought("text -> answer")
         open_ended.predict.demos = table.program().demos
         rated = [each.copy(stars=3).with_inputs("text", "stars") for each in table.examples]
         of_stars = dspy.Predict("text, stars: int -> label: Literal['label 0', 'label 1']")
@@ -188,12 +195,14 @@ class TestEveryMethod:
         assert table.engine.requests == paid
 
     def test_goes_on_when_its_model_is_back(self, kind, tmp_path):
-        table, fresh = Table(num_demos=3), Table(num_demos=3)
+        table = Table(num_demos=3)
+        fresh = Table(num_demos=3)
         table.engine.at = dict.fromkeys(range(1_000), failure)
         with pytest.raises(Exception, match="down"):
             table.chosen(kind(exact, log_dir=tmp_path, max_errors=7))
         table.engine.at = {}
-        resumed, expected = kind(exact, log_dir=tmp_path), kind(exact)
+        resumed = kind(exact, log_dir=tmp_path)
+        expected = kind(exact)
         assert table.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.slots == expected.report.slots
 
@@ -205,7 +214,8 @@ class TestEveryMethod:
         assert table.engine.requests > 0
 
     def test_examples_need_no_labels(self, kind):
-        table, optimizer = Table(), kind(exact, num_candidates=10, seed=5)
+        table = Table()
+        optimizer = kind(exact, num_candidates=10, seed=5)
         order = table.chosen(optimizer)
         unlabelled = [dspy.Example(text=text).with_inputs("text") for text in table.texts]
         assert table.chosen(kind(exact, num_candidates=10, seed=5), trainset=unlabelled) == order
@@ -221,10 +231,13 @@ class TestInputs:
     )
     def test_no_answer_to_another_one_is_taken_from_a_folder(self, earlier, kind, options, tmp_path):
         """What another seed or method has paid for counts where prompt and input are the same."""
-        before, found, fresh = Table(num_demos=3), Table(num_demos=3), Table(num_demos=3)
+        before = Table(num_demos=3)
+        found = Table(num_demos=3)
+        fresh = Table(num_demos=3)
         earlier.log_dir = tmp_path
         before.chosen(earlier)
-        resumed, expected = kind(exact, log_dir=tmp_path, **options), kind(exact, **options)
+        resumed = kind(exact, log_dir=tmp_path, **options)
+        expected = kind(exact, **options)
         assert found.chosen(resumed) == fresh.chosen(expected)
         assert resumed.report.slots == expected.report.slots
         assert set(fresh.engine.prompts) - set(before.engine.prompts) <= set(found.engine.prompts)
@@ -252,7 +265,8 @@ class TestInputs:
 
     def test_a_label_that_no_example_has_needs_a_prior(self):
         """All examples of a label may be among the demos."""
-        table, optimizer = Table(), PDO(exact, setting="prior", num_candidates=4)
+        table = Table()
+        optimizer = PDO(exact, setting="prior", num_candidates=4)
         examples = [example for example in table.examples if example.label == "label 0"]
         with pytest.raises(ValueError, match=r"examples with each of the labels.*pass a prior"):
             table.chosen(optimizer, trainset=examples)

@@ -40,7 +40,8 @@ def observed(scores):
 
 def compiled_by_the_paper(scores, **options):
     plan = paper_plan(ProblemSize(num_train=30, num_selection=10, num_distinct=24), **options)
-    search, payer = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15), TablePayer(scores)
+    search = CrossEntropySearch(OrderingSpace.of_sizes(4), num_samples=15)
+    payer = TablePayer(scores)
     options = {"plan": plan, "num_train": 30, "original": ORDERINGS[0]}
     return search, PaperRun(search, Evaluator(payer), **options).run().decision
 
@@ -81,7 +82,8 @@ class TestChoice:
         st.sampled_from([0.5, 0.9, 1.0]),
     )
     def test_what_is_not_sure_enough_is_not_chosen(self, others, least):
-        gains, probabilities = [0.0, *(g for g, _ in others)], [0.0, *(p for _, p in others)]
+        gains = [0.0, *(g for g, _ in others)]
+        probabilities = [0.0, *(p for _, p in others)]
         chosen = choose(results(gains, probabilities), min_probability=least)
         assert not chosen or probabilities[chosen] >= least
         assert all(g <= gains[chosen] for g, p in zip(gains, probabilities, strict=True) if p >= least)
@@ -136,7 +138,8 @@ class TestChoice:
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
         assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
         assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
-        before, after = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
+        before = [0.0, 1.0, 1.0, 0.0]
+        after = [1.0, 1.0, 1.0, 0.0]
         found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
         assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
         assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
@@ -149,7 +152,9 @@ class TestChoice:
 
     def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
         """Five of 80, on which the best of many has had no misses, however many are the same."""
-        original, best, model = ORDERINGS[0], ORDERINGS[10], OrderingModel(OrderingSpace.of_sizes(4))
+        original = ORDERINGS[0]
+        best = ORDERINGS[10]
+        model = OrderingModel(OrderingSpace.of_sizes(4))
         scores = {o: {e: float(e >= 5) for e in range(80)} for o in ORDERINGS[:6]}
         scores[best] = dict.fromkeys(range(80), 1.0)
         sure = paired_probability([1.0] * 5 + [0.0] * 75)

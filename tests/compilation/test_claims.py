@@ -25,7 +25,8 @@ class TestNothingToFind:
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
         """At most one of ten, but for the luck of 5 compiles: of two or more the chance is 8 % then."""
-        outcomes, changes = [], []
+        outcomes = []
+        changes = []
         for seed in range(5):
             pool = Pool(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
             outcome = compiled(pool, mode, BUDGETS[mode], seed)
@@ -47,7 +48,8 @@ class TestSomethingToFind:
     @pytest.mark.parametrize("mode", ["light", "logprobs"])
     def test_a_gain_is_claimed_and_is_there(self, mode):
         """In half of the compiles at least; with log-probabilities by fewer calls."""
-        outcomes, gains = [], []
+        outcomes = []
+        gains = []
         for seed in range(6):
             pool = Pool(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
             outcomes.append(compiled(pool, mode, BUDGETS[mode], seed))

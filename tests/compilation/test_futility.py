@@ -105,7 +105,8 @@ def whole():
 def test_the_race_and_the_comparison_shrink_with_a_search_that_is_ended_early(whole, options, stopped):
     ended, _ = compile_with(engine(), max_metric_calls=500, **options)
     assert ended.report.stopped == stopped
-    before, after = whole.program_calls, ended.report.program_calls
+    before = whole.program_calls
+    after = ended.report.program_calls
     assert before["total"] > 475
     assert after["total"] < 0.75 * before["total"]
     share = after["search"] / before["search"]

@@ -23,8 +23,10 @@ MANY = math.factorial(8)
     num_final_draws=st.one_of(st.none(), st.integers(0, 12)),
 )
 def test_a_plan_keeps_its_budget(auto, num_items, **options):
-    num_train, num_selection = options.pop("num_train"), options.pop("num_selection")
-    num_samples, num_final_draws = options["num_samples"], options["num_final_draws"]
+    num_train = options.pop("num_train")
+    num_selection = options.pop("num_selection")
+    num_samples = options["num_samples"]
+    num_final_draws = options["num_final_draws"]
     num_distinct = math.factorial(num_items)
     try:
         plan = make_plan(auto, ProblemSize(num_train, num_selection, num_distinct), **options)

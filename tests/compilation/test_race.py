@@ -84,7 +84,8 @@ class TestRace:
     @settings(deadline=None, max_examples=40)
     @given(st.integers(0, 500), st.integers(1, 23), st.integers(0, 22), st.integers(1, 5), st.integers(1, 40))
     def test_never_exceeds_its_calls(self, num_calls, num_known, num_new, num_winners, num_first):
-        payer, entrants = TablePayer(table()), ORDERINGS[:-1][: num_known + num_new]
+        payer = TablePayer(table())
+        entrants = ORDERINGS[:-1][: num_known + num_new]
         raced = Raced(payer, entrants[:num_known], num_first=num_first)
         before = len(payer.paid)
         winners = raced.run(entrants, num_calls=num_calls, num_winners=num_winners)
@@ -97,10 +98,12 @@ class TestRace:
     @settings(deadline=None, max_examples=20)
     @given(st.integers(0, 500), st.integers(2, 12), st.integers(0, 12), st.integers(0, 200), st.booleans())
     def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
-        scores, entrants = table(), ORDERINGS[: num_known + num_new]
+        scores = table()
+        entrants = ORDERINGS[: num_known + num_new]
         some = scores[:, 20:]  # Where half of the first examples fail, a compile ends.
         some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan
-        payer, whole = TablePayer(scores), TablePayer(scores)
+        payer = TablePayer(scores)
+        whole = TablePayer(scores)
         stopped = Raced(payer, entrants[:num_known])
         payer.most = len(payer.paid) + paid
         stopped.run(entrants, num_calls=num_calls)
@@ -166,7 +169,8 @@ class TestCompilation:
 
     def ended(self, scores, *, original=ORDERINGS[0], num_calls=500, most=10_000):
         payer = TablePayer(scores)
-        payer.most, scorer = most, Evaluator(payer)
+        payer.most = most
+        scorer = Evaluator(payer)
         payer.budget.max_calls = num_calls
         plan = make_plan(
             "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls

@@ -51,7 +51,8 @@ class TestAnswers:
 
     def test_with_other_outputs_the_error_stays(self):
         """And so does the second call that ChatAdapter makes for it."""
-        engine, bare = positive(), positive()
+        engine = positive()
+        bare = positive()
         engine.unreadable = bare.unreadable = lambda text: True
         with pytest.raises(AdapterParseError):
             ask(bare, student(module=dspy.ChainOfThought))
@@ -107,7 +108,8 @@ class TestAnswers:
         def both(self, text):
             return dspy.Prediction(first=self.first(text=text).label, second=self.second(text=text).label)
 
-        engine, program = positive(), Program(both, first=student(), second=student())
+        engine = positive()
+        program = Program(both, first=student(), second=student())
         prediction = ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE, predictor=name))
         assert (prediction.first, prediction.second) == (
             ("negative", "positive") if name == "first" else ("positive", "negative")
@@ -144,7 +146,8 @@ def test_without_log_probabilities_an_error_for_each_prediction_and_one_call(end
 class TestSaving:
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda program: program.deepcopy()])
     def test_copies(self, copied):
-        engine, program = positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE)
+        engine = positive()
+        program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
         duplicate = copied(program)
         assert duplicate.dump_state() == program.dump_state()
         assert ask(engine, duplicate) == ask(engine, program)
@@ -169,7 +172,8 @@ class TestWithDspy:
     @pytest.mark.parametrize("native", [True, False])
     def test_async(self, native):
         inner = student() if native else around(lambda classify, text: classify(text=text))
-        engine, program = positive(), CalibratedProgram(inner, TOWARDS_NEGATIVE)
+        engine = positive()
+        program = CalibratedProgram(inner, TOWARDS_NEGATIVE)
 
         async def both():
             with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):
@@ -183,7 +187,8 @@ class TestWithDspy:
     @pytest.mark.parametrize("asynchronous", [True, False])
     def test_streamify(self, asynchronous):
         """What the LM says is not streamed: the label may be another in the end."""
-        engine, listener = positive(), dspy.streaming.StreamListener("label")
+        engine = positive()
+        listener = dspy.streaming.StreamListener("label")
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
         stream = dspy.streamify(program, is_async_program=asynchronous, stream_listeners=[listener])
 

@@ -49,7 +49,8 @@ MIXED = labelled(60, num_negative=20)
 )
 def test_says_which_shares_answers_were_calibrated_to(trainset, options):
     optimizer, program = reported(trainset, **options)
-    report, calibration = optimizer.report, program.calibration
+    report = optimizer.report
+    calibration = program.calibration
     shares = calibration.shares if calibration else ()
     assert (report.shares is None) == (not shares)
     assert tuple((report.shares or {}).values()) == shares

@@ -58,7 +58,8 @@ class TestMetricsThatCallAModel:
             def on_lm_start(self, call_id, instance, inputs):
                 heard.append("start")
 
-        lm, callbacks = DummyLM([{"verdict": "yes"}] * 100), [Listening()]
+        lm = DummyLM([{"verdict": "yes"}] * 100)
+        callbacks = [Listening()]
         lm.callbacks = list(callbacks)
         with dspy.context(lm=lm, callbacks=callbacks, trace=[]):
             assert label_scores(metric, EXAMPLES, OUTPUT) == "the metric calls a language model"
@@ -72,7 +73,8 @@ class TestMetricsThatCallAModel:
     )
     def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
         """One that loads something first is not taken for them, one that asks them of wrong answers is."""
-        now, calls = iter([time for duration in durations for time in (0, duration)]), []
+        now = iter([time for duration in durations for time in (0, duration)])
+        calls = []
         monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
 
         def metric(example, prediction):

@@ -84,8 +84,10 @@ class TestPartsOfLargerPrograms:
 
     def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
         """DSPy leaves them out of the file of a larger program."""
-        part, plain = dspy.Module(), dspy.Module()
-        part.step, plain.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES), student()
+        part = dspy.Module()
+        plain = dspy.Module()
+        part.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES)
+        plain.step = student()
         part._compiled = True
         larger(part).save(tmp_path / "outer.json")
         with pytest.raises(ValueError, match="set the part's _compiled to False"):

@@ -120,7 +120,8 @@ class TestTheProgramStaysAsItIs:
             def on_adapter_parse_start(self, call_id, instance, inputs):
                 calls.append("parse")
 
-        calls, said = [], {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
+        calls = []
+        said = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
         engine = Scripted(said.get(adapter, "[[ ## label ## ]]\npositive"))
         with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[Counting()])):
             classifier()(text="good")
@@ -136,7 +137,8 @@ class TestTheProgramStaysAsItIs:
 
     @pytest.mark.parametrize("where", ["program", "lm"])
     def test_log_probabilities_that_the_user_asked_for_stay(self, where):
-        engine, wanted = chat(CONFIDENT), {"logprobs": True, "top_logprobs": 30}
+        engine = chat(CONFIDENT)
+        wanted = {"logprobs": True, "top_logprobs": 30}
         program = classifier(**(wanted if where == "program" else {}))
         answer, (found,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
         assert answer.logprobs.content[1].token == "positive"
@@ -168,8 +170,10 @@ class TestTheProgramStaysAsItIs:
         assert "positive" in capsys.readouterr().out
 
     def test_replies_of_async_calls_are_cached_on_the_disk_alone(self):
-        before, engine = set(dspy.cache.memory_cache), chat(CONFIDENT)
-        lm, text = engine.lm(cache=True), "on the disk"
+        before = set(dspy.cache.memory_cache)
+        engine = chat(CONFIDENT)
+        lm = engine.lm(cache=True)
+        text = "on the disk"
         program = classifier()
         with dspy.context(lm=lm), reader_of(program) as reader:
             for _ in range(2):
@@ -199,8 +203,10 @@ class TestEndpointsThatGiveNone:
         ids=["refusal", "unsupported", "silence"],
     )
     def test_are_asked_once_in_all(self, refusal, logprobs, asked_for, reason):
-        engine, requests = chat(CONFIDENT), LogprobRequests()
-        engine.refusal, engine.logprobs = refusal, logprobs
+        engine = chat(CONFIDENT)
+        requests = LogprobRequests()
+        engine.refusal = refusal
+        engine.logprobs = logprobs
         for _ in range(3):
             assert asked(engine, requests=requests)[0].label == "positive"
         assert engine.asked == asked_for
@@ -208,7 +214,8 @@ class TestEndpointsThatGiveNone:
         assert requests.reason.startswith(f"fake/x {reason}")
 
     def test_once_given_errors_are_errors(self):
-        engine, requests = chat(CONFIDENT), LogprobRequests()
+        engine = chat(CONFIDENT)
+        requests = LogprobRequests()
         asked(engine, requests=requests)
         engine.refusal = REFUSAL
         with pytest.raises(LMInvalidRequestError):
@@ -216,7 +223,9 @@ class TestEndpointsThatGiveNone:
         assert requests.wanted
 
     def test_the_refusal_of_the_model_that_reads_replies_is_not_the_programs(self):
-        engine, other, requests = chat(CONFIDENT), chat(CONFIDENT), LogprobRequests()
+        engine = chat(CONFIDENT)
+        other = chat(CONFIDENT)
+        requests = LogprobRequests()
         other.refusal = REFUSAL
         reads = dspy.LM("fake/reads", engine=other, cache=False, num_retries=0, logprobs=True)
         with pytest.raises(LMInvalidRequestError):

@@ -64,7 +64,8 @@ class TestLlamaCpp:
 
     def test_a_program_with_the_lm_is_saved_and_loaded(self, server, tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_KEY", "from-the-environment")
-        program, file = classifier(), tmp_path / "program.json"
+        program = classifier()
+        file = tmp_path / "program.json"
         program.lm = server.lm(api_key="very-secret", api_key_env="LOCAL_KEY")
         program.save(str(file))
         assert "secret" not in file.read_text()
@@ -105,7 +106,8 @@ class TestRequest:
         assert (body["model"], body["top_k"], body["logit_bias"]) == ("stub", 4, {"5": 1})
 
     def test_extra_body_is_sent_and_kept_apart_in_the_cache_as_are_chat_lms(self, stub):
-        free, bound = stub.lm(cache=True), stub.lm(cache=True, extra_body={"grammar": "root ::= x"})
+        free = stub.lm(cache=True)
+        bound = stub.lm(cache=True, extra_body={"grammar": "root ::= x"})
         for lm in (free, bound, free, bound):
             assert lm("Q:") == [" positive"]
         assert [body.get("grammar") for body in stub.bodies] == [None, "root ::= x"]
@@ -154,7 +156,8 @@ class TestReply:
     @pytest.mark.parametrize("provider", ["text-completion-openai", "hosted_vllm"])
     def test_a_refusal_is_one_call_and_dspys_error(self, stub, provider, status, error):
         message = "This model's maximum context length is 10 tokens." if "Window" in error.__name__ else "no"
-        stub.status, stub.reply = status, {"error": {"message": message, "type": "refused"}}
+        stub.status = status
+        stub.reply = {"error": {"message": message, "type": "refused"}}
         with pytest.raises(error):
             ask(stub.lm(provider=provider))
         assert len(stub.bodies) == 1

@@ -91,7 +91,8 @@ class TestPrompt:
 
     def test_instructions_are_shown_when_somebody_wrote_them(self):
         signature = SENTIMENT.with_instructions("Judge the film.\n\nOne word.")
-        text, inputs = prompt(SENTIMENT, DEMOS, {"review": "x"}), {"review": "x"}
+        text = prompt(SENTIMENT, DEMOS, {"review": "x"})
+        inputs = {"review": "x"}
         assert prompt(signature, DEMOS, inputs) == f"Judge the film.\n\nOne word.\n\n{text}"
         assert prompt(signature, DEMOS, inputs, show_instructions=False) == text
 
@@ -199,7 +200,8 @@ class TestAnswer:
     @given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique_by=str.strip), st.data())
     def test_any_label_parses_back(self, labels, data):
         assume(all(label.strip() and label.strip() != "None" for label in labels))
-        signature, label = output(Literal[tuple(labels)]), data.draw(st.sampled_from(labels))
+        signature = output(Literal[tuple(labels)])
+        label = data.draw(st.sampled_from(labels))
         assume(not label.strip().startswith("A:"))
         (block,) = blocks(signature, [{"q": "x", "a": label}])
         assert parse(signature, block.partition("\nA:")[2]) == {"a": label}
@@ -226,7 +228,8 @@ class TestCalls:
         assert [request.config.stop for request in engine.requests] == [stop]
 
     def test_the_callers_stop_wins(self):
-        engine, predict = ScriptedEngine("x", "x"), dspy.Predict("q -> a")
+        engine = ScriptedEngine("x", "x")
+        predict = dspy.Predict("q -> a")
         with dspy.context(adapter=PlainTextAdapter()):
             predict(q="x", config={"stop": ["END"]}, lm=lm_of(engine))
             predict(q="x", lm=lm_of(engine, stop=["LM"]))

@@ -57,7 +57,8 @@ class TestServer:
                 outcomes.append(type(error).__name__)
 
         with pytest.raises(KeyError), LocalServer(context_length=1024) as running:
-            address, lm = running.api_base, running.lm(num_retries=0, extra_body={"ignore_eos": True})
+            address = running.api_base
+            lm = running.lm(num_retries=0, extra_body={"ignore_eos": True})
             caller = threading.Thread(target=call, args=(lm,))
             caller.start()
             while llama_count(running, "requests_processing") < 1:

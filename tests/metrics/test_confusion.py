@@ -83,9 +83,12 @@ class TestLabels:
         scores = [found.score(i, answer) for i, answer in enumerate(answers)]
         by_sklearn = BY_SKLEARN[metric]
         assert np.mean(scores) == pytest.approx(by_sklearn(right, answers, [1.0] * len(both)), abs=1e-9)
-        step, weights = 1e-5, np.ones(len(both) + 1)
-        weights[moved], weights[-1] = 1.0 - step, step
-        ways, more = (weights, [1.0] * len(both) + [0.0]), ([*right, right[moved]], [*answers, to])
+        step = 1e-5
+        weights = np.ones(len(both) + 1)
+        weights[moved] = 1.0 - step
+        weights[-1] = step
+        ways = (weights, [1.0] * len(both) + [0.0])
+        more = ([*right, right[moved]], [*answers, to])
         after, before = (by_sklearn(*more, each) for each in ways)
         derivative = (after - before) / step * len(both)
         assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
@@ -140,7 +143,8 @@ def test_f1_of_a_label_counts_unread_replies_to_other_examples():
 def test_labels_count_in_the_shares_of_all_examples(rows):
     labels, scores, scored = (np.array(column) for column in zip(*rows, strict=True))
     found = ConfusionScores(F1(), list(labels))
-    examples, known = np.arange(len(labels)), scored.astype(bool)
+    examples = np.arange(len(labels))
+    known = scored.astype(bool)
     table = np.where(known, scores, np.nan)[None]
     means = {each: scores[known & (labels == each)].mean() for each in set(labels[known])}
     expected = sum((labels == each).mean() * mean for each, mean in means.items())

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-gguf, folder = Path(sys.argv[1]), Path(sys.argv[2])
+gguf = Path(sys.argv[1])
+folder = Path(sys.argv[2])
 source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
 model = AutoModelForCausalLM.from_pretrained(
     **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)

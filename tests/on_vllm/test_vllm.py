@@ -52,7 +52,8 @@ def probabilities(lm, demos, review):
 
 def test_label_probabilities_are_right(vllm, completions):
     """They are near the sum over each label's tokens, as the server's own numbers for the whole text give it."""
-    demos, review = REVIEWS[:4], REVIEWS[20].review
+    demos = REVIEWS[:4]
+    review = REVIEWS[20].review
     found = probabilities(completions, demos, review)
     (message,) = PlainTextAdapter().format(Sentiment, demos, {"review": review})
     sums = []

@@ -59,9 +59,11 @@ class TestTeachers:
     @pytest.mark.parametrize(("num_demos", "is_compiled"), [(0, False), (0, True), (4, False)])
     def test_each_keeps_its_own_model(self, engine, whose, num_demos, is_compiled):
         """Without demos of its own the teacher is shown labelled ones, unless it was compiled so, and keeps none."""
-        own, programs = engine_for(EXAMPLES), {name: predict() for name in ("student", "teacher")}
+        own = engine_for(EXAMPLES)
+        programs = {name: predict() for name in ("student", "teacher")}
         programs[whose].set_lm(fakes.lm_of(own, "fake/own"))
-        programs["teacher"].demos, programs["teacher"]._compiled = EXAMPLES[:num_demos], is_compiled
+        programs["teacher"].demos = EXAMPLES[:num_demos]
+        programs["teacher"]._compiled = is_compiled
         optimizer = chooser(candidates="both")
         teacher = programs["teacher"] if whose == "teacher" else None
         with dspy.context(lm=None if whose == "student" else dspy.settings.lm):
@@ -85,9 +87,11 @@ class TestTeachers:
         def too_long():
             raise lm15.ContextLengthError(message)
 
-        model, found = engine_for(EXAMPLES), []
+        model = engine_for(EXAMPLES)
+        found = []
         if message is None:
-            error, message = "AdapterParseError", "could not read the reply 'Well, let me see ...'"
+            error = "AdapterParseError"
+            message = "could not read the reply 'Well, let me see ...'"
             model.mumbles = lambda texts: model.num_calls <= 5
         else:
             error = "ContextWindowExceededError"
@@ -109,7 +113,8 @@ class TestTeachers:
 
     @pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
     def test_one_that_makes_no_demo_leaves_the_other_ones(self, caplog, candidates, num_demos):
-        optimizer, model = chooser(candidates=candidates), engine_for(EXAMPLES)
+        optimizer = chooser(candidates=candidates)
+        model = engine_for(EXAMPLES)
         model.mumbles = lambda texts: model.num_calls <= 15
         with using(model):
             compiled = optimizer.compile(predict(), trainset=EXAMPLES)

@@ -148,12 +148,14 @@ def labelled_world(seed):
 class TestTheStudentAsItIs:
     def test_reports_say_what_other_examples_give(self):
         """Of the student and of the returned program, and that the gain is no less; labels even and uneven."""
-        held, gains = [], []
+        held = []
+        gains = []
         for seed in range(6):
             trainset, probabilities, accuracy = labelled_world(seed)
             options = {"max_metric_calls": 150, "trainset": trainset, "seed": seed}
             program, report = go(engine_of(probabilities), calibrate=True, **options)
-            before, after = accuracy(student()), accuracy(program)
+            before = accuracy(student())
+            after = accuracy(program)
             comparison = report.comparison
             expected = comparison.expected_original, comparison.expected_chosen
             for (_, low, high), true in zip(expected, (before, after), strict=True):

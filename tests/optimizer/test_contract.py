@@ -50,7 +50,8 @@ def prompts(program):
 
 def check(shape, make, student, folder):
     """The student is not changed, one and eight threads find the same, and the program is saved and loaded."""
-    before, runs = state(student), []
+    before = state(student)
+    runs = []
     for num_threads in (1, 8):
         optimizer = make(num_threads=num_threads, max_metric_calls=70, seed=2, display_progress=False)
         runs.append((optimizer.compile(student, trainset=EXAMPLES), optimizer.report))
@@ -103,8 +104,10 @@ def test_the_example_of_each_family(name, engine, monkeypatch):
 
 def test_inside_better_together(engine):
     """Which passes arguments on; demos stay what they were."""
-    strategy, arguments = "few -> reorder -> reorder", {"reorder": {"seed": 4, "valset": EXAMPLES[:10]}}
-    student, reorder = dspy.Predict("question -> answer"), PLReorder(exact_match, max_metric_calls=150)
+    strategy = "few -> reorder -> reorder"
+    arguments = {"reorder": {"seed": 4, "valset": EXAMPLES[:10]}}
+    student = dspy.Predict("question -> answer")
+    reorder = PLReorder(exact_match, max_metric_calls=150)
     student.set_lm(dspy.settings.lm)
     optimizer = dspy.BetterTogether(metric=exact_match, few=dspy.LabeledFewShot(k=5), reorder=reorder)
     compiled = optimizer.compile(

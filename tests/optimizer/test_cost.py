@@ -18,7 +18,8 @@ from plr_dspy.report.text import dollars
 from plr_dspy.scoring.budget import cost_of, price_of
 
 EXAMPLES = questions(60)
-PROMPT, COMPLETION = 2e-6, 8e-6
+PROMPT = 2e-6
+COMPLETION = 8e-6
 MODEL = "fake/priced"
 
 
@@ -31,10 +32,13 @@ class PricedEngine(OrderSensitiveEngine):
 
     def __init__(self, tokens=lambda request: {}):
         super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.tokens, self.cost, self.dearest = tokens, 0.0, 0.0
+        self.tokens = tokens
+        self.cost = 0.0
+        self.dearest = 0.0
 
     def complete(self, request):
-        tokens, response = self.tokens(request), super().complete(request)
+        tokens = self.tokens(request)
+        response = super().complete(request)
         object.__setattr__(response, "usage", usage := replace(response.usage, **tokens))
         cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
         with self._lock:
@@ -119,7 +123,8 @@ class TestEstimate:
         program = fakes.two_predictors()
         hint, answer = program.predictors()
         rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
-        hint.demos, answer.demos = rows[:4], rows[4:8]
+        hint.demos = rows[:4]
+        answer.demos = rows[4:8]
         found = PLReorder(exact_match, max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
         one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
         assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
@@ -161,7 +166,8 @@ class TestEstimate:
 
         without = asked()
         limit = round(0.25 * without.cost, 4)
-        found, ample = asked(max_cost=limit), asked(max_cost=2 * without.cost)
+        found = asked(max_cost=limit)
+        ample = asked(max_cost=2 * without.cost)
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
         assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
@@ -212,7 +218,8 @@ class TestMaxCost:
 
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
-        engine, found = uneven(spread=0.3, failing=failing, seed=seed), []
+        engine = uneven(spread=0.3, failing=failing, seed=seed)
+        found = []
         for _ in range(2):  # the second goes the same way at no call
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
@@ -249,7 +256,8 @@ class TestMaxCost:
         assert limited.report.cost == pytest.approx(engine.cost)
 
     def test_a_dear_teacher_needs_a_price_and_leaves_three_quarters_to_a_cheap_student(self, engine, monkeypatch):
-        teacher, dear = student(0), PricedEngine()
+        teacher = student(0)
+        dear = PricedEngine()
         teacher.set_lm(lm_of(dear, "fake/dear"))
         options = {"max_metric_calls": 200, "num_threads": 4, "display_progress": False}
         chooser = PLFewShot(exact_match, max_cost=0.25, **options)

@@ -69,14 +69,16 @@ def kind(request):
 class TestLimits:
     def test_calls_are_counted_and_never_passed_at_any_number_of_threads(self, kind, whole):
         """Nor is one paid twice, nor more than the estimate said; threads change nothing that is found."""
-        engine, budget = Engine(), BUDGET.get(kind, 100)
+        engine = Engine()
+        budget = BUDGET.get(kind, 100)
         _, optimizer = compiled(kind, engine, num_threads=8)
         assert found(optimizer.report) == found(whole(kind))
         assert len(engine.prompts) == optimizer.report.program_calls["total"] <= budget
         assert max(Counter(engine.prompts).values()) <= OFTEN.get(kind, 1)
         with using(engine, "fake/x"):
             estimate = optimizer.estimate(student(), trainset=EXAMPLES)
-        calls, settings = optimizer.report.program_calls, optimizer.report.settings
+        calls = optimizer.report.program_calls
+        settings = optimizer.report.settings
         assert calls["total"] <= estimate.program_calls <= budget
         assert "program calls" in str(estimate)
         planned = settings["num_selection_examples"]
@@ -109,7 +111,8 @@ class TestLimits:
     )
     def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
         """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
-        engine, most = Engine(), 1.5 * BUDGET.get(kind, 100)
+        engine = Engine()
+        most = 1.5 * BUDGET.get(kind, 100)
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
         price = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6, "litellm_provider": "fake"}
         monkeypatch.setitem(litellm.model_cost, "fake/x", price)
@@ -129,14 +132,16 @@ class TestGoingOn:
     )
     def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
         """Again and again: only calls that were under way are made again, and the report is that of one go."""
-        engine, stops = Engine(), (0, 2, 30, 15)
+        engine = Engine()
+        stops = (0, 2, 30, 15)
         options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}
         for further in stops:
             engine.at = dict.fromkeys(range(len(engine.prompts) + further, 1_000), how)
             with pytest.raises((KeyboardInterrupt, ConnectionError, dspy.LMError)):
                 compiled(kind, engine, **options)
         engine.at = {}
-        report, again = compiled(kind, engine, **options)[1].report, Counter(engine.prompts)
+        report = compiled(kind, engine, **options)[1].report
+        again = Counter(engine.prompts)
         assert report.program_calls["resumed"] > 45
         assert sum(again.values()) - len(again) <= num_threads * len(stops)
         if how is interrupt:
@@ -157,7 +162,8 @@ class TestGoingOn:
             _, optimizer = compiled(kind, engine, log_dir=tmp_path)
             assert len(engine.prompts) == whole(kind).program_calls["total"]
             assert found(optimizer.report) == found(whole(kind))
-        paid, budget = len(engine.prompts), 1.5 * BUDGET.get(kind, 100)
+        paid = len(engine.prompts)
+        budget = 1.5 * BUDGET.get(kind, 100)
         assert optimizer.report.program_calls["resumed"] == paid
         with pytest.raises(ValueError, match=r"metric changed.*another log_dir.*accept_changes=True"):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
@@ -175,7 +181,8 @@ class TestGoingOn:
 
 class TestResult:
     def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, finished, tmp_path):
-        engine, (program, result, optimizer) = Engine(), finished(kind)
+        engine = Engine()
+        (program, result, optimizer) = finished(kind)
         assert (program.dump_state(), program.demos) == (student().dump_state(), student().demos)
         assert not getattr(program, "_compiled", False)
         inner = getattr(result, "program", result)
@@ -232,7 +239,8 @@ class TestMistakes:
 
 def test_a_measurement_keeps_the_same_promises(tmp_path):
     """`order_sensitivity` is no optimizer."""
-    engine, plain = Engine(), {"num_orders": 6, "max_metric_calls": 90, "display_progress": False}
+    engine = Engine()
+    plain = {"num_orders": 6, "max_metric_calls": 90, "display_progress": False}
 
     def measured(engine=engine, metric=exact, num_threads=1, **options):
         with using(engine, "fake/x"):

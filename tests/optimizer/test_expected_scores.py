@@ -23,7 +23,8 @@ class MumblingEngine(LabelEngine):
 
     def __init__(self, salt, *, logprobs=True):
         super().__init__(LABELS, self.chances, logprobs=logprobs)
-        self.salt, self.mumbles = salt, lambda demos, text: not demos and digest(f"{text}{salt}") < 0.9
+        self.salt = salt
+        self.mumbles = lambda demos, text: not demos and digest(f"{text}{salt}") < 0.9
 
     def chances(self, demos, text):
         """Probabilities of the labels: worth of the demos, and how hard the text is."""
@@ -71,7 +72,8 @@ def compiles(request):
 class TestOneEstimate:
     def test_scores_differ_by_the_gain_that_is_expected(self, compiles):
         for _, chooser, chosen in compiles:
-            report, best = chooser.report, by_number(chooser.report)
+            report = chooser.report
+            best = by_number(chooser.report)
             gain = report.comparison.expected_gain
             assert chosen > 0
             before = report.comparison.expected_original[0]
@@ -94,7 +96,8 @@ class TestOneEstimate:
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_hold_the_scores_on_other_examples(self, compiles):
         """The engine's true scores are those of answers that are not calibrated."""
-        others, held = [f"other {i}" for i in range(1_000)], []
+        others = [f"other {i}" for i in range(1_000)]
+        held = []
         for engine, chooser, _ in compiles:
             for found in chooser.report.best_by_number:
                 low, high = found.interval
@@ -122,7 +125,8 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
     """Right on nine of ten texts in its own order, and on half of them in any other: most intervals hold that."""
-    inside, own = 0, [f"demo {i}" for i in range(5)]
+    inside = 0
+    own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
     for seed in range(12):
         found = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)

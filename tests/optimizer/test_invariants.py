@@ -27,7 +27,8 @@ class Program(dspy.Module):
 
     def __init__(self, predictors, failing):
         super().__init__()
-        self.steps, self.failing = [], failing
+        self.steps = []
+        self.failing = failing
         for demos, reasons in predictors:
             self.steps.append((dspy.ChainOfThought if reasons else dspy.Predict)("question -> answer"))
             self.steps[-1].predictors()[0].demos = list(demos)
@@ -55,7 +56,8 @@ def multisets(program):
 )
 def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, **options):
     assume(any("question" in demo for demos, _ in predictors for demo in demos))
-    student, calls = Program(predictors, program_fails), []
+    student = Program(predictors, program_fails)
+    calls = []
     before = multisets(student)
 
     def metric(example, prediction):
@@ -70,7 +72,8 @@ def test_invariants(predictors, program_fails, metric_fails, max_metric_calls, *
         options |= {"max_metric_calls": max_metric_calls, "max_errors": 1000, "log_dir": log_dir}
         reorder = PLReorder(metric, display_progress=False, **options)
         planned = reorder.estimate(student, trainset=EXAMPLES).program_calls
-        compiled, report = reorder.compile(student, trainset=EXAMPLES), reorder.report
+        compiled = reorder.compile(student, trainset=EXAMPLES)
+        report = reorder.report
         lines = [json.loads(line) for line in (Path(log_dir) / "calls.jsonl").read_text().splitlines()]
         calls_logged = [line for line in lines if "call" in line]
         saved = json.loads((Path(log_dir) / "report.json").read_text())

@@ -31,7 +31,8 @@ class RecordingEngine(OrderSensitiveEngine):
 
     def __init__(self, path, seconds):
         super().__init__({example.question: example.answer for example in EXAMPLES})
-        self.path, self.seconds = path, seconds
+        self.path = path
+        self.seconds = seconds
 
     def answer(self, system, texts):
         with open(self.path, "ab", buffering=0) as file:
@@ -85,7 +86,10 @@ class TestKilled:
     @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 2), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
         """At most the calls under way are made again, and the report is that of a compile in one go."""
-        uninterrupted, rng, log_dir, finished_at = work(), random.Random(0), tmp_path / "log", []
+        uninterrupted = work()
+        rng = random.Random(0)
+        log_dir = tmp_path / "log"
+        finished_at = []
         for _ in range(num_kills):
             wanted = len(lines(tmp_path / "calls")) + rng.randint(5, 60)
             child = start(tmp_path, log_dir, work=work)
@@ -102,13 +106,15 @@ class TestKilled:
         report = Report.load(log_dir / "report.json")
         assert found(report) == found(uninterrupted)
         assert report.program_calls["resumed"] > 0
-        calls, total = Counter(lines(tmp_path / "calls")), report.program_calls["total"]
+        calls = Counter(lines(tmp_path / "calls"))
+        total = report.program_calls["total"]
         assert len(calls) == total
         assert total <= sum(calls.values()) <= total + NUM_THREADS * num_kills
 
     def test_a_torn_line_costs_one_call(self, tmp_path, engine):
         expected = found(compiled(tmp_path))
-        num_calls, path = engine.num_calls, tmp_path / "calls.jsonl"
+        num_calls = engine.num_calls
+        path = tmp_path / "calls.jsonl"
         path.write_bytes(path.read_bytes()[:-5])
         assert found(compiled(tmp_path)) == expected
         assert engine.num_calls - num_calls == 1
@@ -117,8 +123,10 @@ class TestKilled:
     @pytest.mark.parametrize("number", [10, 70, -5])
     def test_a_call_whose_line_was_removed_is_made_again(self, tmp_path, engine, number):
         """As the message about a line that cannot be read says."""
-        expected, path = found(compiled(tmp_path, num_threads=1)), tmp_path / "calls.jsonl"
-        num_calls, cells = engine.num_calls, [line for line in lines(path) if line.startswith(b'{"call"')]
+        expected = found(compiled(tmp_path, num_threads=1))
+        path = tmp_path / "calls.jsonl"
+        num_calls = engine.num_calls
+        cells = [line for line in lines(path) if line.startswith(b'{"call"')]
         path.write_bytes(path.read_bytes().replace(cells[number] + b"\n", b""))
         assert found(compiled(tmp_path, num_threads=1)) == expected
         assert engine.num_calls == num_calls + 1
@@ -126,7 +134,8 @@ class TestKilled:
     @pytest.mark.parametrize("kind", ["call", "schema_version"])
     def test_a_line_that_cannot_be_read_is_refused_with_a_cure(self, tmp_path, engine, kind):
         compiled(tmp_path)
-        path, begin = tmp_path / "calls.jsonl", b'{"%s"' % kind.encode()
+        path = tmp_path / "calls.jsonl"
+        begin = b'{"%s"' % kind.encode()
         path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
         with pytest.raises(ValueError, match=r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"):
             compiled(tmp_path)
@@ -229,7 +238,9 @@ class TestFolders:
 
     def test_a_disk_that_is_full_from_the_start_or_later(self, tmp_path, engine, monkeypatch):
         """At first nothing is paid; later the compile ends, and goes on from there."""
-        expected, write, begins = compiled(), os.write, [b"{"]
+        expected = compiled()
+        write = os.write
+        begins = [b"{"]
         before = engine.num_calls
 
         def full(file, content):
@@ -241,7 +252,8 @@ class TestFolders:
         with pytest.raises(OSError, match="No space left"):
             compiled(tmp_path / "first")
         assert engine.num_calls == before
-        begins[0], before = b'{"call"', before + 50
+        begins[0] = b'{"call"'
+        before = before + 50
         with pytest.raises(OSError, match="No space left"):
             compiled(tmp_path / "second")
         begins[0] = b"nothing"
@@ -375,7 +387,8 @@ class TestNothingToMixUp:
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_control_comes_back_although_calls_hang(self, tmp_path, number):
-        release, hanging = threading.Event(), []
+        release = threading.Event()
+        hanging = []
 
         def hang():
             hanging.append(1)
@@ -383,7 +396,8 @@ class TestSignals:
                 ring(number)
             release.wait(60)
 
-        engine, reorder = engine_for(EXAMPLES, at=dict.fromkeys(range(50, 54), hang)), optimizer(tmp_path)
+        engine = engine_for(EXAMPLES, at=dict.fromkeys(range(50, 54), hang))
+        reorder = optimizer(tmp_path)
         with dspy.context(lm=lm_of(engine)):
             with pytest.raises(KeyboardInterrupt):
                 reorder.compile(student(5), trainset=EXAMPLES)
@@ -412,7 +426,8 @@ class TestSignals:
             return exact_match(example, prediction)
 
         reorder = optimizer(metric=metric, num_threads=num_threads)
-        program, heard = fakes.Program(swallow, answer=student(5)) if where == "swallowing" else student(5), []
+        program = fakes.Program(swallow, answer=student(5)) if where == "swallowing" else student(5)
+        heard = []
 
         async def cell():
             return reorder.compile(program, trainset=EXAMPLES)
@@ -458,7 +473,8 @@ class TestFailed:
     def test_a_tool_that_was_down_for_a_whole_round_is_asked_again(self, tmp_path, engine, rounds):
         """From the first call on, and from the end of the second round."""
         ends = [0, *(iteration.program_calls for iteration in compiled().history)]
-        first, down = engine.num_calls + max(1, ends[rounds]), True
+        first = engine.num_calls + max(1, ends[rounds])
+        down = True
 
         def metric(example, prediction):
             if down and engine.num_calls >= first:

@@ -140,7 +140,8 @@ SHOWN = [demo.with_inputs("question") for demo in student().demos]
 
 class TestOrderSensitivity:
     def test_of_a_model_that_minds_the_order(self):
-        program, examples = student(), questions(30)
+        program = student()
+        examples = questions(30)
         before = program.dump_state()
         found, engine = measured(examples, program)
         with using(engine):

@@ -137,7 +137,8 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
     """Also where the original stays: what is said of the others then is why."""
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
-    c, returned = report.comparison, report.chosen_of_number
+    c = report.comparison
+    returned = report.chosen_of_number
     assert returned.score == pytest.approx(c.expected_chosen[0], abs=1e-5)
     stays = returned.ordering == {slot.predictor: slot.original for slot in report.slots}
     if stays and not (report.calibration and report.calibration.applied):
@@ -167,7 +168,8 @@ def test_expects_of_the_original_what_its_own_answers_give():
         odd, last = (int(each.split()[-1]) % 2 for each in (text, demos[-1]))
         return two((6 * odd - 3) if last else 1.0 - 3.0 * (int(text.split()[-1]) % 7 == 0))
 
-    program, engine = rare_first(), Engine(probabilities=eager)
+    program = rare_first()
+    engine = Engine(probabilities=eager)
     _, report = compiled(PLReorder, F1("positive"), engine=engine, program=program, signal="score")
     value = scored(engine, program)
     assert value > 0.15
@@ -196,7 +198,8 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
     words = {True: "lovely", False: "awful"}
     texts = [(i % 4 == 0, f"{words[i % 4 == 0]} {2 * i + (i % 4 == 0)}") for i in range(160)]
     known = [dspy.Example(text=text, label=LABELS[rare]).with_inputs("text") for rare, text in texts]
-    engine, options = Engine(probabilities=timid), {"max_demos": 4, "demos": demos, "candidates": "labeled"}
+    engine = Engine(probabilities=timid)
+    options = {"max_demos": 4, "demos": demos, "candidates": "labeled"}
     options |= {"engine": engine, "program": student(demos=()), "trainset": known[:100], "calibrate": True}
     chosen, report = compiled(PLFewShot, F1("positive"), **options)
     value = scored(engine, chosen, known[100:])
@@ -310,7 +313,8 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
 
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
-    options, alike = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}, []
+    options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}
+    alike = []
     for seed in range(8):
         report = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1]
         assert all(each.probability > 0 for each in report.candidates if each.expected_gain > 0)
@@ -324,7 +328,8 @@ def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_bette
     """No order has an effect, and 4 of 40 examples have the rare label: in these worlds many look good by chance."""
     labels = ["b"] * 4 + ["a"] * 36
     trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
-    inner, sure = dspy.Predict("number -> label"), []
+    inner = dspy.Predict("number -> label")
+    sure = []
     inner.demos = [dspy.Example(number=i, label="ab"[i % 2]) for i in range(-6, 0)]
     for seed in range(9, 22, 3):
 

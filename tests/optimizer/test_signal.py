@@ -35,7 +35,9 @@ class TestScoresWhereThereIsNothingElse:
     )
     def test_the_same_calls_are_made_and_the_same_is_found(self, reason, engine, options):
         """A refusal costs a request, and no program call."""
-        engine, other, failing = Engine(**engine), Engine(), options.get("failing", ())
+        engine = Engine(**engine)
+        other = Engine()
+        failing = options.get("failing", ())
         options = {name: value for name, value in options.items() if name != "failing"}
         for each in (engine, other):
             each.at = dict.fromkeys(failing, failure)
@@ -57,7 +59,8 @@ class TestScoresWhereThereIsNothingElse:
     @pytest.mark.parametrize("options", [{}, {"kind": PLFewShot}, {"kind": PLFewShot, "demos": "auto"}])
     def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
         """It looks for them no further than the part before, so that it finds what one in one go finds."""
-        whole, engine = go(Engine(logprobs=False), max_metric_calls=60, **options)[1], Engine(logprobs=False)
+        whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
+        engine = Engine(logprobs=False)
         engine.at = {stopped_at: interrupt}
         with pytest.raises(KeyboardInterrupt):
             go(engine, max_metric_calls=60, log_dir=tmp_path, **options)
@@ -81,7 +84,8 @@ class TestScoresWhereThereIsNothingElse:
     @pytest.mark.parametrize("refusal", [None, REFUSAL])
     @pytest.mark.parametrize("option", [{"signal": "logprobs"}, {"calibrate": True}])
     def test_an_endpoint_that_gives_none_is_told_after_one_call(self, refusal, option):
-        engine, (name,) = Engine(logprobs=False, refusal=refusal), option
+        engine = Engine(logprobs=False, refusal=refusal)
+        (name,) = option
         with pytest.raises(NoProbabilities, match=rf"{name}.* needs .*fake/x"):
             go(engine, **option)
         assert len(engine.prompts) == 1 + (refusal is not None)
@@ -117,8 +121,10 @@ def some(name, share):
 )
 def test_programs_of_every_shape(options):
     """One class, few examples, few orders, several best labels, failures, replies without log-probabilities."""
-    engine, options = Engine(), {"max_metric_calls": 80, **options}
-    engine.at, engine.silent = options.pop("at", {}), options.pop("silent", set())
+    engine = Engine()
+    options = {"max_metric_calls": 80, **options}
+    engine.at = options.pop("at", {})
+    engine.silent = options.pop("silent", set())
     _, report = go(engine, **options)
     assert len(engine.prompts) == report.program_calls["total"]
     assert all(engine.asked)

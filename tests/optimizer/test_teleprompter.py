@@ -16,7 +16,8 @@ EXAMPLES = questions(120)
 
 class TestCompile:
     def test_finds_a_better_order(self, engine):
-        program, reorder = student(), PLReorder(exact_match, max_metric_calls=800)
+        program = student()
+        reorder = PLReorder(exact_match, max_metric_calls=800)
         compiled = reorder.compile(program, trainset=EXAMPLES[:40], valset=EXAMPLES[40:90])
         comparison = reorder.report.comparison
         assert comparison.gain > 0.2
@@ -46,7 +47,8 @@ class TestCompile:
 
     @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
     def test_one_prompt_only_costs_nothing(self, engine, caplog, demos, options):
-        program, reorder = student(demos), PLReorder(exact_match, **options)
+        program = student(demos)
+        reorder = PLReorder(exact_match, **options)
         assert reorder.estimate(program, trainset=EXAMPLES).program_calls == 0
         compiled = reorder.compile(program, trainset=EXAMPLES)
         assert engine.num_calls == 0
@@ -75,7 +77,8 @@ class TestCompile:
         assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
 
     def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
-        reorder, found = PLReorder(exact_match, max_metric_calls=100), []
+        reorder = PLReorder(exact_match, max_metric_calls=100)
+        found = []
         for mode in (nullcontext, torch.inference_mode, lambda: torch.device("meta")):
             with mode():
                 reorder.compile(student(), trainset=EXAMPLES)

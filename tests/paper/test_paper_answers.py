@@ -181,7 +181,8 @@ def test_the_clock_ends_a_comparison_and_the_reply_to_an_interrupted_one_is_not_
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
         assert checker.equal("x+x", "2x")
-        checker.max_seconds, started = 0.5, time.monotonic()
+        checker.max_seconds = 0.5
+        started = time.monotonic()
         assert not checker.equal("((1000000!)!)", "x")
         assert time.monotonic() - started < 2.5
         checker.max_seconds = 60.0

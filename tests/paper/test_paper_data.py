@@ -30,7 +30,8 @@ def some(task, start, count=6):
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_every_task(task, tmp_path):
-    train, test = some(task, 0), some(task, 10, 4)
+    train = some(task, 0)
+    test = some(task, 10, 4)
     write(tmp_path, task, train, test)
     assert read(tmp_path, task) == [train, test]
     for part in load(task, data_dir=tmp_path):
@@ -58,7 +59,8 @@ def test_what_is_left_out(tmp_path, caplog):
 def test_what_a_file_may_hold_besides(tmp_path):
     """A byte order mark, blank lines, Windows line ends, more fields, and line separators in a text."""
     write(tmp_path, MR, [], some(MR, 0))
-    first, second = '{"text": "a\u2028b", "label": "positive", "id": 3}', '{"label":"negative","text":"c"}'
+    first = '{"text": "a\u2028b", "label": "positive", "id": 3}'
+    second = '{"label":"negative","text":"c"}'
     lines = [f"\ufeff{first}\r", "", second]
     (tmp_path / "mr_train.jsonl").write_bytes("\n".join(lines).encode())
     assert read(tmp_path)[0] == [("a\u2028b", "positive"), ("c", "negative")]

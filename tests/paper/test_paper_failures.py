@@ -36,7 +36,8 @@ def server():
         request.reply(server.status, completion(f" {label}\n") if server.status == 200 else error)
 
     with running(Server(answer)) as server:
-        server.seconds, server.status = 0.0, 200
+        server.seconds = 0.0
+        server.status = 200
         yield server
 
 
@@ -153,7 +154,8 @@ def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_p
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]
     assert number == signal.SIGKILL or grid.returncode == 130
-    calls, before = server.num_requests, b""
+    calls = server.num_requests
+    before = b""
     if (out / RESULTS).exists():  # Ray may be slow to tell of the first run that ended.
         before = (out / RESULTS).read_bytes()
     server.seconds = 0.0

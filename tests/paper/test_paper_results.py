@@ -33,7 +33,8 @@ def made_on(folder, runs=RUNS, failing=()):
 
 class TestGrid:
     def test_what_is_there_is_not_made_again_and_results_of_other_settings_are_refused(self, tmp_path):
-        first, second = made_on(tmp_path, RUNS[:3]), made_on(tmp_path)
+        first = made_on(tmp_path, RUNS[:3])
+        second = made_on(tmp_path)
         assert first[0] + second[0] == RUNS
         assert (first[1].there, first[1].made, second[1].there, second[1].made) == (0, 3, 3, 1)
         with open_store(tmp_path, SETTINGS) as store:

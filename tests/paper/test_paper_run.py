@@ -14,7 +14,8 @@ from paper.protocol import Experiment, Run
 from paper.results import RESULTS, read_results
 from paper.runner import count_calls
 
-POOL, HELD_OUT = 4, 2
+POOL = 4
+HELD_OUT = 2
 COMMON = ["--tasks", "mr", "--pool", str(POOL), "--test", str(HELD_OUT)]
 
 

@@ -17,7 +17,8 @@ from paper import tables
 from paper.tables import frame_of, grouped_interval, holm
 from plr_dspy.statistics.comparisons import mean_interval, paired_interval
 
-QWEN, LLAMA = "Qwen2.5-7B-Instruct", "Llama-3.1-8B-Instruct"
+QWEN = "Qwen2.5-7B-Instruct"
+LLAMA = "Llama-3.1-8B-Instruct"
 
 
 def rows(table):

@@ -57,7 +57,8 @@ def test_a_chat_prompt_says_what_is_asked(task):
 
 @each_task
 def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(task):
-    answer, thought = (task.labels or ("7",))[0], "[[ ## reasoning ## ]]\n3 + 4\n\n" * task.reasoning
+    answer = (task.labels or ("7",))[0]
+    thought = "[[ ## reasoning ## ]]\n3 + 4\n\n" * task.reasoning
     reply = f"{thought}[[ ## {task.output_field} ## ]]\n{answer}\n\n[[ ## completed ## ]]"
     prediction, _ = answered(task, "chat", reply)
     assert prediction[task.output_field] == answer

@@ -19,7 +19,9 @@ class Answering(dspy.Module):
     def __init__(self, yes, *, unread=(), failing=()):
         super().__init__()
         self.step = dspy.Predict("number -> label: Literal['no', 'yes']")
-        self.yes, self.unread, self.failing = set(yes), set(unread), set(failing)
+        self.yes = set(yes)
+        self.unread = set(unread)
+        self.failing = set(failing)
 
     def forward(self, number):
         if number in self.failing:
@@ -44,7 +46,8 @@ def evaluated(programs, metric, devset):
 
 
 def test_accuracy_and_difference():
-    devset, half = examples(20, range(5)), Answering(range(2, 8), unread=[19])
+    devset = examples(20, range(5))
+    half = Answering(range(2, 8), unread=[19])
     found = evaluated({"never": Answering([]), "half": half}, exact, devset)
     never, half = found.programs.values()
     assert (never.score, half.score) == (0.75, 14 / 20)
@@ -75,7 +78,8 @@ def test_the_constant_answer_is_the_best_one_by_the_metric():
 
 
 def test_a_metric_that_is_never_above_0():
-    metrics, answering = (exact, lambda e, p: exact(e, p) - 1.0), Answering(range(20))
+    metrics = (exact, lambda e, p: exact(e, p) - 1.0)
+    answering = Answering(range(20))
     counted, lost = [evaluated({"": answering}, each, examples(20, range(18))).programs[""] for each in metrics]
     assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
 
@@ -109,7 +113,9 @@ def test_a_metric_over_a_set_and_a_calibrated_program():
 @pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
 def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
     """Also where some programs find nothing; new examples have other labels, too."""
-    rng, inside, worlds = np.random.default_rng(0), np.zeros(2), 100
+    rng = np.random.default_rng(0)
+    inside = np.zeros(2)
+    worlds = 100
     truth = 2 * recall * 0.15 / (0.15 + recall * 0.15 + alarms * 0.85)
 
     def program():
@@ -129,7 +135,8 @@ def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
 @pytest.mark.parametrize("metric", [F1("yes"), F1(), MatthewsCorrelation(), plr_dspy.BalancedAccuracy()])
 @pytest.mark.parametrize("right", [0.95, 0.9])
 def test_intervals_hold_where_all_answers_may_be_right(metric, right):
-    rng, inside = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    inside = 0
     truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
     for _ in range(40):
         wrong = {n for n in range(20) if rng.random() > right}
@@ -174,7 +181,8 @@ def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
 def test_a_failed_call_is_no_wrong_answer(metric, caplog):
     """Its example is left out for all programs, and what the others cost is not lost."""
     programs = {"fine": Answering(range(6)), "failing": Answering(range(7), failing=[3, 19])}
-    found, devset = evaluated(programs, metric, examples(20, range(5))), examples(20, range(5))
+    found = evaluated(programs, metric, examples(20, range(5)))
+    devset = examples(20, range(5))
     assert (found.num_examples, found.num_failed) == (18, 2)
     assert "18 examples, without 2 on which a call failed\n" in str(found)
     assert "calls on 2 of 20 examples failed, the first by ConnectionError: no route" in caplog.text
@@ -207,7 +215,8 @@ def test_bad_arguments_are_refused(programs, devset, error, words):
 
 def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_wrong():
     """However many they are; and no difference is larger than the metric can tell apart."""
-    devset, better = examples(40, {1, 2, 3, 4}), Answering({1, 2, 3, 4})
+    devset = examples(40, {1, 2, 3, 4})
+    better = Answering({1, 2, 3, 4})
     unread = Answering({1}, unread=range(10, 40))
     # One is right, three of "yes" are missed, and each reply that cannot be read is a false positive.
     f1 = evaluated({"unread": unread}, F1("yes"), devset).programs["unread"].score

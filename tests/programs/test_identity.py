@@ -146,8 +146,11 @@ class Unreadable:
 
 class Locked:
     def __init__(self):
-        self.lock, self.event, self.limit = threading.Lock(), threading.Event(), 1
-        self.queue, self.pool = queue.Queue(), concurrent.futures.ThreadPoolExecutor(1)
+        self.lock = threading.Lock()
+        self.event = threading.Event()
+        self.limit = 1
+        self.queue = queue.Queue()
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
         self.steps = (i for i in range(3))
 
 

@@ -66,7 +66,8 @@ class TestTokens:
 
     def test_of_prompts_are_known_before_any_call(self, kind):
         program = dspy.Predict(signature(kind))
-        demos, trainset = examples(KINDS[kind], 2), examples(KINDS[kind], 20, 2)
+        demos = examples(KINDS[kind], 2)
+        trainset = examples(KINDS[kind], 20, 2)
         program.demos = demos
         with using(engine()) as asked:
             found = PLReorder(right, max_metric_calls=50, **OPTIONS).estimate(program, trainset=trainset)

@@ -75,7 +75,9 @@ class World:
     """Examples with a memory to which the program and the metric write, and what each call saw of it."""
 
     def __init__(self, make, write, kind=dspy.Example):
-        self.write, self.seen, self.original = write, set(), repr(make())
+        self.write = write
+        self.seen = set()
+        self.original = repr(make())
         fields = [{**dict(example), "memory": make()} for example in EXAMPLES]
         self.trainset = [kind(each).with_inputs("text", "memory") for each in fields]
 
@@ -212,7 +214,8 @@ CHECKED = ["PLReorder", "PLFewShot, labeled", "evaluate_programs", "order_sensit
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("way", CHECKED)
 def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
-    world, engine = World(*MEMORIES["list"]), Engine()
+    world = World(*MEMORIES["list"])
+    engine = Engine()
     world.trainset[7].memory = make()
     with using(engine), pytest.raises(TypeError) as error:
         WAYS[way](world)
@@ -226,7 +229,8 @@ def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
 
 
 def test_so_is_a_label_and_what_the_valset_holds():
-    world, engine = World(*MEMORIES["list"]), Engine()
+    world = World(*MEMORIES["list"])
+    engine = Engine()
     valset = [dspy.Example(each, notes=threading.Lock()).with_inputs("text", "memory") for each in world.trainset[:3]]
     with using(engine), pytest.raises(TypeError, match=r"valset\[0\] .* its field 'notes' is a lock"):
         PLReorder(exact, **QUIET).compile(world.program(), trainset=world.trainset, valset=valset)
@@ -234,7 +238,8 @@ def test_so_is_a_label_and_what_the_valset_holds():
 
 
 def test_a_class_may_say_what_a_copy_of_it_is():
-    world, shared = World(*MEMORIES["list"]), Unshared()
+    world = World(*MEMORIES["list"])
+    shared = Unshared()
     for example in world.trainset:
         example.memory = shared
     seen = set()
@@ -256,7 +261,8 @@ def test_a_large_value_that_examples_share_is_checked_once():
             Counted.copies += 1
             return self
 
-    world, shared = World(*MEMORIES["list"]), Counted()
+    world = World(*MEMORIES["list"])
+    shared = Counted()
     for example in world.trainset:
         example.memory = shared
     with using(Engine()):

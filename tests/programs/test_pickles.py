@@ -76,10 +76,8 @@ class TestPrograms:
     def test_are_calibrated_as_they_were(self, place, tmp_path):
         trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(30)]
         with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
-            student, program = (
-                classifier(),
-                BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset),
-            )
+            student = classifier()
+            program = BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset)
             if place != "alone":
                 parts = [Program(lambda self, text: self.part(text=text), part=part) for part in (student, program)]
                 student, program = parts

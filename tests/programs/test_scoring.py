@@ -19,13 +19,15 @@ from plr_dspy.scoring.run_log import RunLog, error_counts
 
 EXAMPLES = questions(40)
 NAMES = [f"example {i}" for i in range(40)]
-IDENTITY, REVERSED = ((0, 1, 2),), ((2, 1, 0),)
+IDENTITY = ((0, 1, 2),)
+REVERSED = ((2, 1, 0),)
 
 
 def scorer(program=None, *, metric=exact_match, **options):
     """The scorer of a program with three demos, on "question 10" and those that follow."""
     program = program or student(3)
-    work, options = MetricWork(metric, EXAMPLES[10:]), {"num_threads": 4, **options}
+    work = MetricWork(metric, EXAMPLES[10:])
+    options = {"num_threads": 4, **options}
     if "log" in options:
         options["log"].number_examples(NAMES)
     return Evaluator(ProgramEvaluator(ProgramSlots(program), work, names=NAMES, **options))
@@ -60,7 +62,8 @@ class TestCells:
             seen.append(dspy.settings.get("tenant"))
             return self.predict(question=question)
 
-        seen, program = [], Program(ask, predict=student(3))
+        seen = []
+        program = Program(ask, predict=student(3))
         with dspy.context(trace=[], tenant="a"):
             scored(scorer(program), [REVERSED], range(5))
             assert dspy.settings.trace == []
@@ -108,7 +111,8 @@ class TestErrors:
                 raise TimeoutError("late")
             return True
 
-        calls, cells = [], scorer(metric=metric, num_threads=1)
+        calls = []
+        cells = scorer(metric=metric, num_threads=1)
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
         assert cells.records_of(IDENTITY)[2].score is None
         (error,) = errors_of(cells)

@@ -19,7 +19,9 @@ class Counting:
     """A program that says "yes" to the numbers given, and counts its calls; it cannot answer those in `failing`."""
 
     def __init__(self, yes, *, failing=()):
-        self.asked, self.yes, self.failing = [], set(yes), set(failing)
+        self.asked = []
+        self.yes = set(yes)
+        self.failing = set(failing)
         self.program = Program(lambda _, number, tags: self(number))
 
     def __call__(self, number):

@@ -59,8 +59,10 @@ class TestBlocks:
             "twin": lambda i: demo("twin"),
         }
         program = chain_of_thought([makers[shape](i) for i, shape in enumerate(shapes)])
-        slots, adapter = ProgramSlots(program), dspy.ChatAdapter()
-        signature, demos = program.predict.signature, program.predict.demos
+        slots = ProgramSlots(program)
+        adapter = dspy.ChatAdapter()
+        signature = program.predict.signature
+        demos = program.predict.demos
         shown = {str(adapter.format_demos(signature, list(p))) for p in itertools.permutations(demos)}
         listed = [slots.demos(ordering).get("predict", demos) for ordering in slots.space.enumerate()]
         assert {str(adapter.format_demos(signature, each)) for each in listed} == shown
@@ -75,7 +77,8 @@ class TestBlocks:
 
 class TestLabelledDemos:
     def test_leaves_predictors_alone_that_an_optimizer_left_without_or_that_would_not_show_them(self):
-        first, frozen = dspy.Predict("question -> hint"), dspy.ChainOfThought("question -> answer")
+        first = dspy.Predict("question -> hint")
+        frozen = dspy.ChainOfThought("question -> answer")
         first.demos = [dspy.Example(question="q", hint="h")]
         frozen._compiled = True
         second = dspy.ChainOfThought("question, hint -> answer")
@@ -131,7 +134,8 @@ class TestShared:
             assert ProgramFactory(holder(data=large)).build({}).data is large
 
     def test_data_beside_modules_is_shared_and_the_modules_are_not(self):
-        data, inner = ["a"], holder()
+        data = ["a"]
+        inner = holder()
         program = holder(steps=[inner, {"last": (inner, data)}, data])
         duplicate = ProgramFactory(program).build({})
         assert duplicate.steps[0] is duplicate.steps[1]["last"][0] is not inner

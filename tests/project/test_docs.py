@@ -119,7 +119,8 @@ def no_network(page, tmp_path, monkeypatch):
         tried.append(address)
         raise OSError("no network in this test")
 
-    real, tried = dspy.LM, []
+    real = dspy.LM
+    tried = []
     monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(dspy, "LM", FakeLM)
     monkeypatch.setattr(plr_dspy, "completion_lm", plain_lm)
@@ -154,7 +155,8 @@ def test_the_code_of_a_page_runs(page, no_network):
 @pytest.mark.parametrize("page", ["docs/servers.md"])
 def test_requests_bring_their_model_along(page, no_network):
     served = run_page(page)
-    question, first = EXAMPLES[0].question, served["handle"](EXAMPLES[0].question)
+    question = EXAMPLES[0].question
+    first = served["handle"](EXAMPLES[0].question)
     dspy.configure(lm=None, adapter=None)
     with ThreadPoolExecutor(2) as threads:
         assert set(threads.map(served["handle"], [question] * 4)) == {first}

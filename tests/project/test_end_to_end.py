@@ -25,7 +25,8 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
     trainset = brief_reviews("train", 16)
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=trainset)
     reorder = PLReorder(accuracy, max_metric_calls=24, num_iterations=1, num_samples=3, num_threads=2)
-    lm, default = server.lm(route, max_tokens=4, **options), server.lm(route)
+    lm = server.lm(route, max_tokens=4, **options)
+    default = server.lm(route)
     assert (default.cache, default.kwargs["temperature"], default.kwargs["max_tokens"]) == (False, 0.0, 16)
     # Few replies of the chat route can be read, which may end the compile.
     unread = contextlib.suppress(RuntimeError) if route == "chat" else contextlib.nullcontext()
@@ -49,7 +50,8 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
 def test_label_probabilities_are_those_of_the_next_token(server):
     """Greedy answers are the likeliest label."""
     *shown, asked = load_reviews("train")[:5]
-    lm, student = server.lm(cache=False), dspy.Predict(Sentiment)
+    lm = server.lm(cache=False)
+    student = dspy.Predict(Sentiment)
     student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in shown]
     with (
         dspy.context(lm=lm, adapter=PlainTextAdapter()),

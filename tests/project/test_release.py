@@ -132,7 +132,8 @@ PROGRAM = """
 
 
 def test_the_wheel_works_without_the_repository(wheel, tmp_path):
-    target, elsewhere = tmp_path / "target", tmp_path / "elsewhere"
+    target = tmp_path / "target"
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     run(*pip, "--target", target, wheel)

@@ -74,7 +74,8 @@ REPORTS = {
 
 class TestData:
     def test_holds_what_happened(self, report):
-        (slot,), calls = report.slots, report.program_calls
+        (slot,) = report.slots
+        calls = report.program_calls
         assert len(slot.distributions[0]["logits"]) == 6
         assert [demo["question"] for demo in slot.demos] == [demo.question for demo in student().demos]
         assert all(set(demo) == {"question", "answer"} for demo in slot.demos), "fields that the prompt shows"
@@ -177,10 +178,12 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
 
 class TestText:
     def test_the_default_is_short_and_the_details_hold_it(self, report):
-        lines, details = str(report).splitlines(), report.details()
+        lines = str(report).splitlines()
+        details = report.details()
         assert 8 <= len(lines) <= 12
         c = report.comparison
-        (before, low, high), (after, *_) = c.expected_original, c.expected_chosen
+        (before, low, high) = c.expected_original
+        (after, *_) = c.expected_chosen
         assert lines[1] == "scores expected on new examples, with 95 % intervals:"
         rows = [" ".join(line.split()) for line in lines[2:6]]
         assert rows[0] == f"your program, 6 demos {before:.3f} [{low:.3f}, {high:.3f}]"
@@ -290,7 +293,8 @@ class TestText:
         ],
     )
     def test_why_the_original_order_stays(self, gain, least, said):
-        others, settings = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)], {"min_probability": least}
+        others = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)]
+        settings = {"min_probability": least}
         text = str(by_hand([0, 1], others=others, settings=settings))
         assert said in text
         assert "your program stays" in text

@@ -63,7 +63,9 @@ class TestLeaks:
     @MODES
     @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered", "in dicts"])
     def test_of_examples_and_their_copies(self, demos, copies):
-        trainset, valset, student = examples(33), None, predict()
+        trainset = examples(33)
+        valset = None
+        student = predict()
         more = [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
         if copies == "in the valset":
             valset = more[:10]
@@ -101,7 +103,8 @@ class TestLeaks:
     @pytest.mark.parametrize("seed", [5, 7])
     def test_of_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
         """Which reads outputs of answers, and not the demos that a teacher's calls have made of the same examples."""
-        asked, step = questions(40), dspy.ChainOfThought("question -> answer")
+        asked = questions(40)
+        step = dspy.ChainOfThought("question -> answer")
         engine = engine_for(asked)
         options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed}
         compiled(engine, student=step, trainset=asked, metric=F1(), **options)
@@ -121,7 +124,8 @@ class TestLeaks:
                 leaks.append(fields["hint"] in demos)
                 return self.formatted(system, texts, ANSWERS[fields["hint"].split()[-3]])
 
-        leaks, student = [], Program(steps, hint=predict("question -> hint"), answer=predict("hint -> answer"))
+        leaks = []
+        student = Program(steps, hint=predict("question -> hint"), answer=predict("hint -> answer"))
         _, optimizer = compiled(Hints({}), student=student, candidates="bootstrapped", asks=2)
         assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
         assert not any(leaks)
@@ -255,7 +259,8 @@ class TestChoice:
     def test_no_prompt_is_paid_for_twice(self, demos):
         """Variations that show an example the same demos share its call, also with fixed arrangements."""
         engine = by_colour()
-        trainset, given = examples(12), {"max_demos": 2, "min_demos": 2}
+        trainset = examples(12)
+        given = {"max_demos": 2, "min_demos": 2}
         compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
         assert max(engine.requests.values()) == 1
 
@@ -366,7 +371,8 @@ class TestBadInput:
 
     def test_an_embedder_that_fails_now_and_then(self, tmp_path):
         """Costs a few calls, and its key is told to nobody; each text is embedded once, by an estimate or later."""
-        asked, failed = Counter(), []
+        asked = Counter()
+        failed = []
 
         def embed(texts, api_key):
             asked.update(texts)

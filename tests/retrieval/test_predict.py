@@ -63,7 +63,8 @@ class Own(dspy.Predict):
 
 
 def two_steps():
-    first, second = dspy.Predict("text -> label"), dspy.Predict("label -> reasoning")
+    first = dspy.Predict("text -> label")
+    second = dspy.Predict("label -> reasoning")
     in_turn = lambda self, text: self.second(label=self.first(text=text).label)  # noqa: E731
     return Program(in_turn, first=first, second=second, again=[first])
 
@@ -175,7 +176,8 @@ def test_scripts_without_spaces_are_compared_too(texts, asked, nearest):
 
 def test_demos_of_the_example_that_is_scored_are_left_out_with_all_its_copies():
     texts = ["The  cat", "the cat", "a cat", *[f"the cat {i}" for i in range(100)], *["the CAT"] * 100]
-    pool, own = pool_of(texts, ["x"] * len(texts)), {"text": "the cat "}
+    pool = pool_of(texts, ["x"] * len(texts))
+    own = {"text": "the cat "}
     found = shown(pool, "the cat", NearestDemos(num_demos=30), without=own)
     assert len(found) == 30 and not {"the cat", "The  cat", "the CAT"} & set(found)
     assert shown(pool_of(["the cat"], ["x"]), "the cat", NearestDemos(), without=own) == []

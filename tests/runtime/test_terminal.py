@@ -20,7 +20,8 @@ EXAMPLES = questions(60)
 
 def rendered(raw):
     """The lines that stand in a terminal after it was sent these characters."""
-    lines, column = [[]], 0
+    lines = [[]]
+    column = 0
     for character in raw:
         if character == "\n":
             lines.append([])

@@ -50,7 +50,8 @@ def mean(row):
 class TestExamples:
     def test_first_few_examples_then_further_ones(self):
         payer = TablePayer(table())
-        scores, seen = Rounds(payer), []
+        scores = Rounds(payer)
+        seen = []
         for count in (4, 10, 16, 22, 28, 34, 40, 40):
             (row,) = told(scores, ORDERINGS[:1])
             assert len(row) == scores.count(ORDERINGS[0]) == count
@@ -62,13 +63,15 @@ class TestExamples:
 
     def test_the_first_look_at_a_program_is_longer(self):
         """Where two examples are enough for an order, as with log-probabilities, they are not for a whole program."""
-        scores, program = Rounds(TablePayer(table()), num_first=2), WholeProgram(0, "nearest last")
+        scores = Rounds(TablePayer(table()), num_first=2)
+        program = WholeProgram(0, "nearest last")
         assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
         assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
 
     def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
         """The first program shows example 0 what the second shows example 1, and both show example 2 the same."""
-        first, second = WholeProgram(0, "nearest last"), WholeProgram(1, "nearest first")
+        first = WholeProgram(0, "nearest last")
+        second = WholeProgram(1, "nearest first")
         prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
 
         class Payer(TablePayer):
@@ -80,7 +83,8 @@ class TestExamples:
                 for key in cells:
                     self.log.add(key, CallRecord(1.0), {})
 
-        asked, payer = {}, Payer(table())
+        asked = {}
+        payer = Payer(table())
         cells = Evaluator(payer).evaluate({first: [0, 1, 2], second: [0, 1, 2]})
         assert [len(row) for row in cells.values()] == [3, 3] and len(payer.log.records) == 5
         assert asked[("a", 0)] == first and asked[("a", 1)] == second
@@ -139,7 +143,8 @@ class TestFailures:
 
     def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
-        values[0, 2], values[1, 5] = np.nan, -1.0
+        values[0, 2] = np.nan
+        values[1, 5] = -1.0
         first, second = told(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8

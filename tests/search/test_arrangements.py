@@ -103,7 +103,9 @@ class TestWorlds:
 
         Of 40 compiles where demos harm, one gives the program some, which costs it .19.
         """
-        better, replaced, change = [], [], []
+        better = []
+        replaced = []
+        change = []
         for seed in range(4):
             pool = Pool(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
             found = compiled(pool, "light", 300, seed)

@@ -12,12 +12,14 @@ from plr_dspy import OrderingSpace
 from plr_dspy.search.model.gains import ERROR_QUANTILES, OUTSIDER_SCALES, PRIOR_NOTHING, SCALES, expected_gains
 from plr_dspy.search.model.ordering_model import OrderingModel
 
-SIZE, NUM_EXAMPLES = 6, 15
+SIZE = 6
+NUM_EXAMPLES = 15
 
 
 def problem(seed=0, size=SIZE):
     rng = np.random.default_rng(seed)
-    factor, noise = rng.normal(size=(size, 3)), rng.normal(size=(size, size))
+    factor = rng.normal(size=(size, 3))
+    noise = rng.normal(size=(size, size))
     covariance = 0.3 * factor @ factor.T + 0.1 * np.eye(size)
     return rng.normal(size=size), covariance, 0.05 * noise @ noise.T + 0.2 * np.eye(size)
 
@@ -26,7 +28,9 @@ def by_conditioning(means, covariance, apart, noise, reference):
     """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
-    weights, gains, chances = [], [], []
+    weights = []
+    gains = []
+    chances = []
     sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
     # Of another kind or not, and with errors of each size, equally likely.
     for scale, kind, times in itertools.product(SCALES, OUTSIDER_SCALES, sizes):
@@ -54,7 +58,9 @@ def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM
 
 def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
     """Where none differ, by the rule of three: 3 over the number of calls."""
-    own, original, other = ((0, 1, 2), (2, 1, 0), (1, 0, 2))
+    own = (0, 1, 2)
+    original = (2, 1, 0)
+    other = (1, 0, 2)
     scores = {(own,): dict.fromkeys(range(40), 1.0), (original,): dict.fromkeys(range(10), 1.0)}
     fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit(scores)
     assert fitted.interval((own,), 1.0, reference=(original,)) == (0.7, 1.0)
@@ -93,7 +99,8 @@ class TestConditioning:
 
 def test_an_original_unlike_all_others_is_not_expected_to_score_as_they_do():
     """It is right on .7 of the examples and any other order on .6; of 40 of these some had luck."""
-    space, promised = OrderingSpace.of_sizes(8), []
+    space = OrderingSpace.of_sizes(8)
+    promised = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         others = [(tuple(map(int, rng.permutation(8))),) for _ in range(40)]

@@ -17,7 +17,8 @@ from plr_dspy.search.space import WITHOUT_DEMOS
 from plr_dspy.statistics.calibration import shares_to_try
 
 NUMBERS = Path(__file__).parent / "numbers.json"
-ORDERS, ARRANGED = OrderingSpace.of_sizes(6), OrderingSpace.of_sizes(9, max_length=4, identity=((),))
+ORDERS = OrderingSpace.of_sizes(6)
+ARRANGED = OrderingSpace.of_sizes(9, max_length=4, identity=((),))
 CASES = {
     "orders": {},
     "many orders": {"count": 300},
@@ -36,7 +37,9 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     own = rng.normal(size=(24, num_labels)) + np.eye(num_labels)[gold]
     leanings = 0.5 * rng.normal(size=(space.sizes[0], space.sizes[0], num_labels))
     drawn = dict.fromkeys([space.identity, *(o for o in space.draw(4 * count, rng) if any(o))])
-    orderings, scores, logs = [*list(drawn)[:count], WITHOUT_DEMOS], {}, {}
+    orderings = [*list(drawn)[:count], WITHOUT_DEMOS]
+    scores = {}
+    logs = {}
     for i, ordering in enumerate(orderings):
         z = own + leanings[list(ordering[0][::-1]), range(len(ordering[0]))].sum(axis=0)
         z = z + 0.3 * rng.normal(size=z.shape)
@@ -65,7 +68,8 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
     first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
     fitted = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
     best = fitted.estimates()[0].ordering
-    gain, effect = fitted.gains(space.identity)[best], fitted.calibration(best)
+    gain = fitted.gains(space.identity)[best]
+    effect = fitted.calibration(best)
     calibrations = map(fitted.calibration, orderings[:9])
     ways = calibration_effect(fitted, best, best, applied=False)
     return {
@@ -83,7 +87,8 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
 
 @pytest.mark.parametrize("case", CASES)
 def test_are_what_they_were(case):
-    told, found = json.loads(NUMBERS.read_text())[case], numbers_of(**CASES[case])
+    told = json.loads(NUMBERS.read_text())[case]
+    found = numbers_of(**CASES[case])
     assert told.keys() == found.keys()
     for name, numbers in told.items():
         assert (numbers is None) == (found[name] is None)

@@ -65,9 +65,12 @@ class BiasedWorld:
         region = features[FEATURES.names.index("region")]
         leaning = region @ rng.normal(size=region.shape[1])
         leaning /= leaning.std()
-        self.known, self.new = [f[:80] for f in features], [f[80:] for f in features]
-        self.classes, truth = np.resize(np.array(classes), 24), -gain * np.abs(leaning)
-        self.explained, self.new_truth = leaning[:80, None] * np.array(loadings)[self.classes], truth[80:]
+        self.known = [f[:80] for f in features]
+        self.new = [f[80:] for f in features]
+        self.classes = np.resize(np.array(classes), 24)
+        truth = -gain * np.abs(leaning)
+        self.explained = leaning[:80, None] * np.array(loadings)[self.classes]
+        self.new_truth = truth[80:]
         scores = truth[:80, None] + self.explained + rng.normal(size=24) + 0.5 * rng.normal(size=(80, 24))
         holes = rng.random(scores.shape) >= 0.5
         holes[:, 0] = False
@@ -100,8 +103,10 @@ class World:
         values = features[FEATURES.names.index(family)]
         truth = values @ rng.normal(size=values.shape[1])
         truth *= 0.5 / truth.std()
-        self.known, self.new = [f[:known] for f in features], [f[known:] for f in features]
-        self.truth, self.new_truth = truth[:known], truth[known:]
+        self.known = [f[:known] for f in features]
+        self.new = [f[known:] for f in features]
+        self.truth = truth[:known]
+        self.new_truth = truth[known:]
         self.scores = self.truth[:, None] + rng.normal(size=examples)
         self.scores += rng.normal(size=self.scores.shape)
         holes = rng.random(self.scores.shape) < missing
@@ -151,7 +156,8 @@ class TestPosterior:
         world = World(known=15, new=10, examples=40, missing=missing)
         process = world.fit()
         draws = process.sample(world.new, 40_000, np.random.default_rng(0))
-        mean, deviation = np.concatenate([process.mean, process.predict(world.new)]), draws.std(axis=0)
+        mean = np.concatenate([process.mean, process.predict(world.new)])
+        deviation = draws.std(axis=0)
         assert draws.shape == (40_000, 25)
         assert (np.abs(draws.mean(axis=0) - mean) < 6 * deviation / 200).all()
         _, covariance = conditioned(world, variances_of(process))
@@ -175,7 +181,8 @@ class TestLearning:
     @settings(deadline=None, max_examples=6)
     @given(st.sampled_from([World(missing=0.3), BiasedWorld(gain=0.5)]), st.floats(-99, 99), st.floats(0.01, 99))
     def test_scores_may_have_any_scale(self, world, shift, scale):
-        first, second = world.fit(), world.fit(scores=world.scores * scale + shift)
+        first = world.fit()
+        second = world.fit(scores=world.scores * scale + shift)
         np.testing.assert_allclose(second.mean, first.mean * scale + shift, rtol=1e-5, atol=1e-5 * scale)
         np.testing.assert_allclose(variances_of(second), variances_of(first), rtol=1e-4, atol=1e-8)
         draws = [process.sample(world.new, 3, np.random.default_rng(0)) for process in (first, second)]

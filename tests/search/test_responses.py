@@ -44,8 +44,10 @@ class World:
         b = region @ rng.normal(size=(region.shape[1], num_labels - 1))
         z = own + (lean * b / b.std())[:, None] + 0.2 * rng.normal(size=(num_orderings, *own.shape))
         right = (z @ basis).argmax(axis=-1) == gold
-        self.contrasts, self.scores = z[:, :num_examples], np.eye(num_labels)[gold[:num_examples]]
-        self.right, self.truth = right[:, :num_examples], right[:, num_examples:].mean(axis=1)
+        self.contrasts = z[:, :num_examples]
+        self.scores = np.eye(num_labels)[gold[:num_examples]]
+        self.right = right[:, :num_examples]
+        self.truth = right[:, num_examples:].mean(axis=1)
         self.known = np.zeros(self.right.shape, dtype=bool)
         for i in range(num_orderings):
             start = looks * i + looks * i // num_examples  # As the search does, see `ExampleSchedule`.
@@ -94,7 +96,8 @@ def test_process_is_gaussian_conditioning(seed, outputs):
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_scores_are_told_from_few_looks(num_labels):
     """Better than the share of right answers on three times as many examples."""
-    found, counted = [], []
+    found = []
+    counted = []
     for seed in range(5):
         world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
         found.append(correlation(world.model().means, world.truth))
@@ -153,18 +156,23 @@ class TestOrderingModel:
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
-        gains, truth = fitted.gains(WITHOUT_DEMOS), dict(zip(world.orderings, world.truth, strict=True))
+        gains = fitted.gains(WITHOUT_DEMOS)
+        truth = dict(zip(world.orderings, world.truth, strict=True))
         promised, true = np.array([(gain.expected, truth[o]) for o, gain in gains.items() if o != WITHOUT_DEMOS]).T
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
     def test_how_often_an_ordering_says_no_label_is_expected_as_it_was_seen(self):
         """Most replies say none where item 0 stands late, and all of one ordering that was often asked."""
-        errors, of_first, outside = [], [], []
+        errors = []
+        of_first = []
+        outside = []
         for seed in range(6):
-            world, rng = World(seed=seed, num_orderings=60, num_examples=40, looks=3), np.random.default_rng(seed)
+            world = World(seed=seed, num_orderings=60, num_examples=40, looks=3)
+            rng = np.random.default_rng(seed)
             share = np.array([0.7 if ordering[0].index(0) >= 3 else 0.05 for ordering in world.orderings])
-            share[0], world.known[0, :18] = 1.0, True
+            share[0] = 1.0
+            world.known[0, :18] = True
             silent = rng.random(world.known.shape) < share[:, None]
             world.right &= ~silent
             world.log_probabilities[silent] = np.nan
@@ -187,7 +195,8 @@ class TestOrderingModel:
     def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
         """A program beside the orderings: what it scores on examples, and how strongly it answers the second label."""
         world = World(looks=4, seed=4)
-        own, scores = self.responses(world), self.scores_of(world)
+        own = self.responses(world)
+        scores = self.scores_of(world)
         scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
         world.known[0, :wide] = True
         world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
@@ -204,7 +213,8 @@ class TestOrderingModel:
 
     def test_log_probabilities_of_a_program_tell_nothing_of_what_it_or_others_score(self):
         told = {"told": range(4), "right": [0, 0, 1, 0], "calibrating": False}
-        (one, _), (other, _) = self.fitted(leans=3.0, **told), self.fitted(leans=-3.0, **told)
+        (one, _) = self.fitted(leans=3.0, **told)
+        (other, _) = self.fitted(leans=-3.0, **told)
         assert one.estimates() == other.estimates()
         first = one.orderings[0]
         assert one.gains(first) == other.gains(first)

@@ -76,7 +76,8 @@ class TestSpace:
 
     @given(spaces(), seeds)
     def test_canonical_orderings_are_equal_exactly_where_they_look_alike(self, space, seed):
-        rng, every = np.random.default_rng(seed), sorted(everything(space))
+        rng = np.random.default_rng(seed)
+        every = sorted(everything(space))
         first, second = (every[rng.integers(len(every))] for _ in range(2))
         assert looks(space, space.canonical(first)) == looks(space, first)
         alike = looks(space, first) == looks(space, second)
@@ -130,7 +131,8 @@ class TestAllowed:
     space = OrderingSpace.of_sizes(4, 3, min_length=0, identity=((3,), (1, 0)), allowed=short)
 
     def test_all_ways_into_the_space_ask_it(self):
-        allowed, rng = {o for o in everything(self.space) if short(o)}, np.random.default_rng(0)
+        allowed = {o for o in everything(self.space) if short(o)}
+        rng = np.random.default_rng(0)
         assert set(self.space.enumerate()) == allowed
         assert set(self.space.draw(200, rng)) <= allowed
         assert {self.space.moved(self.space.identity, rng) for _ in range(200)} <= allowed
@@ -173,7 +175,8 @@ class TestDraws:
     ],
 )
 def test_moves_reach_every_ordering_one_move_away_and_nothing_else(limits, begin):
-    space, rng = OrderingSpace.of_sizes(4, 2, **limits), np.random.default_rng(0)
+    space = OrderingSpace.of_sizes(4, 2, **limits)
+    rng = np.random.default_rng(0)
     expected = set()
     for other in everything(space):
         blocks = [b for b in range(2) if begin[b] != other[b]]

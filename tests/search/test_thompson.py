@@ -32,9 +32,11 @@ def games():
 
 class TestSearch:
     def test_finds_better_orders_than_random_search_at_as_many_calls(self, games):
-        gains, heights = [], []
+        gains = []
+        heights = []
         for seed, (world, search, _) in enumerate(games):
-            best, rest = search.ranked(world.known)[0].ordering, World(8, seed=seed)
+            best = search.ranked(world.known)[0].ordering
+            rest = World(8, seed=seed)
             scores = rest(random_orderings(world.space, world.calls // 8, seed))
             at_random = max(scores, key=lambda ordering: np.mean(list(scores[ordering].values())))
             gains.append(world.truth(best) - world.truth(at_random))

@@ -29,7 +29,8 @@ TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 class TestBatchOffsets:
     def test_a_prior_and_labels_that_were_not_among_them(self):
         """The probability of a label that was not among the likeliest counts as none."""
-        table, prior = np.log([[0.9, 0.1], [0.7, 0.3]]), [0.25, 0.75]
+        table = np.log([[0.9, 0.1], [0.7, 0.3]])
+        prior = [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
         assert batch_offsets(table, prior=prior) == pytest.approx(expected - expected.mean())
         table = np.log([[0.6, 0.4], [0.9, 0.1]])
@@ -45,7 +46,8 @@ class TestBatchOffsets:
     def test_of_several_means_at_once(self):
         """What was never seen gets the smallest offset of the others in each row; no share is none to reach."""
         means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
-        even, held = np.full(3, 1 / 3), np.array([False, False, True])
+        even = np.full(3, 1 / 3)
+        held = np.array([False, False, True])
         found = label_offsets(means, even, held=held)
         for row, p in zip(found, means, strict=True):
             assert row == pytest.approx(batch_offsets(p[None], unseen=[held]))
@@ -105,9 +107,13 @@ def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
 class TestIntervals:
     def test_is_the_adjusted_wald_interval_of_paired_proportions(self):
         """Agresti and Min 2005: half an observation more in each cell of the 2 x 2 table."""
-        better, worse, same = 12, 4, 24
+        better = 12
+        worse = 4
+        same = 24
         differences = [1.0] * better + [-1.0] * worse + [0.0] * same
-        n, b, c = better + worse + same + 2, better + 0.5, worse + 0.5
+        n = better + worse + same + 2
+        b = better + 0.5
+        c = worse + 0.5
         error = math.sqrt((b + c - (b - c) ** 2 / n) / n**2)
         quantile = stats.t.ppf(0.975, n - 1)
         expected = ((b - c) / n - quantile * error, (b - c) / n + quantile * error)
