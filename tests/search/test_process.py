@@ -162,7 +162,7 @@ class TestPosterior:
         assert (np.abs(draws.mean(axis=0) - mean) < 6 * deviation / 200).all()
         _, covariance = conditioned(world, variances_of(process))
         noise = deviation**2 / np.diag(covariance)
-        assert noise.mean() == pytest.approx(1.0, abs=0.35)
+        assert noise.mean() == pytest.approx(1.0, abs=0.2)
         scale = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
         np.testing.assert_allclose(np.cov(draws.T) / noise.mean() / scale, covariance / scale, atol=0.04)
         alone = process.sample([f[:0] for f in world.new], 5, np.random.default_rng(0))

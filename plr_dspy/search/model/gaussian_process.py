@@ -18,6 +18,8 @@ s       noise               variance of the noise, the unit of v, K, P and E
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from plr_dspy.search.model.gains import Array, Families, Mask
@@ -39,6 +41,8 @@ class GaussianProcess:
     Args:
         has_own: Whether an ordering has an own effect of estimated variance, ``[m]``.
         total: Sum of the variances that the fit starts from.
+        remeasure: Returns values and noise, given the means of all orderings and the number of parameters that
+            these have used; None if they are known.
 
     Attributes:
         means, posterior_variances: Posterior of the fitted orderings, ``[m, k]`` and
@@ -55,33 +59,36 @@ class GaussianProcess:
         noise: float,
         fixed: Array | float = 0.0,
         total: float = PRIOR_VARIANCE,
+        remeasure: Callable[[Array, float], tuple[Array, float]] | None = None,
     ) -> None:
         self.values = values
         self.errors = errors
         self.noise = noise
         self._features = features
         kernels: Array = np.stack([*(family @ family.T for family in features), np.diag(has_own.astype(np.float64))])
-        given = np.diag(np.zeros(len(values)) + fixed) / noise
+        given = np.diag(np.zeros(len(values)) + fixed)
         count = len(kernels)
         rate = PRIOR_SHAPE * count / total
         self.variances = np.full(count, total / count)
         for step in range(NUM_STEPS + 1):
             self.covariance = np.tensordot(self.variances, kernels, axes=1)
-            self.prior = self.covariance + given
+            self.prior = self.covariance + given / self.noise
             self.inverse = np.linalg.inv(self.prior + errors)
-            self.level = self.inverse.sum(axis=0) @ values / self.inverse.sum()
-            self._solved = self.inverse @ (values - self.level)
+            self.level = self.inverse.sum(axis=0) @ self.values / self.inverse.sum()
+            self._solved = self.inverse @ (self.values - self.level)
+            self.means = self.level + self.prior @ self._solved
             if step == NUM_STEPS:
                 break
+            if remeasure is not None:
+                self.values, self.noise = remeasure(self.means, float(np.vdot(self.prior, self.inverse)))
             squares = np.array([np.vdot(self._solved, kernel @ self._solved) for kernel in kernels])
-            explained = squares / (noise * values.shape[1])
+            explained = squares / (self.noise * values.shape[1])
             traces = kernels.reshape(count, -1) @ self.inverse.ravel()
             variances = (0.5 * self.variances * explained + PRIOR_SHAPE) / (0.5 * traces + rate)
             self.variances = np.maximum(variances, MIN_VARIANCE)
         self._weights = [v * (family.T @ self._solved) for v, family in zip(self.variances, features, strict=False)]
-        self.means = self.level + self.prior @ self._solved
         explained = ((self.prior @ self.inverse) * self.prior).sum(axis=1)
-        self.posterior_variances = noise * np.maximum(np.diag(self.prior) - explained, MIN_VARIANCE)
+        self.posterior_variances = self.noise * np.maximum(np.diag(self.prior) - explained, MIN_VARIANCE)
 
     def predict(self, features: Families) -> Array:
         """Return the posterior means of other orderings, ``[c, k]``."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.model.gaussian_process import GaussianProcess
-from plr_dspy.search.model.score_table import NOISE_RATIO, ScoreTable
+from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 
 OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
 PREFERENCES = 0.35  # share of the residual variance that is what single examples prefer
@@ -72,7 +72,7 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
     Orderings differ most in it, and it has mean 0 and mean square 1 over the scores.
     """
-    profiles = sums / (counts + NOISE_RATIO)
+    profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
     direction = np.linalg.svd(profiles, full_matrices=False)[2][0]
     shares = counts.sum(axis=0) / counts.sum()
@@ -126,6 +126,12 @@ class AdditiveProcess:
             table = ScoreTable(table.scores - self._label_bias.explained)
         self._is_outsider = is_outsider
         self._num_examples = table.scores.shape[1]
+
+        def remeasure(effects: Array, num_parameters: float) -> tuple[Array, float]:
+            # Effects of examples are shrunk means without the effects of orderings, and the other way round.
+            noise = table.noise(table.residuals(effects[:, 0]), num_parameters)
+            return table.ordering_effects(effects[:, 0])[:, None], noise
+
         noise = table.noise(table.residuals(table.shrunk_means), table.shrinkage.sum())
         process = GaussianProcess(
             self._with_bias(features),
@@ -134,6 +140,7 @@ class AdditiveProcess:
             errors=covariance_of_means(features, table),
             noise=noise,
             fixed=np.asarray(OUTSIDER_VARIANCE * noise * is_outsider + extra_variances),
+            remeasure=remeasure,
         )
         self._process = process
         self._level = table.example_effects(process.means[:, 0]).mean()

@@ -8,7 +8,7 @@ t       effects              [m]     effects of orderings
 a       example_effects      [E]     effects of examples, shrunk
 n       counts               [m]     known scores
 h       shrinkage            [m]     factor of t that leaves its posterior mean
-r       NOISE_RATIO                  variance of the noise over that of a
+r       noise_ratio          variance of the noise over that of a
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ import numpy as np
 from plr_dspy.search.model.gains import Array, Numbers
 from plr_dspy.search.model.gaussian_process import PRIOR_VARIANCE
 
-NOISE_RATIO = 3.0
+PRIOR_NOISE_RATIO = 3.0
+PRIOR_EXAMPLES = 10.0  # that this prior counts as
+MIN_NOISE_RATIO = 0.05
+MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10
 MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise at least
 
@@ -47,11 +50,28 @@ class ScoreTable:
             scores[number, np.searchsorted(examples, [*row])] = [*row.values()]
         return cls(scores, examples)
 
+    @cached_property
+    def noise_ratio(self) -> float:
+        """Return r, by the analysis of variance of examples with two or more scores, and a prior."""
+        is_repeated = self._example_counts >= 2
+        if not is_repeated.any():
+            return PRIOR_NOISE_RATIO
+        scores = self.scores[:, is_repeated]
+        counts = self._example_counts[is_repeated]
+        means = np.nanmean(scores, axis=0)
+        within = float(np.nansum((scores - means) ** 2) / (counts - 1).sum())
+        if within == 0.0:
+            return MIN_NOISE_RATIO if means.var() > 0.0 else PRIOR_NOISE_RATIO
+        size = len(counts)
+        between = means.var(ddof=min(1, size - 1)) - within * (1.0 / counts).mean()
+        total = size * max(float(between), 0.0) / within + PRIOR_EXAMPLES / PRIOR_NOISE_RATIO
+        return float(np.clip((size + PRIOR_EXAMPLES) / total, MIN_NOISE_RATIO, MAX_NOISE_RATIO))
+
     def example_effects(self, effects: Array) -> Array:
         """Return a, ``[E]``, given the effects ``[m]`` of orderings."""
         sums = self._values.sum(axis=0) - effects @ self.known
         mean = sums.sum() / max(1, self._example_counts.sum())
-        return np.asarray((sums + NOISE_RATIO * mean) / (self._example_counts + NOISE_RATIO))
+        return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
         """Return unshrunk effects ``[m]`` of orderings, given the effects of examples under `effects`."""
@@ -64,7 +84,7 @@ class ScoreTable:
 
     def noise(self, residuals: Array, num_parameters: float) -> float:
         """Return the variance of the noise, given residuals and how many parameters of orderings they have used."""
-        of_examples = (self._example_counts / (self._example_counts + NOISE_RATIO)).sum()
+        of_examples = (self._example_counts / (self._example_counts + self.noise_ratio)).sum()
         count = self.counts.sum()
         degrees = max(count - of_examples - num_parameters, MIN_FREE_SHARE * count)
         squares = (residuals**2).sum()
