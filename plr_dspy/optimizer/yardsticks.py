@@ -60,7 +60,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     drawn = run.random_orderings()
     if setup.options.scored_on != "train examples" or fitted is None or not drawn:
         return None
-    orderings = slots.space.draw(NUM_RANDOM, np.random.default_rng([setup.seed, 1]), longest=True)
+    orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
     name = f"a random order of {count(num_demos, 'demo')}"
     tokens = 0
@@ -77,7 +77,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         scaled = decision.scale_of_metric(setup.original)
         score = fitted.expected_at_random(drawn, orderings)
     error = _error_of_mean(rows)
-    values = [scaled(value) for value in (score, fitted.clip(score - error), fitted.clip(score + error))]
+    values = [scaled(value) for value in (score, *fitted.clip([score - error, score + error]))]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]
@@ -109,7 +109,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     num_answers = MOST_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
-        score = _score(setup, examples, [answer] * len(examples))
+        score = _score(setup, examples, [answer for _ in examples])
         if score is None:
             return None
         if best is None or score > best.score:

@@ -33,7 +33,7 @@ SCHEMA_VERSION = 12
 CallKey: TypeAlias = tuple[str, int]  # fingerprint of a prompt, and number of an example
 CallName: TypeAlias = tuple[str, str]  # the same with the content of the example, as the file names it
 Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # counts by model and kind, such as "prompt_tokens"
-Facts: TypeAlias = Mapping[str, Any]  # what decides the scores, by name: values, or digests that begin with "#"
+Facts: TypeAlias = Mapping[str, object]  # what decides the scores, by name: values, or digests that begin with "#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class RunLog:
         return prompt, self._example_keys[example]
 
     def _write_call(self, name: CallName, record: CallRecord, tokens: Tokens) -> None:
-        line: dict[str, Any] = {"call": name}
+        line: dict[str, object] = {"call": name}
         if tokens:
             line["tokens"] = tokens
         try:
@@ -189,7 +189,7 @@ class RunLog:
             line |= _RECORD.dump_python(replace(record, value=value), exclude_defaults=True)
         self._write(line)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, object]) -> None:
         with self._lock:
             if self._file is None:
                 return
@@ -220,7 +220,7 @@ class RunLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._file, num_whole)
 
-    def _read_line(self, content: Any) -> None:
+    def _read_line(self, content: object) -> None:
         if not isinstance(content, dict) or not content.keys() & {"call", "schema_version"}:
             raise UserError("it is neither a header nor a call record")
         if "call" in content:

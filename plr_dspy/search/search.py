@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -16,26 +17,28 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_REDRAWS = 50  # in search of enough orderings that are new
+MAX_BATCHES = 20  # of draws in search of enough that are allowed
+MAX_REDRAWS = 50  # in search of enough that are new
 NUM_CANDIDATES = 300  # new orderings that a round chooses from; all of a smaller space
 NUM_CLIMBS = 5  # steps of a climb
 NUM_CLIMBERS = 10  # orderings that climb
 NUM_MOVES = 20  # moves tried from each
 MIN_ELITES = 5
-UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items
+UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items, so that none dies out
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores.
+    """A search that is asked for orderings and told their scores; it knows nothing of language models.
 
-    If places count from the end, the item that a distribution draws first is shown last.
+    It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
+    distribution draws first is shown last, so that orderings of all lengths tell of the same logits. Draws that are not
+    allowed are shortened from the beginning.
 
     Attributes:
-        model: Says what scores tell of new examples; without features unless the search
-            sets another one.
+        space, num_samples, elite_fraction: As in `CrossEntropySearch`.
+        model: Says what scores tell of new examples; without features unless the search sets another one.
         distributions: The current distribution of each block.
-        fitted: The model as it was fitted to the last scores; None for searches without
-            one.
+        fitted: The model as it was fitted to the last scores; None for searches without one.
     """
 
     def __init__(
@@ -50,7 +53,6 @@ class Search(ABC):
         if not isinstance(space, OrderingSpace):
             raise TypeError(f"space must be an OrderingSpace, such as OrderingSpace.of_sizes(8); got {space!r}")
         check_whole("num_samples", num_samples, 1)
-        check_whole("seed", seed, 0)
         if not 0.0 < elite_fraction <= 1.0:
             raise ValueError(f"elite_fraction must lie in (0, 1]; got {elite_fraction!r}")
         self.space = space
@@ -59,7 +61,6 @@ class Search(ABC):
         self.model = OrderingModel(space, with_features=False)
         self._rule = update_rule(update)
         self._generator = torch.Generator().manual_seed(seed)
-        self._rng = np.random.default_rng(seed)
         self._smoothing = smoothing_of(self._rule) if space.from_end else 0.0
         self.distributions = self._uniform()
         self.fitted: FittedModel | None = None
@@ -69,28 +70,37 @@ class Search(ABC):
         """Return the candidates to score next; empty if nothing is left to ask."""
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Learn from a round, and return the elites, best first.
+        """Learn from the scores of a round, and return the elites, best first.
 
         Args:
             orderings: Those of the round, repeats included.
             scores: All known scores by ordering and example.
 
         Raises:
-            ValueError: If scores are missing or not finite.
+            ValueError: If scores are missing or not finite. Nothing is learnt then.
         """
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
-        estimates = []
-        for candidate in orderings:
-            ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
-            row = scores.get(ordering)
-            if not row or not all(map(math.isfinite, row.values())):
+        for ordering in orderings:
+            self._check_scores(ordering, scores)
+        estimates = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
+        return estimates[: num_elites(len(estimates), self.elite_fraction)]
+
+    def _check_scores(self, candidate: Candidate, scores: Scores) -> None:
+        """Raise a ValueError unless there are scores of the candidate, all finite, on numbered examples."""
+        ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
+        row = scores.get(ordering)
+        if not row:
+            raise ValueError(
+                "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
+                f"got {row!r} for {candidate}"
+            )
+        for example, score in row.items():
+            is_number = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
+            if not is_number or not math.isfinite(score):
                 raise ValueError(
-                    "scores must have finite ones of each ordering by example, such as {ordering: {0: 1.0}}; "
-                    f"got {row!r} for {candidate}"
+                    f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {candidate}"
                 )
-            estimates.append((candidate, mean_score(row)))
-        return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Return estimates of the orderings that have scores, best first; mean scores without a model."""
@@ -98,25 +108,39 @@ class Search(ABC):
 
     def mode(self) -> Ordering:
         """Return the most probable ordering, shortened if it is not allowed; else the identity."""
-        return self._ordering([distribution.mode.tolist() for distribution in self.distributions])
+        modes = [self._reversed(distribution.mode.tolist()) for distribution in self.distributions]
+        return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
-    def draw(self, num_draws: int) -> list[Ordering]:
-        """Draw orderings from the current distributions, repeats included."""
-        if num_draws == 0:
-            return []
-        samples = []
-        for distribution in self.distributions:
-            samples.append(distribution.copy(generator=self._generator).sample((num_draws,)).tolist())
-        return [self._ordering(rankings) for rankings in zip(*samples, strict=True)]
+    def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
+        """Draw orderings, repeats included, from the current or from uniform distributions.
+
+        There are fewer if hardly any is allowed.
+        """
+        distributions = self._uniform() if uniformly else self.distributions
+        distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
+        orderings: list[Ordering] = []
+        for _ in range(MAX_BATCHES):
+            if len(orderings) >= num_draws:
+                break
+            samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
+            for rankings in zip(*samples, strict=True):
+                drawn = self.space.canonical([self._reversed(ranking) for ranking in rankings])
+                allowed = self.space.shortened(drawn)
+                if allowed is not None:
+                    orderings.append(allowed)
+        return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return new candidates: the identity, the whole programs, then random orderings, as far as there are any."""
+        """Return the identity, the whole programs, then random orderings, without known ones and repeats.
+
+        There are fewer if hardly any are left.
+        """
         first: list[Candidate] = [self.space.identity, *self.space.programs]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
-            for ordering in self.space.draw(number, self._rng):
+            for ordering in self.draw(number, uniformly=True):
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)
@@ -161,11 +185,6 @@ class Search(ABC):
             with_lengths.append(distribution.copy(length=most, length_probabilities=shares))
         return with_lengths
 
-    def _ordering(self, rankings: Sequence[Sequence[int]]) -> Ordering:
-        """Return the allowed ordering of a ranking for each block."""
-        ordering = self.space.canonical([self._reversed(ranking) for ranking in rankings])
-        return self.space.shortened(ordering) or self.space.identity
-
     def _reversed(self, items: Sequence[int]) -> Sequence[int]:
         """Turn ordered items into a ranking, or a ranking into ordered items."""
         if not self.space.from_end:
@@ -195,12 +214,17 @@ class RandomSearch(Search):
 class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
+    Each round consists of independent draws, repeats included, and alone decides the refit.
+
     Args:
         space: What to order.
         update: Refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
-        seed: Seeds the search's own generators.
+        seed: Seeds the search's own generator.
+
+    Raises:
+        TypeError, ValueError: If an argument is out of range.
     """
 
     def ask(self) -> list[Candidate]:
@@ -215,30 +239,30 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process to all scores, and the distributions to the orderings
-    with the best estimates. Candidates are draws of the distributions, good orderings
-    after a random move, results of short climbs on the process' mean, random orderings,
-    and known ones, to be scored on more examples. The best of each joint draw from the
-    posterior is asked for. So no call is spent on orderings that a few examples have
-    ruled out.
+    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings with the best
+    estimates. Candidates are draws of the distributions, good orderings after a random move, results of short climbs on
+    the process' mean, and random orderings. Known orderings compete with them: the best ordering of each joint draw
+    from the posterior is asked for, be it new or to be scored on more examples. So good orderings are scored on ever
+    more examples, and no call is spent on those that a few examples have ruled out.
 
-    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical
-    evaluation of Thompson sampling", NIPS 2011.
+    Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
+    sampling", NIPS 2011.
 
     Args:
         space: What to order.
-        num_examples: An ordering with this many scores, or without new ones in the last
-            round, is not asked for again.
-        classes: For each block the class of each of its items, such as demos with the
-            same answer.
-        example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`; it starts from the uniform distribution in
-            every round.
+        num_examples: Number of examples. An ordering that was scored on all of them, or got no further scores when it
+            was asked for again, is not asked for again.
+        classes: For each block the class of each of its items, such as demos with the same answer.
+        example_classes: The class of each example that there may be scores of, such as its answer.
+        update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the known orderings that the distributions are fitted to.
         responses: The log-probabilities of labels; None if there are none.
-        seed: As in `CrossEntropySearch`.
+        seed: Seeds everything random.
+
+    Raises:
+        ValueError: If a number is out of range, or classes do not fit.
     """
 
     def __init__(
@@ -257,84 +281,100 @@ class ThompsonSearch(Search):
     ) -> None:
         check_whole("num_examples", num_examples, 1)
         check_whole("num_initial", num_initial, 1)
-        if example_classes is not None and len(example_classes) < num_examples:
+        check_whole("seed", seed, 0)
+        self._num_classed = math.inf if example_classes is None else len(example_classes)
+        if self._num_classed < num_examples:
             raise ValueError(
-                f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
+                f"example_classes must name the class of each of {num_examples} examples; got {self._num_classed}"
             )
         super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
         self._num_examples = num_examples
         self._num_initial = num_initial
+        self._seed = seed
+        self._has_responses = responses is not None
         self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
-        self._finished: set[Candidate] = set()  # those that are not asked for again
-        self._best: list[Ordering] = []
-        self._elites: list[Ordering] = []
+        self._finished: set[Candidate] = set()  # orderings that get no scores on further examples
+        self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
         """Return the best candidate of each posterior draw, each once; empty if all were scored on all examples."""
-        if self.fitted is None:
-            if self.space.num_distinct <= self._num_initial:
-                return list(self.space.enumerate())
-            return self.fresh(self._num_initial, ())
         with one_thread():
-            candidates = self._candidates(self.fitted)
+            if self.fitted is None:
+                if self.space.num_distinct <= self._num_initial:
+                    return list(self.space.enumerate())
+                return self.fresh(self._num_initial, ())
+            rng = np.random.default_rng([self._seed, self._num_rounds])
+            candidates = self._candidates(self.fitted, rng)
             pool = [*self.fitted.orderings, *candidates]
-            is_done = np.array([candidate in self._finished for candidate in pool])
+            is_done = np.array([self._is_done(candidate) for candidate in pool])
             if is_done.all():
                 return []
-            draws = self.fitted.sample(candidates, min(self.num_samples, len(pool)), self._rng)
-        draws[:, is_done] = -np.inf
-        batch = []
-        for draw in draws[: (~is_done).sum()]:
-            best = int(draw.argmax())
-            batch.append(pool[best])
-            draws[:, best] = -np.inf
-        return batch
+            draws = self.fitted.sample(candidates, 3 * min(self.num_samples, len(pool)), rng)
+            draws[:, is_done] = -np.inf
+            is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
+            if self._has_responses and is_program.any():
+                # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
+                draws[0, ~is_program] = -np.inf
+            batch = []
+            for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
+                best = int(draw.argmax())
+                batch.append(pool[best])
+                draws[:, best] = -np.inf
+            return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores and the distributions to the elites, and return the elites, best first."""
+        """Fit the process to all scores, and the distributions to the elites; return these with their estimates."""
         super().tell(orderings, scores)
+        if any(example >= self._num_classed for ordering in orderings for example in scores[ordering]):
+            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}
-        for ordering, count in counts.items():
-            has_new = ordering not in orderings or count > self._counts.get(ordering, 0)
-            if count >= self._num_examples or not has_new:
-                self._finished.add(ordering)
+        self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
         self._counts = counts
+        self._num_rounds += 1
+        earlier = None if self.fitted is None else self.fitted.variances
         # One assignment, so that an interrupt leaves a consistent model.
-        self.fitted = self.model.fit(scores, kept=[self.space.identity])
+        self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
         self._best = [estimate.ordering for estimate in best if self.space.contains(estimate.ordering)]
-        self._elites = self._best[: len(elites)]
+        self._num_elites = len(elites)
         self.refit(elites, anew=True)
-        return self.fitted.clipped(elites)
+        return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the process' estimates of the orderings that have scores, best first, without those ruled out."""
-        if self.fitted is None:
-            return []
-        return self.fitted.clipped([estimate for estimate in self.fitted.estimates() if estimate.ordering in scores])
+        """Return the process' estimates of the orderings that have scores, best first.
 
-    def _candidates(self, fitted: FittedModel) -> list[Candidate]:
+        Orderings that it has ruled out, or was not told of, are left out.
+        """
+        estimates = [] if self.fitted is None else self.fitted.estimates()
+        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
+
+    def _is_done(self, candidate: Candidate) -> bool:
+        return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
+
+    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
         """Return new candidates; all of a small space."""
+        candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
-            candidates = dict.fromkeys(self.space.enumerate())
+            candidates |= dict.fromkeys(self.space.enumerate())
         else:
-            candidates = dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
-            for number in self._rng.integers(len(self._elites), size=NUM_CANDIDATES // 2):
-                candidates[self.space.moved(self._elites[number], self._rng)] = None
-            candidates |= dict.fromkeys(self.space.draw(NUM_CANDIDATES // 6, self._rng))
-            candidates |= dict.fromkeys(self._climbed(fitted))
+            elites = self._best[: self._num_elites]
+            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 3))
+            for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
+                candidates[self.space.moved(elites[number], rng)] = None
+            candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
+            candidates |= dict.fromkeys(self._climbed(fitted, rng))
         return [candidate for candidate in candidates if candidate not in self._counts]
 
-    def _climbed(self, fitted: FittedModel) -> list[Ordering]:
+    def _climbed(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
         """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
         beam = self._best[:NUM_CLIMBERS]
         climbed = []
         for _ in range(NUM_CLIMBS):
             reached = dict.fromkeys(beam)
             for ordering in beam:
-                reached |= dict.fromkeys(self.space.moved(ordering, self._rng) for _ in range(NUM_MOVES))
+                reached |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
             orderings = list(reached)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
             beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]

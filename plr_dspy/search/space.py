@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # ordered items of each block
 WITHOUT_DEMOS: Ordering = ((),)  # no demos at all; it is in the space only if one block may be empty
-MAX_TRIES = 100  # moves in search of one that is allowed
+MAX_TRIES = 1_000  # draws or moves in search of one that is allowed
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,13 @@ Candidate: TypeAlias = Ordering | WholeProgram
 Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by example of each candidate
 
 
+def candidate_from_json(saved: Any) -> Candidate:
+    """Return the candidate that was written as JSON."""
+    if isinstance(saved, Mapping):
+        return WholeProgram(**saved)
+    return tuple(map(tuple, saved))
+
+
 class ScoreEstimate(NamedTuple):
     """An ordering and its estimated mean score on new examples, or its mean score without a model."""
 
@@ -52,14 +59,14 @@ class OrderingSpace:
     """All orderings of some blocks of items: of all their items, or of numbers of them within limits.
 
     Attributes:
-        kinds: For each block the kind of each item. Items of one kind look the same.
-        limits: For each block the smallest and largest number of items; all items by
-            default.
-        identity: The ordering that a search begins with; the first items by default.
-        allowed: Whether an ordering is allowed, such as by a limit of tokens; None
-            allows all.
+        kinds: For each block the kind of each item. Items of one kind look the same, so orderings that differ in those
+            alone are one candidate.
+        limits: For each block the smallest and largest number of items; all items by default.
+        identity: The ordering that a search begins with, such as the current one; the first items by default.
+        allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
         programs: Whole programs, which compete with the orderings.
-        from_end: Whether places count from the end, as they do with limits.
+        from_end: Whether places count from the end, as they do with limits: the last item is next to the question.
+        sizes: Number of items of each block.
 
     Raises:
         ValueError: If limits do not fit, or the identity is not in the space.
@@ -71,6 +78,7 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
     from_end: bool = field(init=False)
+    sizes: tuple[int, ...] = field(init=False, repr=False)
 
     @classmethod
     def of_sizes(
@@ -86,8 +94,7 @@ class OrderingSpace:
         Args:
             sizes: Number of items of each block.
             min_length: Smallest number of items in an ordering.
-            max_length: Largest number; smaller blocks can show all. Without both, all
-                items are shown.
+            max_length: Largest number; smaller blocks can show all. Without both, all items are shown.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
@@ -100,8 +107,11 @@ class OrderingSpace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "from_end", bool(self.limits))
+        object.__setattr__(self, "sizes", tuple(map(len, self.kinds)))
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
+        if len(self.limits) != len(self.sizes):
+            raise ValueError(f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}")
         for size, (least, most) in zip(self.sizes, self.limits, strict=True):
             if not 0 <= least <= most <= size:
                 raise ValueError(f"limits must be 0 <= least <= largest <= size; got {least} and {most} for {size}")
@@ -111,16 +121,11 @@ class OrderingSpace:
             raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Return the number of items of each block."""
-        return tuple(map(len, self.kinds))
-
-    @cached_property
     def num_distinct(self) -> int:
         """Count the different orderings within the limits, allowed or not, and the whole programs."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
-            ways = [int(length == 0) for length in range(most + 1)]  # by number of items, of the kinds so far
+            ways = [1] + [0] * most  # by number of items, of the kinds so far
             for count in Counter(kinds).values():
                 ways = [_ways_with_kind(ways, length, count) for length in range(most + 1)]
             total *= sum(ways[least:])
@@ -135,8 +140,9 @@ class OrderingSpace:
         if len(ordering) != len(self.kinds):
             raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
         for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
-            is_subset = len(set(items)) == len(items) and set(items) <= set(range(size))
-            if not (is_subset and least <= len(items) <= most):
+            is_known = set(items) <= set(range(size))
+            is_distinct = len(set(items)) == len(items)
+            if not (is_known and is_distinct and least <= len(items) <= most):
                 expected = f"{least} to {most} different items" if least < size else "a permutation"
                 raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
         return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
@@ -162,57 +168,79 @@ class OrderingSpace:
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
-        """Yield each allowed candidate once: the identity, the programs, then the other orderings."""
+        """Yield each allowed candidate once: the identity, the programs, then short before long orderings."""
         yield self.identity
         yield from self.programs
-        blocks = []
-        for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
-            of_block: list[tuple[int, ...]] = []
-            for length in range(least, most + 1):
-                of_block += _distinct(kinds, length, range(len(kinds)))
-            blocks.append(of_block)
-        for ordering in itertools.product(*blocks):
+        for ordering in _orderings(self.kinds, self.limits):
             if ordering != self.identity and self.allows(ordering):
                 yield ordering
 
-    def draw(self, num_draws: int, rng: np.random.Generator, *, longest: bool = False) -> list[Ordering]:
-        """Draw orderings, repeats included: a uniform or the largest number of items, then which in what order.
+    def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
+        """Draw orderings, repeats included: a uniform number of items of each block, then which in what order.
 
-        Those that are not allowed are shortened.
+        Raises:
+            ValueError: If hardly any ordering is allowed.
         """
+        return [self._draw_allowed(rng) for _ in range(num_draws)]
+
+    def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
+        for _ in range(MAX_TRIES):
+            blocks = []
+            for size, (least, most) in zip(self.sizes, self.limits, strict=True):
+                items = rng.permutation(size).tolist()
+                blocks.append(items[: rng.integers(least, most + 1)])
+            ordering = self.canonical(blocks)
+            if self.allows(ordering):
+                return ordering
+        raise ValueError(
+            f"allowed refused {MAX_TRIES:,} random orderings: let fewer items be shown, or take shorter ones"
+        )
+
+    def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
+        """Draw random orderings that show as many items as are allowed, repeats included."""
         orderings = []
         for _ in range(num_draws):
             blocks = []
-            for size, (least, most) in zip(self.sizes, self.limits, strict=True):
-                length = most if longest else rng.integers(least, most + 1)
-                blocks.append(rng.permutation(size)[:length].tolist())
+            for size, (_, most) in zip(self.sizes, self.limits, strict=True):
+                blocks.append(rng.permutation(size)[:most].tolist())
             orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Make a random move in one block; without an allowed move, return the ordering as it is.
 
-        Each kind of move is as likely: shift an item, swap two, replace one by another
-        one, insert one, or drop one.
+        If all items are shown, one of them goes elsewhere. Else each kind of move is as likely: replace an item by
+        another one, insert one, drop one, shift one, or swap two.
         """
-        moves = []
-        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
-            length = len(items)
-            possible = {
-                "shift": length > 1,
-                "swap": length > 1,
-                "replace": 0 < length < self.sizes[block],
-                "insert": length < most,
-                "drop": length > least,
-            }
-            moves += [(block, kind) for kind, is_possible in possible.items() if is_possible]
+        if not self.from_end:
+            places = [(block, place) for block, size in enumerate(self.sizes) for place in range(size)]
+            block, place = places[rng.integers(len(places))]
+            items = _shifted(ordering[block], place, int(rng.integers(self.sizes[block])))
+            moved = self._with_block(ordering, block, items)
+            return moved if self.allows(moved) else ordering
+        counts = self._count_moves(ordering)
+        moves = [move for move, count in counts.items() if count]
         for _ in range(MAX_TRIES if moves else 0):
             block, kind = moves[rng.integers(len(moves))]
-            new_items = _move(ordering[block], kind, self.sizes[block], rng)
-            moved = self._with_block(ordering, block, new_items)
+            number = int(rng.integers(counts[block, kind]))
+            items = _move(ordering[block], kind, number, self.sizes[block])
+            moved = self._with_block(ordering, block, items)
             if self.allows(moved):
                 return moved
         return ordering
+
+    def _count_moves(self, ordering: Ordering) -> dict[tuple[int, str], int]:
+        """Count the moves of each kind in each block."""
+        counts = {}
+        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
+            length = len(items)
+            num_left = self.sizes[block] - length
+            counts[block, "replace"] = length * num_left
+            counts[block, "insert"] = (length + 1) * num_left if length < most else 0
+            counts[block, "drop"] = length if length > least else 0
+            counts[block, "shift"] = length * (length - 1)
+            counts[block, "swap"] = length * (length - 1)
+        return counts
 
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
         """Replace the items of a block."""
@@ -223,13 +251,12 @@ class OrderingSpace:
         kinds = self.kinds[block]
         if len(set(kinds)) == len(kinds):
             return tuple(items)
-        unused = list(range(len(kinds)))
-        like = []
-        for item in items:
-            first = next(other for other in unused if kinds[other] == kinds[item])
-            unused.remove(first)
-            like.append(first)
-        return tuple(like)
+        of_kind = {kind: iter(_items_of_kind(kinds, kind)) for kind in set(kinds)}
+        return tuple(next(of_kind[kinds[item]]) for item in items)
+
+
+def _items_of_kind(kinds: Sequence[int], kind: int) -> list[int]:
+    return [item for item, other in enumerate(kinds) if other == kind]
 
 
 def _ways_with_kind(ways: Sequence[int], length: int, count: int) -> int:
@@ -238,6 +265,19 @@ def _ways_with_kind(ways: Sequence[int], length: int, count: int) -> int:
     for num_of_kind in range(min(count, length) + 1):
         total += ways[length - num_of_kind] * math.comb(length, num_of_kind)
     return total
+
+
+def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
+    """Yield the different orderings of blocks one by one, because there may be very many."""
+    if not kinds:
+        yield ()
+        return
+    *other_limits, (least, most) = limits
+    of_block = kinds[-1]
+    for ordering in _orderings(kinds[:-1], other_limits):
+        for length in range(least, most + 1):
+            for items in _distinct(of_block, length, range(len(of_block))):
+                yield (*ordering, items)
 
 
 def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -252,22 +292,25 @@ def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Itera
             yield (item, *rest)
 
 
-def _move(items: Sequence[int], kind: str, size: int, rng: np.random.Generator) -> list[int]:
-    """Make a random move of a kind."""
-    moved = list(items)
-    if kind in ("shift", "swap"):
-        place, other = rng.choice(len(moved), size=2, replace=False).tolist()
-        if kind == "shift":
-            moved.insert(other, moved.pop(place))
-        else:
-            moved[place], moved[other] = moved[other], moved[place]
-        return moved
-    if kind == "insert":
-        place = rng.integers(len(moved) + 1)
-    else:
-        place = rng.integers(len(moved))
-        del moved[place]
-    if kind != "drop":
-        unused = sorted(set(range(size)) - set(items))
-        moved.insert(place, unused[rng.integers(len(unused))])
-    return moved
+def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
+    """Make a move, given by its number among those of its kind."""
+    if kind == "drop":
+        return (*items[:number], *items[number + 1 :])
+    if kind in ("replace", "insert"):
+        left = sorted(set(range(size)) - set(items))
+        place, new = divmod(number, len(left))
+        end = place + 1 if kind == "replace" else place
+        return (*items[:place], left[new], *items[end:])
+    place, other = divmod(number, len(items) - 1)
+    other += other >= place  # Skip the place itself.
+    if kind == "shift":
+        return _shifted(items, place, other)
+    swapped = list(items)
+    swapped[place] = items[other]
+    swapped[other] = items[place]
+    return tuple(swapped)
+
+
+def _shifted(items: tuple[int, ...], place: int, to: int) -> tuple[int, ...]:
+    rest = (*items[:place], *items[place + 1 :])
+    return (*rest[:to], items[place], *rest[to:])

@@ -56,8 +56,7 @@ class TestSomethingToFind:
             gains.append(outcomes[-1].score - pool.held_out(pool.space.identity[0]))
         assert sum(outcome.claims for outcome in outcomes) >= 3
         assert np.mean(gains) > 0.1
-        compared = [outcome.comparison for outcome in outcomes]
-        expected = [comparison.expected_gain if comparison else 0.0 for comparison in compared]
+        expected = [outcome.comparison.expected_gain for outcome in outcomes]
         assert np.mean(expected) == pytest.approx(np.mean(gains), abs=0.06)
 
     @pytest.mark.parametrize("mode", ["light", "logprobs", "top-k"])

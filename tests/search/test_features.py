@@ -90,7 +90,7 @@ def test_are_what_their_kernels_say_and_of_one_size(space, names):
         (OrderingSpace.of_sizes(7, 4), [CLASSES, range(4)], FAMILIES[2:]),
         (OrderingSpace.of_sizes(6), [[0, 1, 2, 3, 3, 2]], FAMILIES[2:]),
         (OrderingSpace.of_sizes(38), None, OF_ALL_ITEMS),
-        (OrderingSpace.of_sizes(39), None, ["region", "last"]),
+        *((OrderingSpace.of_sizes(*sizes), None, ["region", "last"]) for sizes in ((39,), (28, 28))),
         (OrderingSpace.of_sizes(39, 3), None, OF_ALL_ITEMS),
     ],
 )

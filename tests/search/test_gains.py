@@ -24,7 +24,7 @@ def problem(seed=0, size=SIZE):
     return rng.normal(size=size), covariance, 0.05 * noise @ noise.T + 0.2 * np.eye(size)
 
 
-def by_conditioning(means, covariance, apart, noise, reference):
+def by_conditioning(means, covariance, apart, noise, reference, outsider_scales):
     """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
@@ -33,7 +33,7 @@ def by_conditioning(means, covariance, apart, noise, reference):
     chances = []
     sizes = np.maximum(1.0, (NUM_EXAMPLES - 1) / stats.chi2(NUM_EXAMPLES - 1).isf(ERROR_QUANTILES))
     # Of another kind or not, and with errors of each size, equally likely.
-    for scale, kind, times in itertools.product(SCALES, OUTSIDER_SCALES, sizes):
+    for scale, kind, times in itertools.product(SCALES, outsider_scales, sizes):
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
@@ -50,10 +50,13 @@ def by_conditioning(means, covariance, apart, noise, reference):
     return weights @ np.array(gains), weights @ np.array(chances)
 
 
-def found(means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES):
+def found(
+    means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, outsider_scales=OUTSIDER_SCALES
+):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
     given = {"covariance": covariance, "outsiders": apart, "noise": noise, "reference": reference}
-    return expected_gains(means, num_examples=num_examples, **given).summary()[:2]
+    gains = expected_gains(means, num_examples=num_examples, outsider_scales=outsider_scales, **given)
+    return gains.summary()[:2]
 
 
 def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
@@ -73,15 +76,17 @@ def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_or
 
 class TestConditioning:
     @settings(deadline=None, max_examples=12)
-    @given(st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3))
-    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders):
+    @given(
+        st.integers(0, 1_000), st.integers(0, SIZE - 1), st.integers(0, 3), st.sampled_from([OUTSIDER_SCALES, (1.0,)])
+    )
+    def test_is_that_of_the_contrasts(self, seed, reference, num_outsiders, outsider_scales):
         means, covariance, noise = problem(seed)
         apart = np.zeros((SIZE, SIZE))
         if num_outsiders:
             covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
             apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
-        expected = by_conditioning(means, covariance, apart, noise, reference)
-        told = found(means, covariance, noise, apart=apart, reference=reference)
+        expected = by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
+        told = found(means, covariance, noise, apart=apart, reference=reference, outsider_scales=outsider_scales)
         np.testing.assert_allclose(told, expected, atol=1e-7)
 
     def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):

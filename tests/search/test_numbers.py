@@ -66,7 +66,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, told=0.0, num_labels=2,
         responses=responses if told else None,
     )
     first = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
-    fitted = model.fit(scores, kept=[space.identity, WITHOUT_DEMOS])
+    fitted = model.fit(scores, earlier=first.variances, kept=[space.identity, WITHOUT_DEMOS])
     best = fitted.estimates()[0].ordering
     gain = fitted.gains(space.identity)[best]
     effect = fitted.calibration(best)

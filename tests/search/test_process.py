@@ -8,14 +8,13 @@ from worlds import correlation
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.process import PREFERENCES, AdditiveProcess, LabelBias
+from plr_dspy.search.model.process import MAX_SHARE, AdditiveProcess, LabelBias, preference_shares
 from plr_dspy.search.model.score_table import ScoreTable
 
 SPACE = OrderingSpace.of_sizes(8)
 FEATURES = Features(SPACE, classes=[[0, 1] * 4])
 SIZE = 12
-
-NO_OUTSIDERS = np.zeros(200, dtype=bool)
+NUM = 40
 
 few_missing = st.lists(st.sets(st.integers(0, SIZE - 1), max_size=4), min_size=SIZE, max_size=SIZE)
 """Of each of 12 rows: any two share a column, so that the table is connected."""
@@ -48,6 +47,51 @@ class TestCrossedEffects:
     def test_are_shrunk_the_more_the_fewer_examples(self):
         table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
         np.testing.assert_allclose(table.shrinkage, [8 / 33, 8 / 33, 2 / 27])
+        weighted = ScoreTable(table.scores, information_weights=np.array([0.5, 1.0, 4.0]))
+        np.testing.assert_allclose(weighted.shrinkage, [4 / 29, 8 / 33, 8 / 33])
+
+    @pytest.mark.parametrize(
+        ("scores", "expected"),
+        [
+            ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
+            ([[1.0, 0.0], [1.0, 0.0]], 0.05),  # all agree, and examples differ
+            ([[1.0, 1.0], [1.0, 1.0]], 3.0),
+            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),  # equally hard: (40 + 10) / (10 / 3)
+        ],
+    )
+    def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
+        assert ScoreTable(np.array(scores)).noise_ratio == pytest.approx(expected)
+
+
+def kernels(seed=0):
+    rng = np.random.default_rng(seed)
+    features = [rng.normal(size=(NUM, width)) / width**0.5 for width in (5, 12)]
+    return [f @ f.T for f in features]
+
+
+def preferring(shares, *, num_examples=60, seed=0, known=None):
+    """Scores of which these shares are what examples prefer, and the rest noise of single calls."""
+    rng = np.random.default_rng(seed)
+    rest = (1 - sum(shares)) * np.eye(NUM)
+    covariance = sum(share * kernel for share, kernel in zip(shares, kernels(), strict=True)) + rest
+    scores = np.linalg.cholesky(covariance) @ rng.normal(size=(NUM, num_examples))
+    scores += rng.normal(size=num_examples)
+    return scores if known is None else np.where(known, scores, np.nan)
+
+
+def shares_of(scores):
+    known = ~np.isnan(scores)
+    rest = scores - np.nanmean(scores, axis=0)
+    rest = rest - np.nanmean(rest, axis=1, keepdims=True)
+    return preference_shares(kernels(), np.where(known, rest, 0.0), known)
+
+
+@pytest.mark.parametrize("num_known", [60, 12])
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
+def test_preferences_are_found_whatever_is_missing(shares, num_known):
+    known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
+    tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
+    np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
 
 class BiasedWorld:
@@ -78,8 +122,7 @@ class BiasedWorld:
 
     def fit(self, *, scores=None):
         table = ScoreTable(self.scores if scores is None else scores)
-        options = {"classes": self.classes, "references": FEATURES.references}
-        return AdditiveProcess(self.known, table, is_outsider=NO_OUTSIDERS[:80], **options)
+        return AdditiveProcess(self.known, table, classes=self.classes, references=FEATURES.references)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +130,8 @@ class BiasedWorld:
 )
 def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
     world = BiasedWorld(classes=classes, loadings=loadings)
-    table = ScoreTable(world.scores)
-    explained = LabelBias(world.known, ~NO_OUTSIDERS[:80], table, world.classes, FEATURES.references).explained
+    own = [*(family @ family.T for family in world.known), np.eye(80)]
+    explained = LabelBias(world.known, own, ScoreTable(world.scores), world.classes, FEATURES.references).explained
     assert correlation(explained, world.explained) > 0.95
     slope = np.polyfit(world.explained.ravel(), explained.ravel(), 1)[0]
     assert slope == pytest.approx(1.0, abs=0.15)
@@ -113,33 +156,60 @@ class World:
         holes[:, 0] = False
         self.scores[holes] = np.nan
 
-    def fit(self, scores=None):
-        table = ScoreTable(self.scores if scores is None else scores)
-        return AdditiveProcess(self.known, table, is_outsider=NO_OUTSIDERS[: len(table.scores)])
+    def fit(self, scores=None, **options):
+        return AdditiveProcess(self.known, ScoreTable(self.scores if scores is None else scores), **options)
 
 
 def variances_of(process):
-    return process._process.variances
+    return np.array(process.state["variances"])
 
 
 def conditioned(world, variances):
     """Mean and covariance of f at all orderings given every single score, in units of the noise.
 
-    Scores of two orderings on one example share what that example prefers.
+    Scores of two orderings on one example share what that example prefers (`preference_shares` of it).
     """
     features = [np.concatenate(pair) for pair in zip(world.known, world.new, strict=True)]
     prior = sum(v * (f @ f.T) for v, f in zip(variances[:-1], features, strict=True))
     prior += variances[-1] * np.eye(len(prior))
     rows, columns = np.nonzero(~np.isnan(world.scores))
-    preferred = PREFERENCES * sum(f @ f.T for f in world.known) / len(world.known)
+    effects = preferred(world)
     same = columns[:, None] == columns
-    observed = prior[np.ix_(rows, rows)] + same * preferred[np.ix_(rows, rows)]
-    observed += np.diag(1.0 - np.diag(preferred)[rows])
+    observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
+    observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
     weights = np.linalg.solve(observed, np.ones(len(rows)))  # generalised least squares
     scores = world.scores[rows, columns]
     scores = scores - weights @ scores / weights.sum()
     return gain @ scores, prior - gain @ prior[rows]
+
+
+def preferred(world):
+    """Covariance of what an example prefers, over the orderings known, by the least squares of the package."""
+    table = ScoreTable(world.scores)
+    rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
+    rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)
+    linear = [f @ f.T for f in world.known]
+    lengths = [np.sqrt(np.diag(k)) for k in linear]
+    sharp = [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(linear, lengths, strict=True)]
+    shares = preference_shares([*linear, *sharp], rest, table.known)
+    return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
+
+
+def test_rows_whose_scores_are_worth_less_say_less():
+    errors = []
+    noisy = np.arange(40) % 2 == 0
+    for seed in range(6):
+        world = World(known=40, seed=seed)
+        rng = np.random.default_rng(seed)
+        scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
+        for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
+            process = AdditiveProcess(world.known, table)
+            rest = process.mean - world.truth
+            errors.append((rest - rest.mean()).var())
+        assert process.variances[noisy].mean() > 1.2 * process.variances[~noisy].mean()
+    alike, told = np.reshape(errors, (6, 2)).mean(axis=0)
+    assert told < 0.9 * alike
 
 
 class TestPosterior:
@@ -173,7 +243,7 @@ class TestLearning:
     @pytest.mark.parametrize("family", FEATURES.names)
     def test_finds_the_family_that_matters_and_predicts_new_orders(self, family):
         world = World(family, known=120, missing=0.3)
-        process = world.fit()
+        process = world.fit(earlier=world.fit().state)
         assert FEATURES.names[int(np.argmax(variances_of(process)[:-1]))] == family
         assert correlation(process.predict(world.new), world.new_truth) > 0.7
         assert correlation(process.mean, world.truth) > 0.8

@@ -84,7 +84,7 @@ class TestSpace:
         assert (space.canonical(first) == space.canonical(second)) == alike
         assert space.canonical(json.loads(json.dumps(first))) == space.canonical(first)
 
-    def test_counts_are_exact(self):
+    def test_counts_are_exact_and_the_first_of_a_large_space_come_at_once(self):
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
@@ -93,6 +93,8 @@ class TestSpace:
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
         assert OrderingSpace.of_sizes(3, 2, max_length=1).num_distinct == 4 * 3
+        space = OrderingSpace.of_sizes(200, 100, max_length=50)
+        assert list(itertools.islice(space.enumerate(), 1, 3)) == [((), ()), ((), (0,))]
 
     def test_places_count_from_the_end_where_limits_are_given(self):
         assert not OrderingSpace.of_sizes(4).from_end
@@ -118,6 +120,7 @@ class TestSpace:
             (lambda: OrderingSpace.of_sizes(3, min_length=4), "limits must be"),
             (lambda: OrderingSpace.of_sizes(3, min_length=-1), "limits must be"),
             (lambda: OrderingSpace.of_sizes(3, min_length=2, max_length=1), "limits must be"),
+            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "each of 2 blocks"),
             (lambda: OrderingSpace.of_sizes(5, allowed=short), "identity must be allowed"),
             (lambda: OrderingSpace.of_sizes(5, max_length=2, identity=((0, 1, 2),)), "0 to 2 different"),
         ],
@@ -140,12 +143,14 @@ class TestAllowed:
         least = OrderingSpace(self.space.kinds, ((3, 4), (0, 3)), allowed=short, identity=((0, 1, 2), ()))
         assert least.shortened(((0, 1, 2, 3), (2,))) == ((1, 2, 3), ())
 
-    def test_what_has_no_allowed_neighbour_stays_and_draws_are_allowed(self):
+    def test_what_has_no_allowed_neighbour_stays_and_draws_end(self):
         space = OrderingSpace.of_sizes(3, max_length=2, allowed=lambda o: o == ((0, 1),))
         for ordering in (((0, 1),), ((),)):
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
-        assert set(space.draw(20, np.random.default_rng(0))) == {space.identity}
+        space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
+        with pytest.raises(ValueError, match="allowed refused 1,000 random orderings"):
+            space.draw(1, np.random.default_rng(0))
 
 
 class TestDraws:

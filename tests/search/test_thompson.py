@@ -6,6 +6,7 @@ from worlds import World, play, random_orderings
 
 from plr_dspy import OrderingSpace
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
+from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import ThompsonSearch
 from plr_dspy.search.space import WholeProgram
 
@@ -82,6 +83,19 @@ class TestSearch:
         assert batches[-1] == []
         assert len(batches) < 20
 
+    def test_by_log_probabilities_programs_have_a_draw_of_their_own_while_one_is_left_to_score(self):
+        program = WholeProgram(0, "nearest last")
+        first = []
+        space = OrderingSpace((tuple(range(3)),), programs=(program,))
+        silent = LabelResponses(np.eye(2), lambda *cell: None)
+        for num_scored, score, responses in ((4, 1.0, silent), (3, 0.0, silent), (3, 0.0, None)):
+            known = {space.identity: dict.fromkeys(range(4), 1.0), program: dict.fromkeys(range(num_scored), score)}
+            search = ThompsonSearch(space, num_examples=4, responses=responses)
+            search.tell([*known, ((2, 1, 0),)], known | {((2, 1, 0),): {0: 0.0}})
+            first.append((asked := search.ask())[0] == program)
+            assert {*asked} == {*space.enumerate()} - {o for o, row in known.items() if len(row) == 4}
+        assert first == [False, True, False]
+
     def test_classes_matter(self):
         options = [{}, {"classes": [[0, 1] * 4]}, {"example_classes": [0, 1] * 20}]
         last = [play(search_in(World(8), **some), World(8), rounds=3)[-1] for some in options]
@@ -122,8 +136,10 @@ class TestTell:
         ("scores", "message"),
         [
             ({((0, 1, 2),): {}}, "by example"),
-            ({((0, 1, 2),): {0: float("nan")}}, "must have finite"),
-            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must have finite"),
+            ({((0, 1, 2),): {0: float("nan")}}, "must be finite"),
+            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must be finite"),
+            *(({((0, 1, 2),): {example: 1.0}}, "numbered from 0") for example in (-1, "a", True)),
+            ({((0, 1, 2),): {41: 1.0}}, "must have classes"),
             ({((0, 1, 1),): {0: 0.5}}, "permutation"),
             ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],

@@ -1,134 +1,187 @@
 """Effects of orderings and of examples on the log-probabilities of labels.
 
-z[o, e]  =  a_e  +  b_o  +  q_o g_e  +  noise
+    z[o, e]  =  a_e  +  b_o  +  q_o g_e  +  noise
 
-symbol  code        shape      meaning
-m, E                           orderings o, examples e
-d                              orthonormal contrasts of d + 1 labels
-z       contrasts   [m, E, d]  log-probabilities as contrasts, NaN for unknown cells
-a       examples    [E, d]     effect of the example
-b       label_bias  [m, d]     label bias of the ordering
-q       slope       [m]        what the ordering adds to labels with high scores
-g       directions  [E, d]     direction of the labels with high scores
-w       weights     [m, E]     weights of the cells in the effects of orderings
+    symbol  code        shape      meaning
+    m, E                           orderings o, examples e
+    d                              orthonormal contrasts of d + 1 labels
+    z       contrasts   [m, E, d]  log-probabilities as contrasts, NaN for unknown cells
+    a       examples    [E, d]     effect of the example
+    b       label_bias  [m, d]     label bias of the ordering
+    q       slope       [m]        what the ordering adds to labels with high scores
+    g       directions  [E, d]     direction of the labels with high scores
+    w       weights     [m, E]     weights of the cells in the effects of orderings
 
-Two examples tell b of an ordering almost exactly, so its score on all others follows
-from few of them. The effects are fitted in turn (N. M. Laird and J. H. Ware, Biometrics
-38, 1982).
+Two examples tell b of an ordering almost exactly, so its score on all others follows from few of them.
+All effects are normal. Their variances are estimated with them by expectation and maximisation (N. M. Laird and
+J. H. Ware, Biometrics 38, 1982).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from plr_dspy.search.model.components import FixedMeasurement, Variances, fit_components
 from plr_dspy.search.model.gains import Array, Families, Mask
-from plr_dspy.search.model.gaussian_process import GaussianProcess
 
-NUM_SWEEPS = 10
-PRIOR_COUNT = 5.0  # examples or answers that the prior of a variance counts as
-MAX_LEVERAGE = 0.9
+NUM_SWEEPS = 12
+NUM_QUICK_SWEEPS = 3  # of a fit that only ranks orderings
+SETTLED = 3e-4  # relative change of the noise that ends the sweeps; with many cells, after six
+PRIOR_COUNT = 5.0  # orderings, examples or answers that the prior of a variance counts as
 # Prior variances, in squared natural logarithms of odds.
-LABEL_BIAS_VARIANCE = 0.5
-SLOPE_VARIANCE = 0.02
+PRIOR_LABEL_BIAS = 0.1
+PRIOR_SLOPE = 0.01
 PRIOR_EXAMPLE = 0.5
 PRIOR_NOISE = 0.05
-# Those of candidates without features.
-OUTSIDER_LABEL_BIAS = 4.5
+# Further prior variances of candidates without features.
+OUTSIDER_LABEL_BIAS = 4.0
 OUTSIDER_SLOPE = 0.4
+MAX_LEVERAGE = 0.9
 
 
 class Posterior(NamedTuple):
-    """The posterior of an effect with k dimensions and prior mean 0, independent for each ordering."""
+    """The posterior of an effect with k dimensions, independent for each ordering."""
 
     means: Array  # [m, k]
     variances: Array  # in each dimension, [m]
-    prior_variances: Array  # [m]
+    prior_mean: Array  # [k]
+    prior_variances: Array  # [m]; smallest for orderings with features
 
 
 class ResponseEffects:
     """The effects that were fitted to log-probabilities.
 
     Attributes:
-        examples, example_variances: Posterior of a, ``[E, d]`` and ``[E]``.
+        examples, example_variances: Posterior means of a, ``[E, d]``, and their variances, ``[E]``.
         label_bias, slope: Posteriors of b and q.
         noise: Variance of a contrast.
-        leverage: About the share of the noise of a cell that its fit follows, ``[m, E]``.
+        leverage: Share of it that the fit of a cell explains by the cell itself, ``[m, E]``.
         residuals: Rest of the known cells, 0 for others, ``[m, E, d]``.
-        num_cells: Known cells of each ordering, ``[m]``; less if no other ordering
-            knows their examples.
+        num_cells: Known cells of each ordering, ``[m]``. A cell counts less if its example is known from no other.
     """
 
-    def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask) -> None:
-        num_orderings, num_examples, num_contrasts = contrasts.shape
-        self._known = ~np.isnan(contrasts[..., 0])
-        self._contrasts = np.nan_to_num(contrasts)
-        self.directions = directions
-        self._bias_priors = np.where(is_outsider, OUTSIDER_LABEL_BIAS, LABEL_BIAS_VARIANCE)
-        self._slope_priors = np.where(is_outsider, OUTSIDER_SLOPE, SLOPE_VARIANCE)
+    def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
+        # Contrasts come first in here: sums over them are sums of few large tables.
+        is_known = ~np.isnan(contrasts[..., 0])
+        num_contrasts = contrasts.shape[2]
+        self._known = is_known.astype(np.float64)
+        self._is_seen = is_known.any(axis=0)
+        self._contrasts = np.ascontiguousarray(np.moveaxis(np.nan_to_num(contrasts), 2, 0))
+        self._directions = directions.T
+        self._squares = (directions**2).sum(axis=1)
+        self._is_outsider = is_outsider
         self.noise = 0.5
         self._example_variance = 2.0
-        self.examples = np.zeros((num_examples, num_contrasts))
-        self.num_cells = np.zeros(num_orderings)
-        nothing = np.zeros((num_orderings, num_contrasts))
-        self.label_bias = Posterior(nothing, self._bias_priors, self._bias_priors)
-        self.slope = Posterior(nothing[:, :1], self._slope_priors, self._slope_priors)
-        for _ in range(NUM_SWEEPS):
+        self._label_bias_mean = np.zeros(num_contrasts)
+        self._label_bias_variance = 1.0
+        self._slope_variance = PRIOR_SLOPE
+        self._examples = np.zeros((num_contrasts, len(directions)))
+        self._of_examples = self._contrasts  # z - b - q g
+        self.num_cells = np.zeros(len(is_known))
+        for _ in range(num_sweeps):
+            noise_before = self.noise
             self._fit_examples()
+            self._fit_variances()
             self._fit_orderings()
             self._fit_noise()
-
-    def _of_examples(self) -> Array:
-        """Return z - b - q g in the known cells, 0 in others, ``[m, E, d]``."""
-        of_orderings = self.label_bias.means[:, None] + self.slope.means[:, None] * self.directions
-        return np.asarray((self._contrasts - of_orderings) * self._known[..., None])
+            if abs(self.noise - noise_before) < SETTLED * noise_before:
+                break
+        self.examples = self._examples.T
 
     def _fit_examples(self) -> None:
         """Update a, whose prior mean is a line in the direction g."""
-        is_seen = self._known.any(axis=0)
-        directions = self.directions
-        level = self.examples[is_seen].sum(axis=0) / max(1, is_seen.sum())
-        products = (self.examples - level) * directions
-        slope = products[is_seen].sum() / ((directions[is_seen] ** 2).sum() + 1e-9)
-        prior_mean = level + slope * directions
+        directions = self._directions
+        is_seen = self._is_seen
+        prior_mean = np.zeros_like(self._examples)
+        if is_seen.any():
+            level = self._examples[:, is_seen].mean(axis=1)[:, None]
+            products = (self._examples - level) * directions
+            slope = float(products[:, is_seen].sum()) / (self._squares[is_seen].sum() + 1e-9)
+            prior_mean = level + slope * directions
+        sums = (self._of_examples * self._known).sum(axis=1)
         precisions = self._known.sum(axis=0) / self.noise + 1.0 / self._example_variance
-        sums = self._of_examples().sum(axis=0) / self.noise + prior_mean / self._example_variance
-        self.examples = sums / precisions[:, None]
+        self._examples = (sums / self.noise + prior_mean / self._example_variance) / precisions
         self.example_variances = 1.0 / precisions
-        squares = ((self.examples - prior_mean) ** 2).mean(axis=1) + self.example_variances
-        self._example_variance = _posterior_variance(squares[is_seen], PRIOR_EXAMPLE)
+        deviations = (self._examples - prior_mean)[:, is_seen]
+        squares = (deviations**2).mean(axis=0) + self.example_variances[is_seen]
+        self._example_variance = _posterior_variance(squares, PRIOR_EXAMPLE)
+
+    def _fit_variances(self) -> None:
+        """Update the prior of b and q from the posteriors of the sweep before."""
+        is_usual = ~self._is_outsider & (self.num_cells > 0)
+        if not is_usual.any():
+            return
+        label_bias = self.label_bias.means[is_usual]
+        self._label_bias_mean = label_bias.mean(axis=0)
+        deviations = ((label_bias - self._label_bias_mean) ** 2).mean(axis=1)
+        squares = deviations + self.label_bias.variances[is_usual]
+        self._label_bias_variance = _posterior_variance(squares, PRIOR_LABEL_BIAS)
+        squares = self.slope.means[is_usual, 0] ** 2 + self.slope.variances[is_usual]
+        self._slope_variance = _posterior_variance(squares, PRIOR_SLOPE)
 
     def _fit_orderings(self) -> None:
         """Update b and q, by weighted ridge regression on 1 and g."""
         noise = self.noise
-        directions = self.directions
-        # Compare each cell with what the other orderings say of its example.
+        directions = self._directions
+        num_contrasts = len(self._contrasts)
+        bias_priors = self._label_bias_variance + np.where(self._is_outsider, OUTSIDER_LABEL_BIAS, 0.0)
+        slope_priors = self._slope_variance + np.where(self._is_outsider, OUTSIDER_SLOPE, 0.0)
+        # Compare each cell with what the other orderings say of its example. An example that
+        # knows the cell would repeat some of its noise, which then looks like an effect of the ordering.
         own_precision = self._known / noise
         precision = 1.0 / self.example_variances - own_precision
-        scaled = self.examples / self.example_variances[:, None] - self._of_examples() / noise
+        scaled = (self._examples / self.example_variances)[:, None] - own_precision * self._of_examples
         weights = self._known * noise / (noise + 1.0 / precision)
-        responses = (self._contrasts - scaled / precision[..., None]) * weights[..., None]
+        responses = (self._contrasts - scaled / precision) * weights
         self.num_cells = weights.sum(axis=1)
         # Normal equations of b and q, b eliminated.
-        total = self.num_cells + noise / self._bias_priors
-        cross = weights @ directions
-        sums = responses.sum(axis=1)
-        moments = (responses * directions).sum(axis=(1, 2)) - (cross * sums).sum(axis=1) / total
-        remaining = weights @ (directions**2).sum(axis=1) - (cross**2).sum(axis=1) / total
-        slope_variances = noise / (remaining + noise / self._slope_priors)
-        slopes = (slope_variances / noise * moments)[:, None]
-        label_bias = (sums - slopes * cross) / total[:, None]
-        by_slope = slope_variances * ((cross / total[:, None]) ** 2).mean(axis=1)
-        self.label_bias = Posterior(label_bias, noise / total + by_slope, self._bias_priors)
-        self.slope = Posterior(slopes, slope_variances, self._slope_priors)
+        ridge = noise / bias_priors
+        total = self.num_cells + ridge
+        cross = directions @ weights.T
+        sums = responses.sum(axis=2) + ridge * self._label_bias_mean[:, None]
+        moments = (responses @ directions[..., None])[..., 0].sum(axis=0)
+        remaining = weights @ self._squares - (cross**2).sum(axis=0) / total
+        inverse = 1.0 / (remaining + noise / slope_priors)
+        slopes = inverse * (moments - (cross * sums).sum(axis=0) / total)
+        label_bias = (sums - slopes * cross) / total
+        by_slope = ((cross / total) ** 2).sum(axis=0) * inverse / num_contrasts
+        bias_variances = noise * (1.0 / total + by_slope)
+        self.label_bias = Posterior(label_bias.T, bias_variances, self._label_bias_mean, bias_priors)
+        self.slope = Posterior(slopes[:, None], noise * inverse, np.zeros(1), slope_priors)
+        self._slope_leverage = weights * np.outer(inverse, self._squares) / num_contrasts
+        self._of_examples = self._contrasts - (label_bias[..., None] + slopes[:, None] * directions[:, None])
 
     def _fit_noise(self) -> None:
         """Update the noise from the residuals and the parameters used."""
-        variances = self.label_bias.variances[:, None] + self.example_variances
-        self.leverage = np.minimum(variances / self.noise, MAX_LEVERAGE)
-        self.residuals = self._of_examples() - self.examples * self._known[..., None]
-        degrees = ((1.0 - self.leverage) * self._known).sum() * self.examples.shape[1]
-        squares = (self.residuals**2).sum()
-        self.noise = float((squares + PRIOR_COUNT * PRIOR_NOISE) / (degrees + PRIOR_COUNT))
+        own_precision = self._known / self.noise
+        example_precisions = 1.0 / self.example_variances
+        ordering_precisions = 1.0 / self.label_bias.prior_variances + own_precision.sum(axis=1)
+        # Invert the smaller one of two systems (Woodbury).
+        if len(ordering_precisions) <= len(example_precisions):
+            variances = _sum_variances(own_precision, ordering_precisions, example_precisions)
+        else:
+            variances = _sum_variances(own_precision.T, example_precisions, ordering_precisions).T
+        self.leverage = np.minimum(variances / self.noise + self._slope_leverage, MAX_LEVERAGE)
+        residuals = (self._of_examples - self._examples[:, None]) * self._known
+        self.residuals = np.moveaxis(residuals, 0, 2)
+        degrees = float(((1.0 - self.leverage) * self._known).sum()) * len(residuals)
+        squares = float(np.vdot(residuals, residuals))
+        self.noise = (squares + PRIOR_COUNT * PRIOR_NOISE) / (degrees + PRIOR_COUNT)
+
+
+def _sum_variances(cross: Array, rows: Array, columns: Array) -> Array:
+    """Return the variances ``[r, c]`` of the sum of each row's and each column's effect.
+
+    Args:
+        cross: Precisions that couple rows and columns, ``[r, c]``.
+        rows: Precisions of the rows, ``[r]``.
+        columns: Precisions of the columns, ``[c]``.
+    """
+    reach = cross / columns
+    of_rows = np.linalg.inv(np.diag(rows) - cross @ reach.T)
+    between = of_rows @ reach
+    of_columns = 1.0 / columns + (reach * between).sum(axis=0)
+    return np.asarray(np.diag(of_rows)[:, None] - 2.0 * between + of_columns)
 
 
 def _posterior_variance(squares: Array, prior: float) -> float:
@@ -136,24 +189,58 @@ def _posterior_variance(squares: Array, prior: float) -> float:
     return float((squares.sum() + PRIOR_COUNT * prior) / (len(squares) + PRIOR_COUNT))
 
 
-class EffectProcess(GaussianProcess):
-    """A Gaussian process of one effect of orderings, each measured alone with a noise of its own."""
+class EffectProcess:
+    """A Gaussian process of one effect of orderings, each measured alone with a noise of its own.
 
-    def __init__(self, features: Families, measured: Posterior, *, noise: float) -> None:
+    Attributes:
+        fit: The components, in `unit`.
+        means, variances: Of the posterior given all orderings, ``[m, k]`` and ``[m]``.
+    """
+
+    def __init__(
+        self, features: Families, kernels: Families, measured: Posterior, *, unit: float, earlier: Variances = None
+    ) -> None:
+        self.level = measured.prior_mean
         # What an ordering's own cells say is its posterior without the prior.
-        self._precisions = np.maximum(1.0 / measured.variances - 1.0 / measured.prior_variances, 1e-6)
+        posterior = 1.0 / measured.variances
+        prior = 1.0 / measured.prior_variances
+        self._precisions = np.maximum(posterior - prior, 1e-6)
+        scaled = measured.means * posterior[:, None] - self.level * prior[:, None]
+        values = scaled / self._precisions[:, None] - self.level
         usual_variance = float(measured.prior_variances.min())
-        super().__init__(
+        extra = (measured.prior_variances - usual_variance) / unit
+        own_effects = np.diag((extra == 0.0).astype(np.float64))
+        self.fit = fit_components(
             features,
-            measured.prior_variances == usual_variance,
-            values=measured.means / (measured.variances * self._precisions)[:, None],
-            errors=np.diag(1.0 / (self._precisions * noise)),
-            noise=noise,
-            fixed=measured.prior_variances - usual_variance,
-            total=usual_variance / noise,
+            [*kernels, own_effects],
+            np.diag(1.0 / (self._precisions * unit)),
+            FixedMeasurement(values, unit),
+            earlier=earlier,
+            total=usual_variance / unit,
+            fixed=np.diag(extra),
         )
+        self.means = self.fit.values + self.level
+        self.variances = self.fit.posterior_variances
 
-    def sampling_errors(self) -> Array:
-        """Return the covariance ``[m, m]`` of posterior means because of the noise of cells."""
-        gain = self.prior @ self.inverse
-        return np.asarray((gain / self._precisions) @ gain.T)
+    def errors(self, alike: Array, chosen: Mask) -> Array:
+        """Return the covariance ``[c, c]`` of posterior means because of the noise of the chosen orderings.
+
+        Args:
+            alike: Covariance of that noise in any unit, ``[c, c]``.
+            chosen: The orderings, ``[m]``.
+        """
+        deviations = 1.0 / np.sqrt(self._precisions[chosen] * np.diag(alike))
+        gain = (self.fit.covariance @ self.fit.inverse)[np.ix_(chosen, chosen)]
+        return np.asarray(gain @ (alike * np.outer(deviations, deviations)) @ gain.T)
+
+    def predict(self, products: Families, squares: Array) -> tuple[Array, Array]:
+        """Return posterior means ``[c, k]`` and variances ``[c]`` of other orderings.
+
+        Args:
+            products: Products of their features with those fitted, ``[c, m]`` for each family.
+            squares: Products with their own, ``[c, families]``.
+        """
+        *of_families, own = self.fit.variances
+        covariance = np.tensordot(of_families, products, axes=1)
+        prior_variances = squares @ of_families + own
+        return covariance @ self.fit.solved + self.level, self.fit.remaining(prior_variances, covariance)

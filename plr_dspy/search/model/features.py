@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array, Numbers
+from plr_dspy.search.model.gains import Array
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
@@ -23,7 +23,9 @@ last two for the classes of items, such as demos with the same answer."""
 REGION = 1.0  # length scale of regions in the logarithm of places: 1 and 2 are as near as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", as a share of the largest number
 NUM_REFERENCES = 300  # random orderings that centre and scale the features
-MAX_PAIRS = 1_500  # of items that "adjacency" may have in a block: a search sees few of the pairs of 50 items
+# Pairs of items that "adjacency" may have over all blocks. A block above its even share has no such family: a search
+# of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them.
+MAX_PAIRS = 1_500
 
 
 class Features:
@@ -38,19 +40,17 @@ class Features:
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
         if classes is None:
-            classes = [np.zeros(size, dtype=np.int64).tolist() for size in space.sizes]
+            classes = [[0] * size for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(f"classes must name a class for each item of blocks of {space.sizes} items; got {classes}")
-        self._space = space
-        self._classes = [
-            np.unique(np.asarray(of_items), return_inverse=True)[1].astype(np.int64) for of_items in classes
-        ]
+        self._blocks = [_Block(space, number, of_items) for number, of_items in enumerate(classes)]
         orderings = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self._moments: dict[str, tuple[Array, float]] = {}
         for name, values in self._unscaled(orderings).items():
-            variance = float(values.var(axis=0).sum())
+            mean = values.mean(axis=0)
+            variance = float(((values - mean) ** 2).sum(axis=1).mean())
             if variance > 1e-9:
-                self._moments[name] = (values.mean(axis=0), variance**-0.5)
+                self._moments[name] = (mean, variance**-0.5)
         self.names = list(self._moments)
         self.references = self(orderings)
 
@@ -63,14 +63,7 @@ class Features:
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
         """Return the features of all blocks side by side."""
-        blocks = []
-        for number, (size, (_, most)) in enumerate(zip(self._space.sizes, self._space.limits, strict=True)):
-            rows = []
-            for ordering in orderings:
-                items = ordering[number][::-1]
-                rows.append([*items, *[size] * (most - len(items))])
-            places = np.array(rows, dtype=np.int64).reshape(len(rows), most)
-            blocks.append(_features_of_block(places, self._classes[number]))
+        blocks = [block(orderings) for block in self._blocks]
         families = {}
         for name in FAMILIES:
             parts = [block[name].reshape(len(orderings), -1) for block in blocks if name in block]
@@ -79,29 +72,44 @@ class Features:
         return families
 
 
-def _features_of_block(places: Numbers, classes: Numbers) -> dict[str, Array]:
-    """Return the features of each family, of any shape after ``[m]``, given the classes of items ``[n]``."""
-    size = len(classes)
-    most = places.shape[1]
-    num_classes = int(classes.max(initial=0)) + 1
-    items = np.eye(size + 1, size)  # the last row stands for no item
-    placed = items[places]
-    near = _smooth(np.log1p(np.arange(most)), REGION)
-    numbers = _smooth(np.arange(most + 1) / max(most, 1), NUM_REGION)
-    families = {
-        "number": numbers[(places < size).sum(axis=1)],
-        "presence": placed.sum(axis=1),
-        "region": placed.transpose(0, 2, 1) @ near,
-        "last": placed[:, :1].sum(axis=1),
-    }
-    if size**2 <= MAX_PAIRS:
-        families["adjacency"] = placed[:, 1:].transpose(0, 2, 1) @ placed[:, :-1]
-    # More classes would hardly add anything to items.
-    if 1 < num_classes <= 2 * size / 3:
-        classed = placed @ np.eye(num_classes)[classes]
-        families["class region"] = classed.transpose(0, 2, 1) @ near
-        families["class adjacency"] = classed[:, 1:].transpose(0, 2, 1) @ classed[:, :-1]
-    return families
+class _Block:
+    """The features of one block."""
+
+    def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int]) -> None:
+        self._number = number
+        self._size = space.sizes[number]
+        self._most = space.limits[number][1]
+        codes = np.unique(np.asarray(classes), return_inverse=True)[1]
+        num_classes = int(codes.max(initial=0)) + 1
+        self._items = np.eye(self._size + 1, self._size)  # the last row stands for no item
+        self._classes = self._items @ np.eye(num_classes)[codes]
+        self._numbers = _smooth(np.arange(self._most + 1) / max(self._most, 1), NUM_REGION)
+        self._near = _smooth(np.log1p(np.arange(self._most)), REGION)
+        self._has_pairs = self._size**2 <= MAX_PAIRS // len(space.sizes)
+        # More classes would hardly add anything to items.
+        self._has_classes = 1 < num_classes <= 2 * self._size / 3
+
+    def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
+        """Return the features of each family, of any shape after ``[m]``."""
+        rows = []
+        for ordering in orderings:
+            items = ordering[self._number][::-1]
+            rows.append([*items, *[self._size] * (self._most - len(items))])
+        places = np.array(rows, dtype=np.int64).reshape(len(rows), self._most)
+        placed = self._items[places]
+        families = {
+            "number": self._numbers[(places < self._size).sum(axis=1)],
+            "presence": placed.sum(axis=1),
+            "region": placed.transpose(0, 2, 1) @ self._near,
+            "last": placed[:, :1].sum(axis=1),
+        }
+        if self._has_pairs:
+            families["adjacency"] = placed[:, 1:].transpose(0, 2, 1) @ placed[:, :-1]
+        if self._has_classes:
+            classed = self._classes[places]
+            families["class region"] = classed.transpose(0, 2, 1) @ self._near
+            families["class adjacency"] = classed[:, 1:].transpose(0, 2, 1) @ classed[:, :-1]
+        return families
 
 
 def _smooth(points: Array, scale: float) -> Array:

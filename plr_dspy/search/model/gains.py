@@ -2,12 +2,12 @@
 
 symbol   code        shape   meaning
 m                            orderings
-H                            hypotheses about s, k and v
+H                            hypotheses
 y        means       [m]     measured mean scores, without the effects of examples
 K        covariance  [m, m]  estimated prior covariance of true scores
 A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
 N        noise       [m, m]  covariance of the errors of y
-s, k, v                      factors of K, A and N
+s, k, v  Hypothesis          factors of K, A and N
 r        reference           number of the ordering that the others are compared with
 P        prior       [m, m]  s K + k A
 """
@@ -15,7 +15,7 @@ P        prior       [m, m]  s K + k A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,8 +35,25 @@ PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new exa
 PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
 
 
+class Hypothesis(NamedTuple):
+    """State factors of the three covariances."""
+
+    scale: float
+    outsider_scale: float
+    error_scale: float
+
+
+class Outcome(NamedTuple):
+    """Hold what one hypothesis says: its log-likelihood, and moments of the gains ``[m]``."""
+
+    log_likelihood: float
+    means: Array
+    variances: Array
+    possible: Mask  # whether the prior allows a gain
+
+
 class GainSummary(NamedTuple):
-    """Gains ``[m]`` over all hypotheses."""
+    """Summarize gains ``[m]`` over all hypotheses."""
 
     expected: Array
     above: Array  # probability of a gain above 0
@@ -61,19 +78,31 @@ class Gains(NamedTuple):
         possible = self.possible[:, None] | other.possible
         return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
-    def times(self, factor: float) -> Gains:
-        """Multiply the gains by a factor."""
-        return self._replace(means=factor * self.means, variances=factor**2 * self.variances)
+    def times(self, factor: Array | float) -> Gains:
+        """Multiply the gains by one factor, or by one for each ordering, ``[m]``."""
+        return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
+
+    def condensed(self) -> Gains:
+        """Merge hypotheses that allow the same gains into one with the same moments."""
+        possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
+        in_group = groups.ravel() == np.arange(len(possible))[:, None]
+        shares = self.probabilities * in_group
+        probabilities = shares.sum(axis=1)
+        weights = shares / np.maximum(probabilities, 1e-300)[:, None]
+        means = weights @ self.means
+        variances = weights @ (self.variances + self.means**2) - means**2
+        return Gains(probabilities, means, variances, possible)
 
     def summary(self) -> GainSummary:
         """Average over the hypotheses."""
-        deviations = np.sqrt(np.maximum(self.variances, 1e-18))
+        variances = np.where(self.possible, self.variances, 0.0)
+        deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
         below: Array = self.possible - above
         expected = self.probabilities @ self.means
-        variances = self.probabilities @ (self.variances + self.means**2) - expected**2
+        total_variances = self.probabilities @ (variances + self.means**2) - expected**2
         return GainSummary(
-            expected, self.probabilities @ above, self.probabilities @ below, np.sqrt(np.maximum(variances, 0.0))
+            expected, self.probabilities @ above, self.probabilities @ below, np.sqrt(np.maximum(total_variances, 0.0))
         )
 
 
@@ -85,27 +114,37 @@ def gain_of_calibration(expected: float, differences: Array) -> Gains:
         differences: Errors of the expectation on the ordering's own calls, ``[n]``.
     """
     count = len(differences)
-    squares = float(((differences - differences.mean()) ** 2).sum())
-    noise = (squares + 0.25) / (count + 1) / count
+    squares = 0.0
+    if count:
+        squares = float(((differences - differences.mean()) ** 2).sum())
+    noise = (squares + 0.25) / (count + 1) / max(1, count)
     priors = np.square(PRIOR_CALIBRATION)
     totals = priors + noise
-    likelihoods = totals**-0.5 * np.exp(-0.5 * expected**2 / totals)
+    log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals
+    likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
     shrinkage = (priors / totals)[:, None]
     return Gains(likelihoods / likelihoods.sum(), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
 
 
 def expected_gains(
-    means: Array, *, covariance: Array, outsiders: Array, noise: Array, reference: int, num_examples: int
+    means: Array,
+    *,
+    covariance: Array,
+    outsiders: Array,
+    noise: Array,
+    reference: int,
+    num_examples: int,
+    outsider_scales: Sequence[float] = OUTSIDER_SCALES,
 ) -> Gains:
     """Return the gains of orderings over one of them, by Gaussian conditioning.
 
-    The estimated variance of orderings mistakes chance for an effect if there is none.
-    So it is averaged over scales, by the likelihood of the scores. The covariance of
-    errors may be larger than its estimate, which has `num_examples` - 1 degrees of
-    freedom, but never smaller.
+    The estimated variance of orderings mistakes chance for an effect if there is none. So it is averaged over scales,
+    weighted by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
+    `num_examples` - 1 degrees of freedom. It is never smaller, which would make chance look certain.
     """
-    hypotheses = []
-    for scale, outsider_scale, error_scale in _factors(outsiders, num_examples):
+    hypotheses = _hypotheses(outsider_scales if outsiders.any() else (0.0,), num_examples)
+    outcomes = []
+    for scale, outsider_scale, error_scale in hypotheses:
         prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
@@ -119,8 +158,8 @@ def expected_gains(
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        hypotheses.append((scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
-    return _averaged(hypotheses)
+        outcomes.append(Outcome(log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
+    return _averaged(hypotheses, outcomes)
 
 
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
@@ -143,33 +182,35 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
     gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
-    hypotheses = []
-    for scale, outsider_scale, error_scale in _factors(outsiders, num_examples):
+    is_reference = np.arange(len(means)) == reference
+    hypotheses = _hypotheses(OUTSIDER_SCALES if outsiders.any() else (0.0,), num_examples)
+    outcomes = []
+    for scale, outsider_scale, error_scale in hypotheses:
         variance = scale * estimate
         total = error_scale * error + variance
         outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
         outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
         log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
         prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
-        prior_variances[reference] = 0.0
+        prior_variances = np.where(is_reference, 0.0, prior_variances)
         shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
         gains = shrinkage * (means - means[reference])
         variances = shrinkage * error_scale * gain_errors
-        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 0.0))
-    return _averaged(hypotheses)
+        outcomes.append(Outcome(log_likelihood, gains, variances, prior_variances > 0.0))
+    return _averaged(hypotheses, outcomes)
 
 
-def _factors(outsiders: Array, num_examples: int) -> Iterator[tuple[float, float, float]]:
-    """Combine all factors s, k and v of the covariances."""
+def _hypotheses(outsider_scales: Sequence[float], num_examples: int) -> list[Hypothesis]:
+    """Combine all factors of the covariances."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    outsider_scales = OUTSIDER_SCALES if outsiders.any() else (0.0,)
-    return itertools.product(SCALES, outsider_scales, error_scales)
+    return list(itertools.starmap(Hypothesis, itertools.product(SCALES, outsider_scales, error_scales)))
 
 
-def _averaged(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
-    """Weight hypotheses by their posterior probabilities."""
-    scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
-    priors = np.where(scales == 0.0, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
+def _averaged(hypotheses: Sequence[Hypothesis], outcomes: Sequence[Outcome]) -> Gains:
+    """Weight the outcomes by the posterior probabilities of their hypotheses."""
+    is_nothing = np.array([hypothesis.scale == 0.0 for hypothesis in hypotheses])
+    priors = np.where(is_nothing, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
+    log_likelihoods, means, variances, possible = map(np.array, zip(*outcomes, strict=True))
     weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
     return Gains(weights / weights.sum(), means, variances, possible)

@@ -1,10 +1,13 @@
 """The model that a search uses: scores of orderings in, estimates, gains and posterior draws out.
 
-code         shape   meaning
-m, c, E              fitted orderings, other orderings, examples
-scored       [m, E]  scores of orderings on examples, NaN if unknown
-table        [m, E]  scores as they count, those of calibrated answers if a search calibrates
-is_outsider  [m]     whether a candidate has an own effect and no features
+code         shape      meaning
+m, c, E                 fitted orderings, other orderings, examples
+scores                  scores by candidate and example
+scored       [m, E]     the same as a table, NaN if unknown
+label_table  [m, E, L]  log-probabilities of labels
+table        [m, E]     scores as they count, those of calibrated answers if a search calibrates
+is_outsider  [m]        whether a candidate has an own effect and no features
+is_program   [m]        whether it is a WholeProgram
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.linalg  # noqa: F401  # loads its own BLAS, which must be among the limited libraries
@@ -20,17 +24,20 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import Array, Mask, gain_of_calibration
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Mask, Numbers, gain_of_calibration
 from plr_dspy.search.model.process import AdditiveProcess
-from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, ResponseModel
-from plr_dspy.search.model.score_table import ScoreTable
+from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, LabelTable, ResponseModel
+from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_MODELLED = 250  # orderings that the process is fitted to, which bounds its time
+# Orderings that the process is fitted to, which bounds its time. Half of them are the most promising. The others are
+# evenly spread over the rest: from good ones alone nobody learns what is bad.
+MAX_MODELLED = 176
+MOST_SCORED = 32  # of the most promising are those with the most scores, which include the finalists
 LEAST_SHARE = 0.5  # of the calls must have log-probabilities; with fewer, scores tell more
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
-# Standard errors, at most, between an expected score and the mean of the own scores of an ordering
-# (B. Efron and C. Morris, JASA 67, 1972).
+# Standard errors, at most, between the expected score of a program as it is and the mean of its own scores: it may be
+# unlike the orderings that the expectation comes from (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -39,7 +46,10 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra and torch in one thread, which is faster for small matrices; compiles take turns."""
+    """Run linear algebra and torch in one thread; compiles take turns, because the number belongs to the process.
+
+    For matrices of some hundred rows, more threads cost more than they bring: ten times as much on a busy machine.
+    """
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -49,8 +59,42 @@ def one_thread() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
+@dataclass(frozen=True)
+class _Data:
+    """What is known of the candidates of a fit."""
+
+    candidates: list[Candidate]
+    scored: ScoreTable
+    label_table: LabelTable | None
+    is_program: Mask
+    is_outsider: Mask
+
+    def select(self, rows: Numbers) -> _Data:
+        """Return the data of some candidates, without examples that none of them was scored on."""
+        columns = self.scored.known[rows].any(axis=0)
+        cells = np.ix_(rows, columns)
+        label_table = self.label_table
+        if label_table is not None:
+            label_table = LabelTable(label_table.logs[cells], label_table.unseen[cells])
+        return _Data(
+            [self.candidates[row] for row in rows],
+            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
+            label_table,
+            self.is_program[rows],
+            self.is_outsider[rows],
+        )
+
+
 class OrderingModel:
-    """What scores of orderings on some examples tell of other orderings, and of other examples."""
+    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
+
+    Candidates that are not in the space, such as `WITHOUT_DEMOS`, have an effect of their own.
+
+    Attributes:
+        information_weights: Says how much scores tell, see `ScoreTable`; None if all tell the same.
+    """
+
+    information_weights: InformationWeights | None = None
 
     def __init__(
         self,
@@ -68,15 +112,23 @@ class OrderingModel:
         self.calibrating = responses is not None and responses.calibrating
         self.varies_in_length = space.from_end
 
-    def fit(self, scores: Scores, *, kept: Sequence[Candidate] = ()) -> FittedModel:
-        """Fit the process to the scores; candidates to be `kept` are modelled however many there are."""
+    def fit(
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
+    ) -> FittedModel:
+        """Fit the process to the scores.
+
+        Args:
+            earlier: `variances` of an earlier fit, which this one continues in fewer steps.
+            kept: Candidates that are modelled however many there are.
+        """
+        earlier = earlier or {}
         with one_thread():
-            if len(scores) > MAX_MODELLED:
-                scores = self._most_promising(scores, kept)
-            candidates = list(scores)
-            features = self.features(candidates)
-            scored = ScoreTable.from_rows([*scores.values()])
-            responses = self._respond(scores, scored, features)
+            data = self._data(scores)
+            if len(data.candidates) > MAX_MODELLED:
+                data = data.select(self._modelled(data, kept))
+            features = self.features(data.candidates)
+            responses = self._respond(data, features=features, earlier=earlier.get("responses"))
+            scored = data.scored
             table = scored.scores
             unexplained = scored
             classes = None
@@ -93,10 +145,23 @@ class OrderingModel:
                 unexplained,
                 classes=classes,
                 references=None if self._features is None else self._features.references,
-                is_outsider=self._is_outsider(candidates),
+                is_outsider=data.is_outsider,
                 extra_variances=extra_variances,
+                earlier=earlier,
             )
-        return FittedModel(self, candidates, process, responses, scored, table)
+        return FittedModel(self, data.candidates, process, responses, scored, table)
+
+    def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
+        """Clip estimates to the range of known scores and scores of labels.
+
+        The process is linear, and may expect 1.035 of a metric that gives 0 or 1.
+        """
+        values = [score for row in scores.values() for score in row.values()]
+        if self._responses is not None:
+            values += self._responses.scores.ravel().tolist()
+        lowest = min(values, default=0.0)
+        highest = max(values, default=0.0)
+        return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
         """Return the features ``[m, d]`` of each family; outsiders have 0, as a mean ordering."""
@@ -106,33 +171,45 @@ class OrderingModel:
         orderings = [self._arrangement(candidate) or self._space.identity for candidate in candidates]
         return [family * ~is_outsider[:, None] for family in self._features(orderings)]
 
-    def _most_promising(self, scores: Scores, kept: Sequence[Candidate]) -> Scores:
-        """Choose the candidates to be kept, those with the best means, and for contrast some of the others."""
+    def _data(self, scores: Scores) -> _Data:
         candidates = list(scores)
-        means = ScoreTable.from_rows([*scores.values()]).shrunk_means
-        for number, candidate in enumerate(candidates):
-            if isinstance(candidate, WholeProgram) or candidate in kept:
-                means[number] = np.inf
-        ranked = np.argsort(-means, kind="stable")
-        spread = np.linspace(MAX_MODELLED // 2, len(means), MAX_MODELLED // 2, endpoint=False).astype(np.int64)
-        chosen = np.sort(ranked[[*range(MAX_MODELLED // 2), *spread]])
-        return {candidates[number]: scores[candidates[number]] for number in chosen}
+        scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
+        label_table = None
+        if self._responses is not None:
+            label_table = self._responses.table(scores, scored.examples)
+        is_program = np.array([isinstance(candidate, WholeProgram) for candidate in candidates], dtype=bool)
+        return _Data(candidates, scored, label_table, is_program, self._is_outsider(candidates))
 
-    def _respond(self, scores: Scores, scored: ScoreTable, features: Sequence[Array]) -> ResponseModel | None:
+    def _modelled(self, data: _Data, kept: Sequence[Candidate]) -> Numbers:
+        """Choose programs, those kept, those scored most, those that promise most, and some of the others."""
+        responses = self._respond(data)
+        means = np.array(data.scored.shrunk_means if responses is None else responses.means)
+        most_scored = np.lexsort((means, data.scored.counts))[-MOST_SCORED:]
+        means[most_scored] = np.inf
+        is_kept = np.array([candidate in kept for candidate in data.candidates])
+        means[is_kept | data.is_program] = np.inf
+        num_best = min(max(MAX_MODELLED // 2, int(np.isinf(means).sum())), MAX_MODELLED)
+        spread = np.linspace(num_best, len(means), MAX_MODELLED - num_best, endpoint=False).astype(np.int64)
+        ranked = np.argsort(-means, kind="stable")
+        return np.sort(ranked[[*range(num_best), *spread]])
+
+    def _respond(
+        self, data: _Data, *, features: Sequence[Array] | None = None, earlier: Sequence[Sequence[float]] | None = None
+    ) -> ResponseModel | None:
         """Fit the model of log-probabilities; None if most calls have none."""
-        if self._responses is None:
+        if self._responses is None or data.label_table is None:
             return None
-        table = self._responses.table(scores, scored.examples)
-        if table.known.sum() <= LEAST_SHARE * scored.counts.sum():
+        if data.label_table.known.sum() <= LEAST_SHARE * data.scored.counts.sum():
             return None
         return ResponseModel(
             self._responses,
-            features,
-            table,
-            scored.examples,
-            is_outsider=self._is_outsider(list(scores)),
-            is_program=np.array([isinstance(candidate, WholeProgram) for candidate in scores], dtype=bool),
-            call_scores=scored.scores,
+            data.scored.examples,
+            data.label_table,
+            is_outsider=data.is_outsider,
+            is_program=data.is_program,
+            call_scores=data.scored.scores,
+            features=features,
+            earlier=earlier,
         )
 
     def _arrangement(self, candidate: Candidate) -> Ordering | None:
@@ -158,7 +235,10 @@ class Gain:
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted."""
+    """A model that was fitted to scores.
+
+    Most methods are about the fitted orderings, the others being ruled out, but `predict` and `sample` take any.
+    """
 
     model: OrderingModel
     orderings: list[Candidate]
@@ -168,9 +248,11 @@ class FittedModel:
     table: Array
 
     def __post_init__(self) -> None:
-        both = np.stack([self.table, self.scored.scores])
-        self._range = float(np.nanmin(both)), float(np.nanmax(both))
+        self._both = np.stack([self.table, self.scored.scores])
+        self._range = float(np.nanmin(self._both)), float(np.nanmax(self._both))
         self.calibrating = self.responses is not None and self.responses.calibrating
+        # The next fit may continue from this JSON data.
+        self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
         """Return the posterior mean scores of the fitted orderings, best first."""
@@ -183,7 +265,7 @@ class FittedModel:
         """Return expected scores on unseen examples: that of the reference as it is, plus gains."""
         score = self.as_it_is(reference)
         gains = self.gains(reference)
-        return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
+        return {ordering: round(self._clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
         """Return the expected score of an ordering without calibration, never far from its own calls."""
@@ -195,60 +277,67 @@ class FittedModel:
             own = self.responses.corrected(number)[0]
             expected = self.responses.calibration(number).before
         margin = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
-        return self.clip(min(max(expected, own - margin), own + margin))
+        return self._clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
 
-        If all calls scored the same, the margin is 3 over their number (J. Hanley and
-        A. Lippman-Hand, JAMA 1983).
+        The model's own intervals are too narrow if it does not fit the program. If all calls scored the same, from 0
+        to 1, the margin is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
             rows = [self.orderings.index(candidate) for candidate in (ordering, reference)]
             margin = 3.0 / int(self.scored.counts[rows].min())
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
-        low = self.clip(score - DEVIATIONS * error)
-        high = self.clip(score + DEVIATIONS * error)
+        low = self._clip(score - DEVIATIONS * error)
+        high = self._clip(score + DEVIATIONS * error)
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of mean scores of different orderings, by their own calls."""
-        rows = [self.orderings.index(ordering) for ordering in set(orderings)]
+        rows = self._both[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
         # By a metric over a set, scores differ the more the rarer the decisive examples are in a row.
-        variances = np.maximum(np.nanvar(self.scored.scores), np.nanvar(self.scored.scores[rows], axis=1))
-        return float(np.sqrt((variances / self.scored.counts[rows]).sum()))
+        deviations = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        counts = (~np.isnan(rows[0])).sum(axis=1)
+        return float(np.sqrt((deviations**2 / counts).sum()))
 
-    def clip(self, score: float) -> float:
+    def _clip(self, score: float) -> float:
         """Return a score within the range of all scores."""
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
         """Return the gain of each fitted ordering over one of them as it is."""
         number = self.orderings.index(reference)
+        above_calibrated = np.ones(len(self.orderings))
+        below_calibrated = np.zeros(len(self.orderings))
+        summaries = []
         with one_thread():
             foreseen = None if self.responses is None else self.responses.gains(number)
-            # Without log-probabilities the reference may be unlike all others, because somebody has chosen it.
-            gains = self.process.gains(number, may_differ=foreseen is None)
-            if foreseen is not None:
-                gains = gains.plus(foreseen)
-            above_calibrated = np.ones(len(self.orderings))
-            below_calibrated = np.zeros(len(self.orderings))
-            if self.responses is not None and self.calibrating:
-                _, above_calibrated, below_calibrated, _ = gains.summary()
-                above_calibrated[number] = 1.0
-                below_calibrated[number] = 0.0
-                _, gain, differences = self.responses.corrected(number)
-                gains = gains.plus(gain_of_calibration(gain, differences))
-        summary = gains.summary()
+            # Log-probabilities may explain what is unlike other orderings, and leave the rest of its scores to chance.
+            # So a gain is no surer than if outsiders were of another kind for certain. Without log-probabilities the
+            # reference may be unlike all others, because somebody has made or chosen it.
+            for outsider_scales in (OUTSIDER_SCALES,) if foreseen is None else ((1.0,), OUTSIDER_SCALES):
+                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=foreseen is None)
+                if foreseen is not None:
+                    gains = gains.plus(foreseen)
+                if self.responses is not None and self.calibrating:
+                    summary = gains.summary()
+                    above_calibrated = np.minimum(above_calibrated, summary.above.round(6))
+                    below_calibrated = np.maximum(below_calibrated, summary.below.round(6))
+                    _, gain, differences = self.responses.corrected(number)
+                    gains = gains.plus(gain_of_calibration(gain, differences))
+                summaries.append(gains.summary())
+        above_calibrated[number] = 1.0
+        below_calibrated[number] = 0.0
         # Round to digits that another machine finds too.
         columns = (
-            summary.expected.round(9),
-            summary.above.round(6),
-            summary.below.round(6),
-            summary.deviations.round(9),
-            above_calibrated.round(6),
-            below_calibrated.round(6),
+            summaries[-1].expected.round(9),
+            np.min([summary.above for summary in summaries], axis=0).round(6),
+            np.max([summary.below for summary in summaries], axis=0).round(6),
+            np.max([summary.deviations for summary in summaries], axis=0).round(9),
+            above_calibrated,
+            below_calibrated,
         )
         rows = np.column_stack(columns).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
@@ -271,9 +360,9 @@ class FittedModel:
         if self.responses is None or not calibrated or ordering not in self.orderings:
             return {}
         number = self.orderings.index(ordering)
-        known = self.responses.known[number]
-        answers = self.responses.labels.answers[number, known]
-        return dict(zip(self.scored.examples[known].tolist(), answers.tolist(), strict=True))
+        labels = self.responses.labels
+        known = labels.known[number]
+        return dict(zip(self.scored.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
 
     def calibration(self, ordering: Candidate) -> CalibrationEstimate | None:
         """Return what calibration does to an ordering; None without log-probabilities, or if it was not fitted."""
@@ -285,19 +374,19 @@ class FittedModel:
         """Return the expected scores of any orderings, ``[m]``."""
         features = self.model.features(orderings)
         expected = self.process.predict(features)
-        return expected if self.responses is None else expected + self.responses.predict(features)
+        return expected if self.responses is None else expected + self.responses.predict_means(features)
 
-    def clipped(self, estimates: Sequence[ScoreEstimate]) -> list[ScoreEstimate]:
-        """Return estimates within that range: the process is linear, and may expect 1.035 of scores of 0 or 1."""
-        return [ScoreEstimate(ordering, self.clip(score)) for ordering, score in estimates]
+    def clip(self, scores: Sequence[float]) -> list[float]:
+        """Return scores within the range of all scores."""
+        return [self._clip(score) for score in scores]
 
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings of the largest number of items.
 
         Args:
-            drawn: Random orderings of any number of items that were scored, which most
-                calls were not spent on.
-            longest: Random orderings of the largest number of items.
+            drawn: Random orderings that were scored. Their own scores keep the mean from favouring good orderings,
+                which most calls were spent on.
+            longest: Random orderings of the largest number of items, not scored, because those drawn may be shorter.
         """
         estimates = dict(self.estimates())
         with one_thread():
@@ -306,13 +395,13 @@ class FittedModel:
             mean = float(np.mean(own))
             if self.model.varies_in_length:
                 mean += float(self.predict(longest).mean() - predicted.mean())
-        return self.clip(mean)
+        return self._clip(mean)
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Draw jointly from the posterior of the fitted orderings, then of others, ``[draws, m + c]``."""
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
             return self.process.sample(features, num_draws, rng)
-        variances = self.responses.predict_variances(features)
+        means, variances = self.responses.predict(features)
         draws = self.process.sample(features, num_draws, rng, extra_variances=variances)
-        return np.asarray(draws + np.concatenate([self.responses.means, self.responses.predict(features)]))
+        return np.asarray(draws + np.concatenate([self.responses.means, means]))

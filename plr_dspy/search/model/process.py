@@ -1,49 +1,81 @@
 """The additive Gaussian process: how scores on single examples depend on the features of orderings.
 
-y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
+    y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
 
-symbol  code             shape   meaning
-y       table            [m, E]  scores of orderings o on examples e
-a       example_effects  [E]     effects of examples, shrunk means
-f       AdditiveProcess  [m]     what orderings score on unseen examples
-l       LabelBias        [m]     label bias of orderings
-c       classes          [E]     classes of examples, from 0 without gaps
-b       direction        [C]     effect of the label bias on each class
-g       preferences      [m, E]  preferences of single examples
+    symbol  code             shape   meaning
+    y       table            [m, E]  scores of orderings o on examples e
+    a                        [E]     effects of examples, shrunk means
+    f       AdditiveProcess  [m]     what orderings score on unseen examples
+    F_i     features         [m, d]  families of features
+    K_i     kernels          [m, m]  F_i F_i^T, and the own effect of each ordering
+    l       LabelBias        [m]     label bias of orderings
+    c       classes          [E]     classes of examples, from 0 without gaps
+    b       direction        [C]     effect of the label bias on each class
+    g       preferences      [m, E]  preferences of single examples
 
-f is a linear function of features and a quadratic one of l, plus an own effect of each
-ordering. Candidates without features ("outsiders") have an own effect alone.
+f is a sum of linear functions of feature families, of a smooth function of l, and of an own effect of each ordering.
+Programs without features ("outsiders") have an own effect alone.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, expected_gains
-from plr_dspy.search.model.gaussian_process import GaussianProcess
+import numpy as np
+from scipy import optimize
+
+from plr_dspy.search.model.components import Variances, fit_components, kernels_of, linear
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 
 OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
-PREFERENCES = 0.35  # share of the residual variance that is what single examples prefer
+PRIOR_SHARE = 0.2  # prior mean of the share of the residual variance that preferences have
+MAX_SHARE = 0.95
+PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
+CENTRES = np.arange(-4.0, 4.01, 0.5)  # of the bumps that make up a function of l, in deviations over random orderings
+MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise at least
+
+
+class _BiasMeasurement:
+    """Mean residuals of orderings along b, with precisions ``[m]``."""
+
+    def __init__(self, table: ScoreTable, residuals: Array, sums: Array, precisions: Array) -> None:
+        self._sums = sums
+        self._precisions = precisions
+        self._means = sums / precisions
+        self.centre = float(np.average(self._means, weights=precisions))
+        self._squares = float(np.vdot(residuals, residuals))
+        self._degrees = float(table.counts.sum() - table.num_example_parameters)
+
+    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
+        values = self._means - self.centre
+        bias = covariance @ (inverse @ values) + self.centre
+        squares = self._squares - 2 * float(self._sums @ bias) + float(self._precisions @ bias**2)
+        degrees = self._degrees - float(np.vdot(covariance, inverse))
+        return values, max(squares / max(degrees, MIN_FREE_SHARE * self._degrees), 1e-9)
 
 
 class LabelBias:
     """How strongly an ordering favours some classes of examples at the cost of the others.
 
-    It is nearly linear in the features of an ordering, but accuracy is best between the
-    extremes (T. Zhao et al., "Calibrate before use", ICML 2021).
+    The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
+    How far is nearly linear in the features of an ordering, but accuracy is best between the extremes. So l is learnt
+    first, and accuracy as a smooth function of it afterwards.
 
     Attributes:
         explained: What the label bias adds to scores, ``[m, E]``.
+        variances: Of the components of l.
     """
 
     def __init__(
         self,
         features: Families,
-        has_own: Mask,
+        kernels: Families,
         table: ScoreTable,
         classes: Numbers,
         references: Families,  # features of random orderings
+        earlier: Variances = None,
     ) -> None:
         of_class = np.eye(classes.max() + 1)[classes]
         residuals = table.residuals(table.shrunk_means)
@@ -51,26 +83,34 @@ class LabelBias:
         counts = table.known @ of_class
         direction = _class_direction(sums, counts)
         precisions = np.maximum(counts @ direction**2, 1e-3)
-        values = (sums @ direction / precisions)[:, None]
-        rest = residuals - values * direction[classes] * table.known
-        self._process = GaussianProcess(
-            features, has_own, values=values, errors=np.diag(1.0 / precisions), noise=table.noise(rest, len(values))
-        )
-        self.explained: Array = self._process.means * direction[classes]
-        at_random = self._process.predict(references)
+        measurement = _BiasMeasurement(table, residuals, sums @ direction, precisions)
+        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement, earlier=earlier)
+        self.variances: list[float] = fit.variances.tolist()
+        self.explained: Array = (fit.values + measurement.centre)[:, None] * direction[classes]
+        self._weights = fit.weights
+        at_random = linear(references, fit.weights)
         self._middle = float(at_random.mean())
         self._spread = float(at_random.std()) + 1e-9
+        bumps = self._bumps(references)
+        self._mean = bumps.mean(axis=0)
+        self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Add a family whose linear functions are quadratic functions of l."""
-        standard = (self._process.predict(features) - self._middle) / self._spread
-        return [*features, np.hstack([standard, standard**2 - 1.0]) / np.sqrt(3.0)]
+        """Add a family whose linear functions are smooth functions of l."""
+        return [*features, (self._bumps(features) - self._mean) * self._scale]
+
+    def _bumps(self, features: Families) -> Array:
+        """Return Gaussian bumps of l, ``[m, d]``."""
+        standard = (linear(features, self._weights) - self._middle) / self._spread
+        return np.asarray(np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2))
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return b, given sums and numbers of residuals by class ``[m, C]``.
+    """Return b, in which orderings differ most, with mean 0 and mean square 1 over the scores.
 
-    Orderings differ most in it, and it has mean 0 and mean square 1 over the scores.
+    Args:
+        sums: Residuals of each ordering on each class, ``[m, C]``.
+        counts: Their numbers, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -80,19 +120,86 @@ def _class_direction(sums: Array, counts: Array) -> Array:
     return np.asarray(direction / np.sqrt(direction**2 @ shares + 1e-12))
 
 
-def covariance_of_means(features: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of the errors of mean scores, over the noise of one score.
+def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
+    """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
 
-    Similar orderings do well on the same examples, so their errors on these are alike.
+    Similar orderings do well on the same examples. So scores on n examples tell of others only up to the variance of
+    such preferences over n. In a real model's answers they are a third to a half of the residual variance.
     """
+    # Nearly equal orderings agree more than linear functions of features would: add third powers of correlations.
+    sharper = []
+    for kernel in kernels:
+        lengths = np.sqrt(np.diag(kernel)) + 1e-12
+        sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
+    kernels = [*kernels, *sharper]
+    # Times these roots, the residuals of all orderings are equally noisy.
+    roots = np.sqrt(table.information_weights)[:, None]
+    shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
     size = len(table.counts)
-    alike = np.zeros((size, size))
-    for family in features:
-        alike += family @ family.T / len(features)
-    weights = table.known / np.maximum(1, table.counts)[:, None]
-    preferences = PREFERENCES * alike * (weights @ weights.T)
-    of_one_call = np.maximum(1.0 / table.counts - np.diag(preferences), 0.0)
-    return np.asarray(preferences + np.diag(of_one_call))
+    preferences = np.zeros((size, size))
+    for share, kernel in zip(shares, kernels, strict=True):
+        preferences = preferences + share * kernel
+    of_one_call = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
+    weights = table.known / np.maximum(1, table.counts)[:, None] / roots
+    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.sizes))
+
+
+def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
+    """Return the share of the residual variance that preferences along each kernel have.
+
+    Non-negative least squares on products of two orderings' residuals ``[m, E]`` on one example (J. K. Haseman and
+    R. C. Elston, Behavior Genetics 2, 1972).
+    """
+    total = float(np.vdot(residuals, residuals))
+    if total <= 0.0 or not kernels:
+        return np.zeros(len(kernels))
+    is_known = known.astype(np.float64)
+    common = is_known @ is_known.T
+    counts = is_known.sum(axis=1)
+    # This much covariance of a pair remains after subtraction of the orderings' own means.
+    remaining = 1.0 - 1.0 / counts - 1.0 / counts[:, None] + common / np.outer(counts, counts)
+    np.fill_diagonal(remaining, 0.0)
+    regressors = []
+    for kernel in kernels:
+        # The effects of examples take the mean over the orderings.
+        means = kernel.mean(axis=0)
+        centred = kernel - means - means[:, None] + means.mean()
+        regressors.append((remaining * centred).ravel())
+    design = np.stack(regressors)
+    products = (residuals @ residuals.T).ravel() * (is_known.sum() / total)
+    # Each pair occurs twice.
+    gram = (design * (0.5 * common).ravel()) @ design.T + PRIOR_PRECISION * np.eye(len(kernels))
+    moments = 0.5 * (design @ products) + PRIOR_PRECISION * PRIOR_SHARE / len(kernels)
+    factor = np.linalg.cholesky(gram)
+    shares: Array = optimize.nnls(factor.T, np.linalg.solve(factor, moments))[0]
+    return shares * min(1.0, MAX_SHARE / max(float(shares.sum()), 1e-12))
+
+
+class _ScoreMeasurement:
+    """Mean scores of orderings without the effects of examples, which depend on those of orderings."""
+
+    def __init__(self, table: ScoreTable, effects: Array) -> None:
+        self._table = table
+        self.effects = effects
+        self.means = effects
+        self.centre = 0.0
+        scores = table.scores[table.known]
+        self.variance = float(scores.var())
+        self._varies = self.variance > 1e-18 * float(np.abs(scores).max()) ** 2
+
+    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
+        table = self._table
+        self.means = table.ordering_effects(self.effects)
+        # The generalised least-squares mean.
+        self.centre = float(inverse.sum(axis=0) @ self.means / inverse.sum())
+        values = self.means - self.centre
+        self.effects = covariance @ (inverse @ values) + self.centre
+        if not self._varies:
+            return values, 1.0
+        count = table.counts.sum()
+        degrees = count - (float(np.vdot(covariance, inverse)) + table.num_example_parameters)
+        squares = table.squares(table.residuals(self.effects))
+        return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self.variance)
 
 
 class AdditiveProcess:
@@ -100,14 +207,17 @@ class AdditiveProcess:
 
     Args:
         features: Of the orderings, ``[m, d]`` for each family.
-        table: Has at least one score of each ordering and on each example.
-        references: Features of random orderings; without them or classes, there is no
-            label bias.
+        table: Has at least one score of each ordering.
+        classes: Of the examples.
+        references: Features of random orderings; without them or classes, there is no label bias.
+        is_outsider: Whether each candidate has an own effect alone, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
+        earlier: `state` of the fit that this one continues.
 
     Attributes:
-        mean: Posterior mean scores on a mean example, ``[m]``.
+        mean, variances: Posterior of the scores on a mean example, ``[m]``.
         unshrunk: Scores on a mean example by the ordering's own scores alone, ``[m]``.
+        state: Variances of f and of the label bias, as JSON data.
     """
 
     def __init__(
@@ -115,66 +225,116 @@ class AdditiveProcess:
         features: Families,
         table: ScoreTable,
         *,
-        is_outsider: Mask,
         classes: Numbers | None = None,
         references: Families | None = None,
+        is_outsider: Mask | None = None,
         extra_variances: Array | float = 0.0,
+        earlier: Mapping[str, Any] | None = None,
     ) -> None:
+        earlier = earlier or {}
+        if is_outsider is None:
+            is_outsider = np.zeros(len(table.counts), dtype=bool)
+        self._outsiders: Array = OUTSIDER_VARIANCE * np.diag(is_outsider.astype(np.float64))
+        own_effects = np.diag((~is_outsider).astype(np.float64))
+        self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
+        table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
+        effects = table.shrunk_means
+        kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
+        bias_variances = earlier.get("label_bias")
         if classes is not None and classes.max() > 0 and references is not None:
-            self._label_bias = LabelBias(features, ~is_outsider, table, classes, references)
-            table = ScoreTable(table.scores - self._label_bias.explained)
-        self._is_outsider = is_outsider
-        self._num_examples = table.scores.shape[1]
-
-        def remeasure(effects: Array, num_parameters: float) -> tuple[Array, float]:
-            # Effects of examples are shrunk means without the effects of orderings, and the other way round.
-            noise = table.noise(table.residuals(effects[:, 0]), num_parameters)
-            return table.ordering_effects(effects[:, 0])[:, None], noise
-
-        noise = table.noise(table.residuals(table.shrunk_means), table.shrinkage.sum())
-        process = GaussianProcess(
-            self._with_bias(features),
-            ~is_outsider,
-            values=table.adjusted_means[:, None],
-            errors=covariance_of_means(features, table),
-            noise=noise,
-            fixed=np.asarray(OUTSIDER_VARIANCE * noise * is_outsider + extra_variances),
-            remeasure=remeasure,
+            bias = LabelBias(features, [*kernels, own_effects], table, classes, references, bias_variances)
+            self._label_bias = bias
+            bias_variances = bias.variances
+            table = table.minus(bias.explained)
+        self._num_examples = int(table.seen.sum())
+        self._errors = covariance_of_means(kernels, table)
+        self._features = self._all_features(features)
+        measurement = _ScoreMeasurement(table, effects)
+        self._fit = fit_components(
+            self._features,
+            [*kernels_of(self._features), own_effects],
+            self._errors,
+            measurement,
+            earlier=earlier.get("variances"),
+            noise=max(measurement.variance, 1e-12),
+            fixed=self._outsiders,
+            extra_variances=extra_variances / self._unit**2,
         )
-        self._process = process
-        self._level = table.example_effects(process.means[:, 0]).mean()
-        self.mean: Array = process.means[:, 0] + self._level
-        self.unshrunk: Array = process.values[:, 0] + self._level
+        self._means = measurement.means
+        self._deviation = float(np.sqrt(self._fit.noise))
+        mean_example = float(table.example_effects(measurement.effects)[table.seen].mean())
+        self._level = mean_example + measurement.centre
+        self.unshrunk = self._unit * (self._means + mean_example)
+        self.mean: Array = self._unit * (self._fit.values + self._level)
+        self.variances = self._unit**2 * self._fit.posterior_variances
+        self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
-    def _with_bias(self, features: Families) -> Families:
+    def _all_features(self, features: Families) -> list[Array]:
+        """Add the features of the label bias."""
         if self._label_bias is None:
-            return features
+            return list(features)
         return self._label_bias.add_to(features)
 
     def predict(self, features: Families) -> Array:
         """Return the posterior mean scores of other orderings, ``[c]``."""
-        return np.asarray(self._process.predict(self._with_bias(features))[:, 0] + self._level)
+        return self._unit * (linear(self._all_features(features), self._fit.weights) + self._level)
 
-    def gains(self, reference: int, *, may_differ: bool) -> Gains:
-        """Return the gains of the fitted orderings over one of them on new examples, which may be unlike all others."""
-        outsiders = OUTSIDER_VARIANCE * self._is_outsider
+    def gains(
+        self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
+    ) -> Gains:
+        """Return the gains of the fitted orderings over one of them on new examples.
+
+        Args:
+            reference: The number of that ordering.
+            outsider_scales: As in `expected_gains`.
+            may_differ: Whether it may be unlike all others.
+        """
+        outsiders = self._outsiders.copy()
         if may_differ:
-            outsiders[reference] = OUTSIDER_VARIANCE
-        deviation = float(np.sqrt(self._process.noise))
+            outsiders[reference, reference] = OUTSIDER_VARIANCE
         gains = expected_gains(
-            self._process.values[:, 0] / deviation,
-            covariance=self._process.covariance,
-            outsiders=np.diag(outsiders),
-            noise=self._process.errors,
+            self._means / self._deviation,
+            covariance=self._fit.covariance - self._fit.fixed,
+            outsiders=outsiders,
+            noise=self._errors,
             reference=reference,
             num_examples=self._num_examples,
+            outsider_scales=outsider_scales,
         )
-        return gains.times(deviation)
+        return gains.times(self._unit * self._deviation)
 
     def sample(
         self, features: Families, num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
     ) -> Array:
-        """Draw as `GaussianProcess.sample`; others have extra prior variances."""
-        draws = self._process.sample(self._with_bias(features), extra_variances, num_draws, rng)
-        return np.asarray(self._level + draws)
+        """Draw jointly from the posterior of the fitted orderings and of others, ``[draws, m + c]``.
+
+        By Matheron's rule: draw from the prior, then correct by the difference from the scores (J. T. Wilson et al.,
+        "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
+
+        Args:
+            features: Of the others.
+            extra_variances: Their further prior variances, ``[c]``.
+        """
+        fit = self._fit
+        size = len(self.mean)
+        count = len(features[0]) if features else 0
+        features = self._all_features(features)
+        *variances, own_variance = fit.variances
+        slopes = []
+        for variance, family in zip(variances, self._features, strict=True):
+            slopes.append(np.sqrt(variance) * rng.normal(size=(family.shape[1], num_draws)))
+        own_covariance = own_variance * np.eye(size) + fit.fixed
+        own_effects = np.linalg.cholesky(own_covariance) @ rng.normal(size=(size, num_draws))
+        extra = extra_variances / (self._unit * self._deviation) ** 2 + np.zeros(count)
+        others = rng.normal(size=(count, num_draws)) * np.sqrt(own_variance + extra)[:, None]
+        noise = np.linalg.cholesky(self._errors) @ rng.normal(size=(size, num_draws))
+        measured = own_effects + noise + linear(self._features, slopes)
+        # (K + E)^-1 (y - measured)
+        correction = fit.solved[:, None] / self._deviation - fit.inverse @ measured
+        for number, (variance, family) in enumerate(zip(variances, self._features, strict=True)):
+            slopes[number] = slopes[number] + variance * (family.T @ correction)
+        own_effects += linear(self._features, slopes) + own_covariance @ correction
+        others += linear(features, slopes)
+        values = np.concatenate([own_effects, others])
+        return np.asarray(self._unit * (self._level + self._deviation * values.T))

@@ -4,51 +4,71 @@ y[o, e]  =  t_o  +  a_e  +  noise
 
 symbol  code                 shape   meaning
 y       scores               [m, E]  score of ordering o on example e, NaN if unknown
-t       effects              [m]     effects of orderings
+t       adjusted_means       [m]     effects of orderings
 a       example_effects      [E]     effects of examples, shrunk
 n       counts               [m]     known scores
+w       information_weights  [m]     scores on random examples that one score is worth
 h       shrinkage            [m]     factor of t that leaves its posterior mean
-r       noise_ratio          variance of the noise over that of a
+r       noise_ratio                  variance of the noise over that of a
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array, Numbers
-from plr_dspy.search.model.gaussian_process import PRIOR_VARIANCE
+from plr_dspy.search.model.components import PRIOR_VARIANCE
+from plr_dspy.search.model.gains import Array, Mask, Numbers
+
+InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # from known scores [m, E] on examples [E] to [m]
 
 PRIOR_NOISE_RATIO = 3.0
 PRIOR_EXAMPLES = 10.0  # that this prior counts as
 MIN_NOISE_RATIO = 0.05
 MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10
-MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise at least
 
 
 class ScoreTable:
     """Scores of orderings on examples that are given by number."""
 
-    def __init__(self, scores: Array, examples: Numbers | None = None) -> None:
+    def __init__(
+        self, scores: Array, examples: Numbers | None = None, information_weights: Array | None = None
+    ) -> None:
         self.scores = scores
         self.known = ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
+        self.information_weights = np.ones(len(scores)) if information_weights is None else information_weights
+        self._is_known = self.known.astype(np.float64)
         self._values = np.where(self.known, scores, 0.0)
+        self._sums = self._values.sum(axis=1)
+        self._example_sums = self._values.sum(axis=0)
         self._example_counts = self.known.sum(axis=0)
         self.counts = self.known.sum(axis=1)
-        self.shrinkage: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
+        self.seen = self._example_counts > 0
+        self.sizes = self.counts * self.information_weights
+        self.shrinkage: Array = self.sizes / (self.sizes + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
+    def from_rows(
+        cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
+    ) -> ScoreTable:
         """Make the table of scores by example, its columns in ascending order of the examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
             scores[number, np.searchsorted(examples, [*row])] = [*row.values()]
-        return cls(scores, examples)
+        weights = None
+        if information_weights is not None:
+            weights = information_weights(~np.isnan(scores), examples)
+        return cls(scores, examples, weights)
+
+    def minus(self, values: Array) -> ScoreTable:
+        """Return the table after subtraction of values ``[m, E]``."""
+        return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
     def noise_ratio(self) -> float:
@@ -56,49 +76,49 @@ class ScoreTable:
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
             return PRIOR_NOISE_RATIO
-        scores = self.scores[:, is_repeated]
         counts = self._example_counts[is_repeated]
-        means = np.nanmean(scores, axis=0)
-        within = float(np.nansum((scores - means) ** 2) / (counts - 1).sum())
-        if within == 0.0:
-            return MIN_NOISE_RATIO if means.var() > 0.0 else PRIOR_NOISE_RATIO
         size = len(counts)
-        between = means.var(ddof=min(1, size - 1)) - within * (1.0 / counts).mean()
-        total = size * max(float(between), 0.0) / within + PRIOR_EXAMPLES / PRIOR_NOISE_RATIO
+        means = self._example_sums[is_repeated] / counts
+        deviations = np.where(self.known[:, is_repeated], self._values[:, is_repeated] - means, 0.0)
+        squares = (deviations * deviations).sum(axis=1)
+        within = float(self.information_weights @ squares / (counts - 1).sum())
+        if within <= 0.0:
+            return MIN_NOISE_RATIO if means.var() > 0.0 else PRIOR_NOISE_RATIO
+        between = float(means.var(ddof=min(1, size - 1)) - within * (1.0 / counts).mean())
+        total = size * max(between, 0.0) / within + PRIOR_EXAMPLES / PRIOR_NOISE_RATIO
         return float(np.clip((size + PRIOR_EXAMPLES) / total, MIN_NOISE_RATIO, MAX_NOISE_RATIO))
+
+    @cached_property
+    def num_example_parameters(self) -> float:
+        """Return the effective number of parameters of the effects of examples."""
+        return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
         """Return a, ``[E]``, given the effects ``[m]`` of orderings."""
-        sums = self._values.sum(axis=0) - effects @ self.known
+        sums = self._example_sums - effects @ self._is_known
         mean = sums.sum() / max(1, self._example_counts.sum())
         return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
         """Return unshrunk effects ``[m]`` of orderings, given the effects of examples under `effects`."""
-        sums = self._values.sum(axis=1) - self.known @ self.example_effects(effects)
+        sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))
 
     def residuals(self, effects: Array) -> Array:
         """Return the scores minus effects of orderings and examples, 0 if unknown, ``[m, E]``."""
-        return (self._values - self.example_effects(effects) - effects[:, None]) * self.known
+        return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
 
-    def noise(self, residuals: Array, num_parameters: float) -> float:
-        """Return the variance of the noise, given residuals and how many parameters of orderings they have used."""
-        of_examples = (self._example_counts / (self._example_counts + self.noise_ratio)).sum()
-        count = self.counts.sum()
-        degrees = max(count - of_examples - num_parameters, MIN_FREE_SHARE * count)
-        squares = (residuals**2).sum()
-        variance = float(np.nanvar(self.scores))
-        if variance <= 1e-18 * float(np.nanmax(np.abs(self.scores))) ** 2:
-            return 1.0  # All scores are equal, and any noise is as good as another.
-        return max(float(squares / degrees), 1e-6 * variance)
+    def squares(self, residuals: Array) -> float:
+        """Return the sum of the squared residuals, weighted by information."""
+        return float(self.information_weights @ (residuals * residuals).sum(axis=1))
 
     @cached_property
     def adjusted_means(self) -> Array:
         """Return t by alternation between orderings and examples, ``[m]``."""
-        means = np.zeros(len(self.scores))
+        means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
-            means = self.ordering_effects(means * self.shrinkage)
+            means = self.ordering_effects(effects)
+            effects = means * self.shrinkage
         return means
 
     @property
