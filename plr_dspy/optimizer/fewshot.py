@@ -24,7 +24,7 @@ from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
-from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments
+from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -245,8 +245,12 @@ class PLFewShot(LearningOptimizer):
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
+        program = program_in(outcome.decision.ordering, outcome.decision.offsets)
+        obstacle = json_obstacle(program)
+        if obstacle:
+            logger.warning("%s", obstacle)
         return FinishedProgram(
-            program_in(outcome.decision.ordering, outcome.decision.offsets),
+            program,
             best_by_number=[
                 score.alternative(f"{number} demos", slots.shown(score.candidate)) for number, score in best.items()
             ],

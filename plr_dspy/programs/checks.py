@@ -30,7 +30,7 @@ PICKLE = ".pkl"
 """The suffix of files that can run code when they are loaded."""
 
 
-def _as_folder(value: Any) -> Path:
+def _as_folder(value: object) -> Path:
     """Return the absolute path of a folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
@@ -83,7 +83,7 @@ class Checked:
     def check_together(self) -> None:
         """Raise a ValueError if arguments do not go together."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
             super().__setattr__(name, value)
             return
@@ -125,7 +125,7 @@ def _sentence(detail: Any) -> str:
     return f"{name}: {message}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
@@ -192,11 +192,11 @@ def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
             )
 
 
-def _is_async(function: Any) -> bool:
+def _is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _check_examples(student: dspy.Module, dataset: str, examples: Any) -> None:
+def _check_examples(student: dspy.Module, dataset: str, examples: object) -> None:
     """Raise unless these are examples with the inputs that a program needs."""
     if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
         raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")

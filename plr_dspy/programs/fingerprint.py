@@ -11,12 +11,11 @@ import logging
 import pickle
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache, partial
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
 
 import dspy
 import joblib
@@ -33,12 +32,12 @@ ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoin
 NOT_DECIDING = ("callbacks", "history", "corpus_embeddings", "index")
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return `#` and 16 hexadecimal digits that stand for a value, the same in every process."""
     return _Digests().of(value)
 
 
-def describe(program: dspy.Module, metric: Any, models: Sequence[Any], adapter: Any) -> dict[str, str]:
+def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
     """Return digests of what decides the scores of a program, by names for messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
@@ -53,9 +52,9 @@ class _Digests:
 
     def __init__(self, named: Sequence[dspy.Module] = ()) -> None:
         # The values are kept, as Python may give the id of a deleted value to another.
-        self._known: dict[int, tuple[Any, str]] = {id(module): (module, _name(type(module))) for module in named}
+        self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in named}
 
-    def of(self, value: Any) -> str:
+    def of(self, value: object) -> str:
         name = _name(type(value))
         if type(value) in ATOMS:
             return _hash([name, value])
@@ -69,7 +68,7 @@ class _Digests:
         self._known[id(value)] = (value, result)
         return result
 
-    def _content(self, value: Any) -> Any:
+    def _content(self, value: object) -> object:
         if isinstance(value, (set, frozenset)):
             return sorted(map(self.of, value))
         parts = _parts(value)
@@ -77,11 +76,11 @@ class _Digests:
             return {self._atom(key): self._atom(part) for key, part in parts.items()}
         return [self._atom(part) for part in parts]
 
-    def _atom(self, value: Any) -> Any:
+    def _atom(self, value: object) -> object:
         return value if type(value) in ATOMS else self.of(value)
 
 
-def _parts(value: Any) -> dict[Any, Any] | list[Any]:
+def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
     """Return what distinguishes a value from others of its class."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
@@ -115,7 +114,7 @@ def _parts(value: Any) -> dict[Any, Any] | list[Any]:
         return [pickle.dumps(value)]
     of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
     is_closed = is_library(kind.__module__) and not of_dspy
-    parts: dict[str, Any] = {"": kind}
+    parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
         if name.startswith("_") or (of_dspy and name in NOT_DECIDING):
             continue
@@ -124,9 +123,9 @@ def _parts(value: Any) -> dict[Any, Any] | list[Any]:
     return parts
 
 
-def _parts_of_function(function: FunctionType) -> dict[str, Any]:
+def _parts_of_function(function: FunctionType) -> dict[str, object]:
     """Return the source text of a function, and the variables that it may read."""
-    variables: dict[str, Any] = {}
+    variables: dict[str, object] = {}
     code = _name(function)
     if not is_library(function.__module__):
         code = _source(function.__code__)
@@ -139,10 +138,10 @@ def _parts_of_function(function: FunctionType) -> dict[str, Any]:
     return {"": code, **variables}
 
 
-def _parts_of_class(kind: type) -> dict[str, Any]:
+def _parts_of_class(kind: type) -> dict[str, object]:
     """Return the name of a class and what it and its bases define, unless they are a library's."""
-    parts: dict[str, Any] = {"": _name(kind)}
-    members: dict[str, Any] = {}
+    parts: dict[str, object] = {"": _name(kind)}
+    members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         if not is_library(base.__module__):
             members |= vars(base)
@@ -155,9 +154,9 @@ def _parts_of_class(kind: type) -> dict[str, Any]:
     return parts
 
 
-def _global_variables(function: FunctionType) -> dict[str, Any]:
+def _global_variables(function: FunctionType) -> dict[str, object]:
     """Return the global variables that a function names, and the attributes that it names of the user's modules."""
-    variables: dict[str, Any] = {}
+    variables: dict[str, object] = {}
     names = _names(function.__code__)
     for name in names & function.__globals__.keys():
         value = function.__globals__[name]
@@ -202,9 +201,9 @@ def _source(code: CodeType) -> str:
         return code.co_name
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
-def _hash(content: Any) -> str:
+def _hash(content: object) -> str:
     return f"#{joblib.hash(content)[:16]}"

@@ -227,10 +227,12 @@ def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
 
     Fields that hardly any two rows share, such as a reasoning, say nothing about classes and are ignored.
     """
-    columns = [[value_key({name: decided(row.get(name))}) for row in rows] for name in names]
+    columns = []
+    for name in names:
+        columns.append([value_key({name: decided(row.get(name))}) for row in rows])
     shared = [column for column in columns if 3 * len(set(column)) <= 2 * len(rows)]
     if not shared:
-        return [0] * len(rows)
+        return [0 for _ in rows]
     answers = list(zip(*shared, strict=True))
     numbers = {answer: number for number, answer in enumerate(dict.fromkeys(answers))}
     return [numbers[answer] for answer in answers]

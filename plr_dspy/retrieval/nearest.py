@@ -101,7 +101,7 @@ class Pool:
         self.embedder = embedder
         self.names = list(predictor.signature.input_fields)
         self.outputs = list(predictor.signature.output_fields)
-        self.tokens = list(tokens) or [0] * len(self.demos)
+        self.tokens = list(tokens) or [0 for _ in self.demos]
         rows = [dict(demo.items()) for demo in demos]
         self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
         self._input_keys = [self._inputs(row) for row in rows]

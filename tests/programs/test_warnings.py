@@ -116,3 +116,13 @@ def test_calibration_says_which_labels_it_cannot_use(caplog):
     with using(engine_for(EXAMPLES)), pytest.raises(Exception, match=r"."):
         BatchCalibration().compile(program_of(LABEL), trainset=rows(math.nan))
     assert "60 of 60 examples have none of the labels ['yes', 'no'] at 'answer'" in caplog.text
+
+
+def test_demos_that_json_cannot_hold_are_named_with_the_returned_program(caplog):
+    demos = [dspy.Example(question=f"demo {i}", answer="a", note=complex(i, 1)) for i in range(4)]
+    optimizer = PLFewShot(exact_match, candidates=demos, demos="fixed", min_demos=1, max_metric_calls=60)
+    with using(engine_for(EXAMPLES)):
+        program = optimizer.compile(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+    assert program.demos
+    assert "holds a complex in field 'note'" in caplog.text
+    assert "save_program=True" in caplog.text
