@@ -155,24 +155,6 @@ def test_labels_count_in_the_shares_of_all_examples(rows):
         assert weights[known].mean() == pytest.approx(np.isin(labels, list(means)).mean())
 
 
-@pytest.mark.parametrize("counts", [(10, 10, 0), (2, 40, 8), (1, 1, 1)])
-def test_scores_are_worth_what_the_variance_of_their_mean_says(counts):
-    """Against answers that are drawn anew from those of the reference, for so many examples of each label."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat([*"abc"], [60, 440, 100])
-    answers = np.where(rng.random(600) < 0.6, labels, rng.choice([*"abc"], size=600))
-    found = ConfusionScores(F1("a"), labels.tolist())
-    found.linearize_at(enumerate(answers.tolist()))
-    told = np.array([found.score(i, each) for i, each in enumerate(answers)])
-    there = [(np.flatnonzero(labels == name), count) for name, count in zip("abc", counts, strict=True) if count]
-    examples = np.concatenate([each[:count] for each, count in there])
-    drawn = np.concatenate([told[rng.choice(each, (8_000, count))] for each, count in there], axis=1)
-    of_mean = found.reweighted(drawn, examples).mean(axis=1).var() * (600 / sum(len(each) for each, _ in there)) ** 2
-    at_random = np.average([told[each].var() for each, _ in there], weights=[len(each) for each, _ in there])
-    (weight,) = found.information_weights(np.ones((1, len(examples)), dtype=bool), examples)
-    assert weight == pytest.approx(at_random / len(examples) / of_mean, rel=0.1)
-
-
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"

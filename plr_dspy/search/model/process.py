@@ -59,9 +59,8 @@ class _BiasMeasurement:
 class LabelBias:
     """How strongly an ordering favours some classes of examples at the cost of the others.
 
-    The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
-    How far is nearly linear in the features of an ordering, but accuracy is best between the extremes. So l is learnt
-    first, and accuracy as a smooth function of it afterwards.
+    It is nearly linear in the features of an ordering, but accuracy is best between the extremes (T. Zhao et al.,
+    "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: What the label bias adds to scores, ``[m, E]``.
@@ -123,8 +122,7 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
 
-    Similar orderings do well on the same examples. So scores on n examples tell of others only up to the variance of
-    such preferences over n. In a real model's answers they are a third to a half of the residual variance.
+    Similar orderings do well on the same examples, so their errors on these are alike.
     """
     # Nearly equal orderings agree more than linear functions of features would: add third powers of correlations.
     sharper = []
@@ -132,16 +130,14 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
         sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
     kernels = [*kernels, *sharper]
-    # Times these roots, the residuals of all orderings are equally noisy.
-    roots = np.sqrt(table.information_weights)[:, None]
-    shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
+    shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
     size = len(table.counts)
     preferences = np.zeros((size, size))
     for share, kernel in zip(shares, kernels, strict=True):
         preferences = preferences + share * kernel
     of_one_call = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
-    weights = table.known / np.maximum(1, table.counts)[:, None] / roots
-    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.sizes))
+    weights = table.known / np.maximum(1, table.counts)[:, None]
+    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.counts))
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
@@ -198,7 +194,8 @@ class _ScoreMeasurement:
             return values, 1.0
         count = table.counts.sum()
         degrees = count - (float(np.vdot(covariance, inverse)) + table.num_example_parameters)
-        squares = table.squares(table.residuals(self.effects))
+        residuals = table.residuals(self.effects)
+        squares = float(np.vdot(residuals, residuals))
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self.variance)
 
 
@@ -237,7 +234,7 @@ class AdditiveProcess:
         self._outsiders: Array = OUTSIDER_VARIANCE * np.diag(is_outsider.astype(np.float64))
         own_effects = np.diag((~is_outsider).astype(np.float64))
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
-        table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
+        table = ScoreTable(table.scores / self._unit)
         effects = table.shrunk_means
         kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
@@ -246,7 +243,7 @@ class AdditiveProcess:
             bias = LabelBias(features, [*kernels, own_effects], table, classes, references, bias_variances)
             self._label_bias = bias
             bias_variances = bias.variances
-            table = table.minus(bias.explained)
+            table = ScoreTable(table.scores - bias.explained)
         self._num_examples = int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         self._features = self._all_features(features)
