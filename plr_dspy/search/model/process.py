@@ -83,7 +83,7 @@ class LabelBias:
         direction = _class_direction(sums, counts)
         precisions = np.maximum(counts @ direction**2, 1e-3)
         measurement = _BiasMeasurement(table, residuals, sums @ direction, precisions)
-        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement, earlier=earlier)
+        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement.update, earlier=earlier)
         self.variances: list[float] = fit.variances.tolist()
         self.explained: Array = (fit.values + measurement.centre)[:, None] * direction[classes]
         self._weights = fit.weights
@@ -252,7 +252,7 @@ class AdditiveProcess:
             self._features,
             [*kernels_of(self._features), own_effects],
             self._errors,
-            measurement,
+            measurement.update,
             earlier=earlier.get("variances"),
             noise=max(measurement.variance, 1e-12),
             fixed=self._outsiders,
