@@ -18,7 +18,7 @@ from plr_dspy.dspy_compat import magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
 from plr_dspy.labels.outputs import LabelOutput, label_output
-from plr_dspy.labels.work import label_scores
+from plr_dspy.labels.work import check_answers, label_scores
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.metrics.copies import own_value
@@ -239,6 +239,8 @@ def evaluate_programs(
     for each in metrics.values():
         if isinstance(each, SetMetric):
             each.check(devset)
+        for program in programs.values():
+            check_answers(program, each, devset, name="devset")
     Checked(num_threads=num_threads, max_errors=max_errors)
     answers = [_Answers(name, program, metrics, devset) for name, program in programs.items()]
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:

@@ -16,18 +16,18 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
 
-MIN_SHARE = 0.5  # of a round, but the first, must be scored for a refit: fewer orderings would have too few elites
+MIN_SHARE = 0.5  # minimum share of a later round that must be scored for a refit; fewer orderings give too few elites
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
 @dataclass(kw_only=True)
 class SearchRounds:
-    """A search under way.
+    """A search in progress.
 
     Attributes:
         search: Names candidates, and learns from their scores.
         evaluator: Calls them on the train split, whose examples come first, and on the selection split.
-        original: What the user has: an ordering, `WITHOUT_DEMOS`, or a whole program.
+        original: The user's program: an ordering, `WITHOUT_DEMOS`, or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample: Returns one of the program's answers, for messages.
         advice: What to do if replies cannot be read.
@@ -70,7 +70,10 @@ class SearchRounds:
         self._first_round: Sequence[Candidate] = ()  # which every search fills with random orderings
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score candidates, which may come several times, and tell the search; return why it ends with that, if so."""
+        """Score the candidates and tell the search. Return the reason to stop; None to go on.
+
+        The search may name a candidate several times; it is then scored on more examples.
+        """
         if not candidates:
             return Stop(StopReason.NOTHING_NEW)
         is_first = not self._history
@@ -92,7 +95,7 @@ class SearchRounds:
         return None
 
     def check_stoppers(self) -> Stop | None:
-        """Return why the search makes no further round, if it does not. A new stopper goes here."""
+        """Return the reason to stop the search; None to go on. A new stopping rule goes here."""
         futility = self._futility.check()
         if futility:
             return Stop(StopReason.NO_DIFFERENCE, futility)
@@ -102,16 +105,16 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call candidates on their examples, and return the first ones, which time and money paid for.
+        """Call the candidates on their examples. Return those that were called before time or money ran out.
 
         Raises:
-            RuntimeError: If something is down.
+            RuntimeError: If all new calls failed, so that the model or the program is probably down.
         """
         records = self.evaluator.evaluate(wanted)
         new = []
         for candidate, row in records.items():
             new += list(row.values())[self.observations.count(candidate) :]
-        # If several candidates fail, or all so far, the order is not the reason.
+        # If one candidate alone fails, its order may be the reason.
         is_outage = len(records) > 1 or not self.observations.answered()
         if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
             raise self.evaluator.nothing_ran(new)
@@ -119,23 +122,23 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the candidates with scores, best first by the search's estimates."""
+        """Return the scored candidates, best first by the search's estimates."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())]
 
     def scores(self) -> Scores:
-        """Return the scores of the train split, as they count."""
+        """Return the scores on the train split that the search sees."""
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
-        """Return the orderings of the first round that show items drawn at random."""
+        """Return the random orderings of the first round."""
         contains = self.search.space.contains
         drawn = [candidate for candidate in self._first_round if candidate != self.original]
         return [candidate for candidate in drawn if contains(candidate) and any(candidate)]
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls of these; RuntimeError: hardly any reply can be read.
+        """Make the first calls, and raise a RuntimeError if hardly any reply can be read.
 
-        Those of a student without demos do not suffice, as demos may show the format.
+        Calls without demos do not count, because demos may teach the format.
         """
         first: Wanted = {}
         num_replies = 0
@@ -149,7 +152,7 @@ class SearchRounds:
                 return
 
     def _tell(self, candidates: Sequence[Candidate]) -> None:
-        """Tell the search of a round, and note how it went."""
+        """Tell the search the scores of a round, and add the round to the history."""
         search = self.search
         effective = self.evaluator.effective
         if self._history:

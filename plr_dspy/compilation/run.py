@@ -1,7 +1,11 @@
 """One compile, from its first round to its outcome: search, race, compare, decide.
 
-Read next: `rounds.py` for a round of the search, `race.py`, and `choice.py` for the decision. `paper.py` has PLR
-Algorithm 1, which does without a race.
+Read next: `rounds.py` for one round of the search, `race.py`, and `choice.py` for the decision.
+
+- A new search is a subclass of `Search` in `search/search.py`: it names candidates and learns from their scores.
+- A new stopping rule belongs in `check_stoppers` in `rounds.py`.
+- Kinds of candidates are in `search/space.py`: orderings, and whole programs that compete as they are.
+- `paper.py` has PLR Algorithm 1, which has no race.
 """
 
 import logging
@@ -17,25 +21,25 @@ from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
 
-MIN_COMPARED = 8  # examples of the final comparison, at least, where there are so many
+MIN_COMPARED = 8  # minimum examples of the final comparison, if the selection split has as many
 
-NOT_COMPARED = ", nothing compared"  # follows the reason for a stop
-# Reasons for the end of a search that leave race and comparison what is planned for them.
+NOT_COMPARED = ", nothing compared"  # appended to the reason for a stop
+# After these stops, the race and the comparison get their planned calls. After others, they get a smaller share.
 AS_PLANNED = {StopReason.TIME, StopReason.COST, StopReason.BUDGET, StopReason.NOTHING_NEW}
 
 
 @dataclass(frozen=True)
 class RestOfRun:
-    """What race and final comparison may use."""
+    """The calls left for the race and the final comparison."""
 
-    share: float  # of what is planned for them
+    share: float  # fraction of the planned calls
     race_calls: int
     final_calls: int
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The finalists with their origins, the original first, and their calls on the same held-out examples."""
+    """The finalists and their origins, the original first, with their calls on the same held-out examples."""
 
     finalists: dict[Candidate, str]
     examples: list[int]
@@ -44,16 +48,13 @@ class Compared:
 
 @dataclass(kw_only=True)
 class CompileRun(SearchRounds):
-    """A compile under way; `unfinished` returns what it knows at any moment.
-
-    Candidates are orderings, which the search finds, and whole programs, which compete as they are.
-    """
+    """A compile in progress. After an error or an interrupt, `unfinished` returns the best candidate so far."""
 
     def run(self) -> Outcome:
         """Search, race the best, compare the winners with the original on held-out examples, and decide."""
-        trivial = self.reason_not_to_begin()
-        if trivial is not None:
-            return self.outcome(stop=trivial)
+        nothing_to_do = self.reason_not_to_begin()
+        if nothing_to_do is not None:
+            return self.outcome(stop=nothing_to_do)
 
         # 1. Search: ask for candidates, score them on some train examples, tell the search, until a stopper ends it.
         self.begin_phase("search", to_come=self.plan.race_calls + self.plan.final_calls)
@@ -88,10 +89,11 @@ class CompileRun(SearchRounds):
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
 
         # 4. Decision: by all scores, what should each gain over the original on new examples, and how surely?
-        return self.outcome(self.decide(compared, self.observations.with_records(compared.records)))
+        observations = self.observations.with_records(compared.records)
+        return self.outcome(self.decide(compared, observations))
 
     def reason_not_to_begin(self) -> Stop | None:
-        """Return why there is nothing to search, if that is so."""
+        """Return the reason not to search at all; None if there is something to search."""
         if self.search.space.num_distinct < 2:
             logger.warning("all choices of demos and order give the same prompt: there is nothing to compare")
             return Stop(StopReason.ONE_PROMPT)
@@ -100,9 +102,10 @@ class CompileRun(SearchRounds):
         return None
 
     def compare(self, finalists: dict[Candidate, str], share: float = 1.0, *, min_finalists: int = 2) -> Compared:
-        """Call finalists on a share of the selection split, as far as calls, time and money pay for it."""
+        """Call the finalists on a share of the selection split, within the limits on calls, time and money."""
         plan = self.plan
         budget = self.evaluator.budget
+        # The budget of calls covers all finalists on the same examples, or the comparison uses fewer examples.
         least = min(MIN_EXAMPLES, plan.num_selection_examples)
         num_examples = min(max(MIN_COMPARED, round(share * plan.num_selection_examples)), plan.num_selection_examples)
         num_examples = min(num_examples, max(budget.calls_left // len(finalists), least))
@@ -114,7 +117,7 @@ class CompileRun(SearchRounds):
         wanted = dict.fromkeys(finalists, examples)
         compared = list(self.evaluator.evaluate(wanted))
         is_complete = len(compared) == len(finalists)
-        if len(compared) < 2:  # The time is up: what the first two have been scored on.
+        if len(compared) < 2:  # Time is up: keep the first two, with the calls that they have.
             compared = list(finalists)[:2]
         if not is_complete:
             logger.warning("%d of %d finalists could be compared before the end", len(compared), len(finalists))
@@ -132,6 +135,7 @@ class CompileRun(SearchRounds):
 
     def decide(self, compared: Compared, observations: Observations, *, by_score: bool = False) -> Decision:
         """Choose among the finalists by these observations."""
+        # Scores by a metric over a set depend on a reference, which must now be near the answers of the finalists.
         known = self.observations.with_records(compared.records)
         known.refer_to([*compared.finalists, *self.best()], self.search.fitted, least=len(compared.finalists))
         return compare_finalists(
@@ -144,28 +148,28 @@ class CompileRun(SearchRounds):
         )
 
     def begin_phase(self, phase: str, *, to_come: int = 0) -> None:
-        """Begin a phase, which leaves money and time to the calls of the plan that follow it."""
+        """Begin a phase, and reserve money and time for the planned calls that follow it."""
         self.evaluator.phase = phase
         planned = self.plan.program_calls if phase == "search" else 0
         self.evaluator.budget.keep(to_come, planned=planned)
 
     def note_limit(self) -> None:
-        """Note the limit that the phase under way has met, if any."""
+        """Record the limit that ended the current phase, if any."""
         if self.evaluator.budget.refused is not None:
             self.stop = Stop(self.evaluator.budget.refused)
 
     @property
     def _least_compared(self) -> int:
-        """The calls of the final comparison, at least."""
+        """Minimum calls of the final comparison."""
         return self.plan.num_finalists * min(MIN_COMPARED, self.plan.num_selection_examples)
 
     def calls_for_rest(self) -> RestOfRun:
-        """Return what race and final comparison may use, by how the search ended and by what the budget has left."""
+        """Divide the calls left in the budget between the race and the final comparison."""
         plan = self.plan
         evaluator = self.evaluator
         budget = evaluator.budget
         share = min(1.0, budget.calls_left / max(1, plan.race_calls + plan.final_calls))
-        if self.stop.reason not in AS_PLANNED:  # Whoever ended the search early wants to spend less.
+        if self.stop.reason not in AS_PLANNED:  # A search that was stopped early should not be followed by a full race.
             share = min(share, evaluator.num_calls("search") / max(1, plan.search_calls))
         final_calls = plan.final_calls
         most = min(budget.max_calls, plan.program_calls + evaluator.num_calls("bootstrap"))
@@ -176,7 +180,7 @@ class CompileRun(SearchRounds):
         return RestOfRun(share=share, race_calls=max(0, race_calls), final_calls=final_calls)
 
     def entrants(self) -> list[Candidate]:
-        """Return what enters the race: the best of the search, the mode, and draws of the final distribution."""
+        """Return the candidates of the race: the best of the search, the mode, and draws of the final distribution."""
         others = [candidate for candidate in self.best() if candidate != self.original]
         best = first_of_each_kind(others, self.plan.num_entrants)
         if not best:
@@ -185,7 +189,7 @@ class CompileRun(SearchRounds):
         return [candidate for candidate in dict.fromkeys(entrants) if candidate != self.original]
 
     def unfinished(self, error: BaseException) -> Outcome:
-        """Return what is known after an exception: the best candidate of the search, not compared."""
+        """Return the outcome after an exception: the best candidate so far, not compared with the original."""
         stop = Stop(StopReason.ERROR, f"ended by {type(error).__name__}")
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
@@ -193,12 +197,12 @@ class CompileRun(SearchRounds):
         return self.outcome(Decision([*best, self.original][0]), stop)
 
     def outcome_without_difference(self) -> Outcome:
-        """Return the original, as nothing tells candidates apart."""
+        """Return the original, because all candidates score the same."""
         evidence = count_evidence(self.observations.scores())  # Failed calls may differ.
         return self.outcome(Decision(self.original, evidence=evidence.model_copy(update={"num_differing": 0})))
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
-        """Return the outcome with a decision; without one the original stays."""
+        """Return the outcome of a decision. Without one, the original stays."""
         evaluator = self.evaluator
         counts = {phase: evaluator.num_calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts["total"] = evaluator.num_calls()
@@ -215,7 +219,7 @@ class CompileRun(SearchRounds):
         )
 
     def _with_calibration(self, decision: Decision) -> Decision:
-        """Add what calibration does to a decision without a comparison."""
+        """Add the effect of calibration to a decision that had no comparison."""
         scores = self.scores()
         both = [ordering for ordering in (self.original, decision.ordering) if ordering in scores]
         if not both:

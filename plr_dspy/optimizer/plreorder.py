@@ -1,9 +1,10 @@
 """PLReorder: the DSPy optimizer that learns the order of a program's demos."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from plr_dspy.compilation.paper import paper_plan
 from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.learning import LearningOptimizer
@@ -76,16 +77,15 @@ class PLReorder(LearningOptimizer):
             raise UserError(f"auto='paper' learns from scores alone, as the paper does: leave out {argument}")
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        return make_plan(
-            self.auto,
-            size,
-            max_metric_calls=self.max_metric_calls,
-            signal=signal,
-            num_iterations=self.num_iterations,
-            num_samples=self.num_samples,
-            elite_fraction=self.elite_fraction,
-            num_final_draws=self.num_final_draws,
-        )
+        shape: dict[str, Any] = {
+            "num_iterations": self.num_iterations,
+            "num_samples": self.num_samples,
+            "elite_fraction": self.elite_fraction,
+            "num_final_draws": self.num_final_draws,
+        }
+        if self.auto == "paper":
+            return paper_plan(size, self.max_metric_calls, **shape)
+        return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, **shape)
 
     @property
     def balances_splits(self) -> bool:

@@ -62,8 +62,13 @@ def arguments(kind: type[_T]) -> type[_T]:
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         if len(values) > 1:
             raise UserTypeError(f"{type(self).__name__} takes arguments by name; got {len(values)} without one")
+        if values:  # By its name, so that errors can state it.
+            name = next(field.name for field in fields(self) if not field.kw_only)
+            if name in named:
+                raise UserTypeError(f"{type(self).__name__} got several values for {name}: pass one")
+            named[name] = values[0]
         with _in_a_line():
-            validate(self, *values, **named)
+            validate(self, **named)
 
     checked_class.__init__ = __init__
     result: type[_T] = checked_class

@@ -13,39 +13,45 @@ EXAMPLES = questions(120)
 
 
 def test_another_method_goes_on_from_a_folder_and_finds_what_it_would_have_found(engine, tmp_path):
-    """Calls that both make are made once."""
+    """Calls that both methods make are paid once."""
 
     def compiled(kind, **options):
         before = engine.num_calls
         optimizer = kind(exact_match, **options)
-        return optimizer.compile(student(4), trainset=EXAMPLES[:60]).demos, engine.num_calls - before
+        program = optimizer.compile(student(4), trainset=EXAMPLES[:60])
+        return program.demos, engine.num_calls - before
 
     expected, cost = compiled(TopKOrder, num_candidates=8)
     compiled(PLReorder, max_metric_calls=250, log_dir=tmp_path)
-    found, more = compiled(TopKOrder, num_candidates=8, log_dir=tmp_path)
-    assert found == expected
+    resumed, more = compiled(TopKOrder, num_candidates=8, log_dir=tmp_path)
+    assert resumed == expected
     assert more < 0.8 * cost
 
 
 class TestTopKOrder:
     def test_takes_the_best_of_its_random_orders(self, engine):
         optimizer = TopKOrder(exact_match, num_candidates=40, num_finalists=3)
-        optimizer.compile(student(), trainset=EXAMPLES[:26], valset=EXAMPLES[50:80])
+        data = {"trainset": EXAMPLES[:26], "valset": EXAMPLES[50:80]}
+        optimizer.compile(student(), **data)
         report = optimizer.report
-        assert [c.origin for c in report.candidates][:3] == ["original", "best seen", "best seen"]
-        assert report.comparison.chosen == max(c.score for c in report.candidates)
+        origins = [candidate.origin for candidate in report.candidates]
+        assert origins[:3] == ["original", "best seen", "best seen"]
+        scores = [candidate.score for candidate in report.candidates]
+        assert report.comparison.chosen == max(scores)
         assert report.comparison.gain > 0
         assert sum(round_.num_new for round_ in report.history) == 40
         assert report.program_calls["total"] == 40 * 20 + len(report.candidates) * 30
 
     def test_the_papers_numbers_are_its_own(self, engine):
         estimate = TopKOrder(exact_match).estimate(student(8), trainset=EXAMPLES[:108])
-        assert "225 orders on 80 of 80 train" in str(estimate) and "11 orders on 20 of 20" in str(estimate)
+        assert "search 18,000, final comparison 220" in str(estimate)
         assert estimate.program_calls == 225 * 80 + 11 * 20
 
     def test_a_budget_for_less_than_two_orders_is_refused_before_any_call(self, engine):
-        with pytest.raises(ValueError, match=r"max_metric_calls must be at least 186.*PLReorder"):
-            TopKOrder(exact_match, max_metric_calls=185).compile(student(), trainset=EXAMPLES)
+        optimizer = TopKOrder(exact_match, max_metric_calls=185)
+        message = r"max_metric_calls must be at least 186.*PLReorder"
+        with pytest.raises(ValueError, match=message):
+            optimizer.compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
         optimizer = TopKOrder(exact_match, max_metric_calls=186)
         optimizer.compile(student(), trainset=EXAMPLES)
@@ -54,11 +60,14 @@ class TestTopKOrder:
     @settings(deadline=None)
     @given(st.integers(0, 5_000), st.integers(1, 100), st.integers(2, 50), st.integers(1, 20))
     def test_a_budget_pays_for_the_orders_and_the_whole_comparison(self, more, num_train, num_selection, num_finalists):
-        """Where the original is not among the best, it is compared beside them."""
+        """The original order is compared even if it is not among the best."""
         budget = 2 * num_train + 2 * MIN_EXAMPLES + more
-        optimizer = TopKOrder(exact_match, num_finalists=num_finalists, max_metric_calls=budget)
+        options = {"num_finalists": num_finalists, "max_metric_calls": budget}
+        optimizer = TopKOrder(exact_match, **options)
         plan = optimizer.plan(ProblemSize(num_train, num_selection, num_distinct=720))
         assert plan.num_initial >= 2
         assert plan.num_finalists >= 2
         assert plan.num_selection_examples >= MIN_EXAMPLES
-        assert plan.num_initial * num_train + plan.num_finalists * plan.num_selection_examples <= budget
+        search = plan.num_initial * num_train
+        comparison = plan.num_finalists * plan.num_selection_examples
+        assert search + comparison <= budget

@@ -51,7 +51,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current one, with a program and examples; a fake is the local model."""
+    """Return the current folder, with a program, examples and a fake local model."""
     monkeypatch.setattr(compiling, "local_lm", lambda route, **_: nullcontext(lm_of(PlainLabels(lean=0.5))))
     (tmp_path / "reviews_app.py").write_text(APP)
     rows = [dict(example) for example in brief_reviews("train", 24)]
@@ -97,7 +97,7 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
 def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, monkeypatch, capsys, adapter, route):
-    """In a format that it does not follow, a few replies end the compile, and the error says what to do."""
+    """A format that the model does not follow ends the compile after a few replies."""
     engine = PlainLabels(lean=0.5)
     routes = []
 
@@ -121,8 +121,9 @@ def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, mo
 
 def test_demos_that_a_program_gets_are_told(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
-    told = "student has no demos: 8 labelled examples of the trainset were added to self, and their order is searched"
-    assert told in caplog.text
+    added = "8 labelled examples of the trainset were added to self"
+    message = f"student has no demos: {added}, and their order is searched"
+    assert message in caplog.text
     assert "--select" in caplog.text
 
 
@@ -137,35 +138,35 @@ def test_a_calibrated_program_is_saved(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"),
+    ("metric", "name"),
     [
         ("f1:positive", "F1(field='sentiment', label='positive', average='binary')"),
         ("balanced-accuracy", "BalancedAccuracy(field='sentiment')"),
     ],
 )
-def test_metrics_over_a_set_have_names(folder, metric, said, capsys):
-    """Rows have columns besides the inputs and the label."""
+def test_metrics_over_a_set_have_names(folder, metric, name, capsys):
+    """The rows have more columns than the inputs and the label."""
     assert cli.main(compile_arguments("--report", "found.json", "--train", "large.jsonl", metric=metric)) == 0
     report = Report.load("found.json")
-    assert report.settings["metric"] == said
-    assert said in capsys.readouterr().out
+    assert report.settings["metric"] == name
+    assert name in capsys.readouterr().out
 
 
 def test_select_chooses_the_demos(folder, capsys):
     selecting = compile_arguments("--select", "--max-demos", "2", "--report", "found.json")
-    nowhere = [each for each in selecting if each not in ("--out", "program.json")]
+    nowhere = [argument for argument in selecting if argument not in ("--out", "program.json")]
     assert cli.main([*nowhere, "--estimate"]) == 0
-    said = capsys.readouterr().out
-    assert "at most 36 program calls" in said
+    output = capsys.readouterr().out
+    assert "at most 36 program calls" in output
     assert cli.main(nowhere) == 2
     assert "--out: name the file for the program, or pass --estimate" in capsys.readouterr().err
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
-    found = Report.load("found.json")
-    assert found.settings["method"] == "PLFewShot"
-    assert found.program_calls["total"] <= 60
-    assert found.slots[0].original == [0, 1, 2]
-    others = [best for best in found.best_by_number if best.ordering != {"self": [0, 1, 2]}]
+    report = Report.load("found.json")
+    assert report.settings["method"] == "PLFewShot"
+    assert report.program_calls["total"] <= 60
+    assert report.slots[0].original == [0, 1, 2]
+    others = [best for best in report.best_by_number if best.ordering != {"self": [0, 1, 2]}]
     assert others
     assert all(best.num_demos <= 2 for best in others)
 
@@ -219,7 +220,7 @@ def test_evaluate_takes_a_calibrated_program(folder, capsys, kind):
 
 
 def test_evaluate_by_several_metrics(folder, capsys):
-    """Each is a table, by one set of calls."""
+    """One set of calls gives a table for each metric."""
     names = ["reviews_app.py:accuracy", "mcc", "f1:positive"]
     assert cli.main(evaluate("--data", "train.jsonl", "--metric", *names)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -319,7 +320,7 @@ def stopped(example, prediction, trace=None):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """The current folder, with a program that calls no model."""
+    """Return the current folder, with a program that calls no model."""
     (tmp_path / "offline_app.py").write_text(OFFLINE)
     rows = [{"question": f"q{n}", "answer": str(n)} for n in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -25,11 +25,13 @@ def positive(text="good"):
 
 class TestAnswers:
     def test_the_likeliest_label_by_calibrated_probabilities(self):
-        """Without a calibration it tells the probabilities, and decides nothing."""
+        """A program without a calibration gives probabilities but decides nothing."""
         prediction = ask(positive(), CalibratedProgram(student(), TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         odds = 0.2 / 0.8 * 2.718281828**10
-        assert [*prediction.probabilities.values()] == pytest.approx([odds / (1 + odds), 1 / (1 + odds)])
+        expected = {"negative": odds / (1 + odds), "positive": 1 / (1 + odds)}
+        assert prediction.probabilities == pytest.approx(expected)
+        assert list(prediction.probabilities) == ["negative", "positive"]
         prediction = ask(positive(), CalibratedProgram(student()))
         assert prediction.label == "positive"
         assert prediction.probabilities == pytest.approx({"negative": 0.2, "positive": 0.8})
@@ -50,14 +52,15 @@ class TestAnswers:
         assert engine.asked == [20]
 
     def test_with_other_outputs_the_error_stays(self):
-        """And so does the second call that ChatAdapter makes for it."""
+        """ChatAdapter still makes its second call."""
         engine = positive()
         bare = positive()
         engine.unreadable = bare.unreadable = lambda text: True
+        program = student(module=dspy.ChainOfThought)
         with pytest.raises(AdapterParseError):
-            ask(bare, student(module=dspy.ChainOfThought))
+            ask(bare, program)
         with pytest.raises(AdapterParseError):
-            ask(engine, CalibratedProgram(student(module=dspy.ChainOfThought), TOWARDS_NEGATIVE))
+            ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE))
         assert len(engine.asked) == len(bare.asked) == 2
 
     def test_what_the_program_makes_of_the_label_and_of_several_completions(self):
@@ -70,34 +73,42 @@ class TestAnswers:
         prediction = ask(positive(), program)
         assert prediction.label == "NEGATIVE"
         assert prediction.probabilities["negative"] > 0.9
-        prediction = ask(positive(), CalibratedProgram(student(n=3), TOWARDS_NEGATIVE))
-        assert [each.label for each in map(prediction.completions.__getitem__, range(3))] == ["negative"] * 3
+        program = CalibratedProgram(student(n=3), TOWARDS_NEGATIVE)
+        prediction = ask(positive(), program)
+        labels = [prediction.completions[i].label for i in range(3)]
+        assert labels == ["negative"] * 3
         assert prediction.probabilities["negative"] > 0.9
 
-    @pytest.mark.parametrize(("second", "told"), [(0.3, 0.9), (0.7, 0.7)])
-    def test_the_probabilities_are_those_of_the_last_call_whose_label_was_taken(self, second, told):
+    @pytest.mark.parametrize(("second", "expected"), [(0.3, 0.9), (0.7, 0.7)])
+    def test_the_probabilities_are_those_of_the_last_call_whose_label_was_taken(self, second, expected):
         def first(classify, text):
-            taken, _ = (classify(text=f"{text} {each}") for each in ("first", "second"))
+            taken = classify(text=f"{text} first")
+            classify(text=f"{text} second")
             return taken
 
-        shares = {True: {"negative": 0.9, "positive": 0.1}, False: {"negative": second, "positive": 1 - second}}
-        engine = Classifier(lambda text: shares["first" in text])
-        prediction = ask(engine, CalibratedProgram(around(first), Calibration.none(LABELS)))
+        def probabilities(text):
+            negative = 0.9 if "first" in text else second
+            return {"negative": negative, "positive": 1 - negative}
+
+        engine = Classifier(probabilities)
+        program = CalibratedProgram(around(first), Calibration.none(LABELS))
+        prediction = ask(engine, program)
         assert prediction.label == "negative"
-        assert prediction.probabilities["negative"] == pytest.approx(told)
+        assert prediction.probabilities["negative"] == pytest.approx(expected)
         assert len(engine.asked) == 2
 
     def test_inputs_by_position_and_a_vote(self):
-        """As of the program itself, whose last field is the label."""
         positional = Program(lambda self, text: self.inner(text=text), inner=student())
         program = CalibratedProgram(positional, TOWARDS_NEGATIVE)
+        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])
         with dspy.context(lm=positive().lm(), adapter=dspy.ChatAdapter()):
-            voted = dspy.Ensemble(reduce_fn=dspy.majority).compile([program, program])("good")
-            assert (voted.label, asyncio.run(program.acall("good")).label) == ("negative", "negative")
+            assert ensemble("good").label == "negative"
+            assert asyncio.run(program.acall("good")).label == "negative"
 
     def test_modules_that_copy_the_program_at_each_call(self):
         engine = positive()
-        program = dspy.BestOfN(student(), N=2, reward_fn=lambda inputs, prediction: 0.0, threshold=1.0)
+        options = {"reward_fn": lambda inputs, prediction: 0.0, "threshold": 1.0}
+        program = dspy.BestOfN(student(), N=2, **options)
         prediction = ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE))
         assert prediction.label == "negative"
         assert prediction.probabilities["negative"] > 0.9
@@ -106,28 +117,39 @@ class TestAnswers:
     @pytest.mark.parametrize("name", ["first", "second"])
     def test_one_of_several_predictors(self, name):
         def both(self, text):
-            return dspy.Prediction(first=self.first(text=text).label, second=self.second(text=text).label)
+            first = self.first(text=text)
+            second = self.second(text=text)
+            return dspy.Prediction(first=first.label, second=second.label)
 
         engine = positive()
         program = Program(both, first=student(), second=student())
-        prediction = ask(engine, CalibratedProgram(program, TOWARDS_NEGATIVE, predictor=name))
-        assert (prediction.first, prediction.second) == (
-            ("negative", "positive") if name == "first" else ("positive", "negative")
-        )
+        program = CalibratedProgram(program, TOWARDS_NEGATIVE, predictor=name)
+        prediction = ask(engine, program).toDict()
+        assert prediction[name] == "negative"
+        (other,) = {"first", "second"} - {name}
+        assert prediction[other] == "positive"
         assert sorted(engine.asked, key=str) == [20, None]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
-        (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
-        (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
-        (lambda: CalibratedProgram(student(TURNED), TOWARDS_NEGATIVE), ValueError, "the calibration is of the labels"),
-        (lambda: Calibration("batch", tuple(LABELS), (1.0,)), ValueError, "finite offset and scale"),
-        (lambda: Calibration("batch", tuple(LABELS), (1.0, float("nan"))), ValueError, "finite offset"),
-    ],
-)
+def with_offsets(*offsets):
+    return Calibration("batch", tuple(LABELS), offsets)
+
+
+def of_turned_labels():
+    return CalibratedProgram(student(TURNED), TOWARDS_NEGATIVE)
+
+
+BAD_INPUT = [
+    (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
+    (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
+    (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
+    (of_turned_labels, ValueError, "the calibration is of the labels"),
+    (lambda: with_offsets(1.0), ValueError, "finite offset and scale"),
+    (lambda: with_offsets(1.0, float("nan")), ValueError, "finite offset"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "match"), BAD_INPUT)
 def test_bad_input(make, error, match):
     with pytest.raises(error, match=match):
         make()
@@ -163,15 +185,18 @@ class TestSaving:
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
+        of_others = CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab"))
         with pytest.raises(ValueError, match="of the labels"):
-            program.load_state(CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")).dump_state())
+            program.load_state(of_others.dump_state())
         assert program.dump_state() == before
 
 
 class TestWithDspy:
     @pytest.mark.parametrize("native", [True, False])
     def test_async(self, native):
-        inner = student() if native else around(lambda classify, text: classify(text=text))
+        inner = student()
+        if not native:
+            inner = around(lambda classify, text: classify(text=text))
         engine = positive()
         program = CalibratedProgram(inner, TOWARDS_NEGATIVE)
 
@@ -186,11 +211,12 @@ class TestWithDspy:
 
     @pytest.mark.parametrize("asynchronous", [True, False])
     def test_streamify(self, asynchronous):
-        """What the LM says is not streamed: the label may be another in the end."""
+        """The reply is not streamed, because calibration may change the label."""
         engine = positive()
         listener = dspy.streaming.StreamListener("label")
         program = CalibratedProgram(student(), TOWARDS_NEGATIVE)
-        stream = dspy.streamify(program, is_async_program=asynchronous, stream_listeners=[listener])
+        options = {"is_async_program": asynchronous, "stream_listeners": [listener]}
+        stream = dspy.streamify(program, **options)
 
         async def values():
             with dspy.context(lm=engine.lm(), adapter=dspy.ChatAdapter()):

@@ -12,7 +12,8 @@ QUIET = {"num_threads": 1, "display_progress": False}
 
 
 def probabilities(demos, text):
-    return two((1 if number(text) % 2 else -1) + normal(text) + 2.0)
+    signal = 1 if number(text) % 2 else -1
+    return two(signal + normal(text) + 2.0)
 
 
 @pytest.fixture
@@ -25,12 +26,19 @@ def calibrated(program=None):
     return BatchCalibration(**QUIET).compile(program or student(), trainset=EXAMPLES)
 
 
+def compiling(optimizer, **options):
+    def run(program):
+        optimizer(exact, **options, **QUIET).compile(program, trainset=EXAMPLES)
+
+    return run
+
+
 WAYS = {
-    "PLReorder": lambda program: PLReorder(exact, **QUIET).compile(program, trainset=EXAMPLES),
-    "calibrate": lambda program: PLReorder(exact, calibrate=True, **QUIET).compile(program, trainset=EXAMPLES),
-    "PLFewShot": lambda program: PLFewShot(exact, **QUIET).compile(program, trainset=EXAMPLES),
-    "TopKOrder": lambda program: TopKOrder(exact, **QUIET).compile(program, trainset=EXAMPLES),
-    "PDO": lambda program: PDO(exact, **QUIET).compile(program, trainset=EXAMPLES),
+    "PLReorder": compiling(PLReorder),
+    "calibrate": compiling(PLReorder, calibrate=True),
+    "PLFewShot": compiling(PLFewShot),
+    "TopKOrder": compiling(TopKOrder),
+    "PDO": compiling(PDO),
     "order_sensitivity": lambda program: order_sensitivity(program, exact, EXAMPLES),
 }
 
@@ -39,17 +47,20 @@ WAYS = {
 def test_calibrated_students_are_refused_before_any_call(engine, way):
     program = calibrated()
     before = engine.requests
-    with pytest.raises(ValueError, match=r"is calibrated for the order of its demos: pass \w+\.program"):
+    message = r"is calibrated for the order of its demos: pass \w+\.program"
+    with pytest.raises(ValueError, match=message):
         WAYS[way](program)
     assert engine.requests == before
 
 
 @pytest.mark.parametrize("optimizer", [PLReorder, TopKOrder])
 def test_what_optimizers_return_is_calibrated(engine, optimizer):
-    ordered = optimizer(exact, max_metric_calls=100, **QUIET).compile(student(), trainset=EXAMPLES)
+    optimizer = optimizer(exact, max_metric_calls=100, **QUIET)
+    ordered = optimizer.compile(student(), trainset=EXAMPLES)
     program = calibrated(ordered)
     assert isinstance(program, CalibratedProgram)
-    assert [demo["text"] for demo in program.program.demos] == [demo["text"] for demo in ordered.demos]
+    texts = [demo["text"] for demo in program.program.demos]
+    assert texts == [demo["text"] for demo in ordered.demos]
     assert program(text="text 7").probabilities
 
 

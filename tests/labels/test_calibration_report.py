@@ -3,6 +3,7 @@
 import json
 
 import dspy
+import numpy as np
 import pytest
 from fakes import Program
 from label_engines import LABELS, Classifier, leaning
@@ -14,18 +15,19 @@ LEANING = leaning(LABELS, 2.0)
 
 
 def labelled(count, *, num_negative, first=0):
-    """Examples of which the first ones are negative."""
+    """Return examples of which the first ones are negative."""
     texts = [f"text {i}" for i in range(first, first + count)]
-    labels = ["negative"] * num_negative + ["positive"] * (count - num_negative)
-    return [dspy.Example(text=t, label=each).with_inputs("text") for t, each in zip(texts, labels, strict=True)]
+    labels = np.repeat(["negative", "positive"], [num_negative, count - num_negative]).tolist()
+    pairs = zip(texts, labels, strict=True)
+    return [dspy.Example(text=text, label=label).with_inputs("text") for text, label in pairs]
 
 
 def unlabelled(count):
-    return [each.without("label").with_inputs("text") for each in labelled(count, num_negative=0)]
+    return [example.without("label").with_inputs("text") for example in labelled(count, num_negative=0)]
 
 
 def reported(trainset, *, probabilities=LEANING, program=None, adapter=None, unreadable=lambda text: False, **options):
-    """The optimizer after a compile, and the program."""
+    """Return the optimizer after a compile, and the program."""
     optimizer = BatchCalibration(num_threads=1, display_progress=False, **options)
     engine = Classifier(probabilities, unreadable=unreadable)
     with dspy.context(lm=engine.lm(), adapter=adapter or dspy.ChatAdapter()):
@@ -83,7 +85,7 @@ def test_has_each_way_that_was_compared_and_the_one_that_was_chosen(metric):
 
 
 def test_answers_that_stay_as_they_are():
-    right = {each.text: each.label for each in MIXED}
+    right = {example.text: example.label for example in MIXED}
     sure = lambda text: {label: 0.99 if right[text] == label else 0.01 for label in LABELS}  # noqa: E731
     optimizer, program = reported(MIXED, probabilities=sure)
     assert program.calibration is None
@@ -92,9 +94,9 @@ def test_answers_that_stay_as_they_are():
 
 
 def test_counts_the_examples(caplog):
-    """Of examples that are given twice one is used, and none that has no label or that a demo shows."""
+    """Copies, examples without a label and those that a demo shows are not used."""
     distinct = labelled(60, num_negative=20)
-    without = [each.without("label").with_inputs("text") for each in distinct[-5:]]
+    without = [example.without("label").with_inputs("text") for example in distinct[-5:]]
     program = student()
     program.demos = distinct[18:22]
     trainset = [*distinct[:-5], *without, *distinct[:3]]
@@ -120,10 +122,10 @@ def test_counts_calls_that_failed_and_replies_that_could_not_be_read():
     report = optimizer.report
     assert (report.program_calls, report.num_inputs) == (60, 58)
     assert (report.num_failed, report.num_unread, report.num_silent) == (1, 3, 1)
-    said = (
+    calls = (
         "60 program calls (1 failed, 3 with a reply that could not be read, 1 with a reply that says nothing of labels)"
     )
-    assert said in str(report)
+    assert calls in str(report)
 
 
 def test_no_report_is_of_an_earlier_compile():

@@ -1,5 +1,6 @@
 """What a metric gives to each label, found without a call of a model; which log-probabilities are learned from."""
 
+import itertools
 from typing import Literal
 
 import dspy
@@ -72,8 +73,9 @@ class TestMetricsThatCallAModel:
         ids=["all", "first", "every second", "together"],
     )
     def test_unseen_ones_by_the_time_they_take(self, monkeypatch, durations, seconds, asked):
-        """One that loads something first is not taken for them, one that asks them of wrong answers is."""
-        now = iter([time for duration in durations for time in (0, duration)])
+        """A metric that is slow at its first call alone is not taken for a slow one."""
+        starts_and_ends = itertools.chain.from_iterable((0, duration) for duration in durations)
+        now = iter([*starts_and_ends])
         calls = []
         monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
 
@@ -81,11 +83,11 @@ class TestMetricsThatCallAModel:
             calls.append(prediction.label)
             return example.label == prediction.label
 
-        found = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
+        scores = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
         if asked < len(durations):
-            assert found == "the metric takes too long to be asked for every label"
+            assert scores == "the metric takes too long to be asked for every label"
         else:
-            np.testing.assert_array_equal(found, TABLE)
+            np.testing.assert_array_equal(scores, TABLE)
         assert len(calls) == asked
 
 

@@ -19,8 +19,9 @@ FOUND = Calibration("batch", LABELS, (0.7, -0.7), (1.0, 0.9), 30)
 
 def outer():
     def answers(self, text):
-        told = [step(text=text) for step in [*self.steps, *self.parts.values()]]
-        return dspy.Prediction(label=told[0].label, told=[each.toDict() for each in told])
+        predictions = [step(text=text) for step in [*self.steps, *self.parts.values()]]
+        label = predictions[0].label
+        return dspy.Prediction(label=label, steps=[step.toDict() for step in predictions])
 
     steps = [classifier(), classifier(module=dspy.ChainOfThought)]
     return Program(answers, steps=steps, parts={"a b": classifier()})
@@ -30,8 +31,13 @@ STUDENTS = {"module": partial(classifier, module=dspy.ChainOfThought), "predicto
 
 
 def calibrated(program=None, **options):
-    options = {"prior": None if "method" in options else dict.fromkeys(LABELS, 0.5), **options}
-    return BatchCalibration(display_progress=False, **options).compile(program or student(), trainset=EXAMPLES[:30])
+    prior = None if "method" in options else dict.fromkeys(LABELS, 0.5)
+    options = {"prior": prior, "display_progress": False, **options}
+    return BatchCalibration(**options).compile(program or student(), trainset=EXAMPLES[:30])
+
+
+def answers_of(program):
+    return [program(text=f"text {i}").toDict() for i in range(5)]
 
 
 @pytest.fixture
@@ -57,9 +63,9 @@ def test_the_same_answers(kind, what, lm, tmp_path, caplog):
     program.save(tmp_path / "program.json")
     caplog.clear()
     loaded = load_program(STUDENTS[kind](), tmp_path / "program.json")
-    told = [[each(text=f"text {i}").toDict() for i in range(5)] for each in (program, loaded)]
-    assert told[0] == told[1]
-    assert str(told[0][0]).count("probabilities") == ("whole" in what) + 2 * ("parts" in what)
+    answers = answers_of(program)
+    assert answers_of(loaded) == answers
+    assert str(answers[0]).count("probabilities") == ("whole" in what) + 2 * ("parts" in what)
     assert not caplog.records
 
 
@@ -83,7 +89,7 @@ class TestPartsOfLargerPrograms:
             load_program(larger(CalibratedProgram(student())), tmp_path / "outer.json")
 
     def test_compiled_by_themselves_need_what_the_error_says(self, tmp_path):
-        """DSPy leaves them out of the file of a larger program."""
+        """DSPy leaves these parts out of the file of a larger program."""
         part = dspy.Module()
         plain = dspy.Module()
         part.step = dspy.LabeledFewShot(k=2).compile(student(), trainset=EXAMPLES)
@@ -107,7 +113,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("saved", "into", "match"),
         [
-            (student(), CalibratedProgram(student()), "of a program that is not calibrated"),
+            (student(), CalibratedProgram(student()), "cannot be loaded into the student .*'calibration'"),
             (student(), larger(student()), "cannot be loaded into the student .*'part'"),
             (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
             (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "of the labels"),

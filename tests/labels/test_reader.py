@@ -24,7 +24,7 @@ from plr_dspy.lm.plain_text_adapter import labels_of
 
 
 class Scripted(LabelEngine):
-    """Says the same tokens to everyone: each a text, or the probabilities of what might have stood there."""
+    """Say the same tokens to everyone; a token is a text or a dict of probabilities."""
 
     def __init__(self, *tokens):
         super().__init__([], None)
@@ -56,8 +56,8 @@ def asked(engine, adapter=None, *, kind=KIND, program=None, requests=None, lm=No
         return program(**(inputs or {"text": "good"})), reader.readings
 
 
-def probabilities(found):
-    return [math.exp(value) for value in found.log_probabilities]
+def probabilities(reading):
+    return [math.exp(value) for value in reading.log_probabilities]
 
 
 class TestReading:
@@ -83,31 +83,31 @@ class TestReading:
     @pytest.mark.parametrize("endpoint", ["chat", "responses"])
     def test_of_each_adapter_and_endpoint(self, adapter, engine, program, endpoint):
         engine.asked.clear()
-        answer, (found,) = asked(engine, adapter, program=program, lm=engine.lm(model_type=endpoint))
-        assert answer.label == found.label == "positive"
+        answer, (reading,) = asked(engine, adapter, program=program, lm=engine.lm(model_type=endpoint))
+        assert answer.label == reading.label == "positive"
         assert "logprobs" not in answer
-        assert probabilities(found) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
+        assert probabilities(reading) == pytest.approx([0.06 / 0.98, 0.92 / 0.98])
         assert engine.asked == [20]
 
     def test_labels_that_share_their_first_token_are_followed_and_others_not_found(self):
         engine = chat({"very ": 0.8, "neutral": 0.2}, {"good": 0.75, "bad": 0.25})
-        _, (found,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
-        assert probabilities(found) == pytest.approx([0.2, 0.6, 0.2])
+        _, (reading,) = asked(engine, kind=Literal["very bad", "very good", "neutral"])
+        assert probabilities(reading) == pytest.approx([0.2, 0.6, 0.2])
         tokens = {" ]]\npositive": 0.9, " ]]\nnegative": 0.1}  # None of them begins like a label.
         answer, readings = asked(Scripted("[[ ## label ##", tokens))
         assert (answer.label, readings) == ("positive", [None])
 
     @pytest.mark.parametrize(
-        ("told", "kind", "expected"),
+        ("alternatives", "kind", "expected"),
         [
             ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
             ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(module.LEAST), 1.0]),  # Servers write -9999 for 0.
         ],
         ids=["what the unlikeliest token has", "what a server does not compute"],
     )
-    def test_an_unlikely_label(self, told, kind, expected):
-        _, (found,) = asked(chat(told), kind=kind)
-        assert probabilities(found) == pytest.approx(expected, rel=1e-6)
+    def test_an_unlikely_label(self, alternatives, kind, expected):
+        _, (reading,) = asked(chat(alternatives), kind=kind)
+        assert probabilities(reading) == pytest.approx(expected, rel=1e-6)
 
 
 class TestTheProgramStaysAsItIs:
@@ -121,8 +121,8 @@ class TestTheProgramStaysAsItIs:
                 calls.append("parse")
 
         calls = []
-        said = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
-        engine = Scripted(said.get(adapter, "[[ ## label ## ]]\npositive"))
+        replies = {dspy.JSONAdapter: '{"label": "positive"}', PlainTextAdapter: "positive"}
+        engine = Scripted(replies.get(adapter, "[[ ## label ## ]]\npositive"))
         with dspy.context(lm=engine.lm(), adapter=adapter(callbacks=[Counting()])):
             classifier()(text="good")
         asked(engine, adapter(callbacks=[Counting()]))
@@ -140,9 +140,9 @@ class TestTheProgramStaysAsItIs:
         engine = chat(CONFIDENT)
         wanted = {"logprobs": True, "top_logprobs": 30}
         program = classifier(**(wanted if where == "program" else {}))
-        answer, (found,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
+        answer, (reading,) = asked(engine, program=program, lm=engine.lm(**(wanted if where == "lm" else {})))
         assert answer.logprobs.content[1].token == "positive"
-        assert found.label == "positive"
+        assert reading.label == "positive"
         assert engine.asked == [30]
 
     def test_an_answer_cached_without_is_not_taken_for_one_with(self):
@@ -152,8 +152,8 @@ class TestTheProgramStaysAsItIs:
         with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
             program(text="cached")
         for _ in range(2):
-            _, (found,) = asked(engine, lm=lm, text="cached")
-            assert found.label == "positive"
+            _, (reading,) = asked(engine, lm=lm, text="cached")
+            assert reading.label == "positive"
         assert engine.asked == [None, 20]
 
     def test_histories_tell_what_was_said_without_the_tokens(self, capsys):
@@ -243,7 +243,7 @@ IN_PLAIN["top_logprobs"] = [tokens(LIKELY)]
 
 
 def provider(refuses=0):
-    """Says " positive", with what might have stood there, in the shape of the endpoint that was asked.
+    """Say " positive" with alternatives, in the shape of the endpoint that was asked.
 
     Args:
         refuses: The status of replies to requests for log-probabilities, where these are refused.
@@ -256,8 +256,8 @@ def provider(refuses=0):
             error = {"message": message, "type": "invalid_request_error", "code": None}
             return request.reply(refuses, {"error": error})
         plain = "prompt" in request.body
-        told = IN_PLAIN if plain else logprobs_of([LIKELY])
-        return request.reply(200, completion(" positive", plain=plain, logprobs=told if asked else None))
+        logprobs = IN_PLAIN if plain else logprobs_of([LIKELY])
+        return request.reply(200, completion(" positive", plain=plain, logprobs=logprobs if asked else None))
 
     return running(Server(answer))
 
@@ -272,20 +272,20 @@ def lm_of(server, route, **options):
 
 @pytest.mark.parametrize("route", ["dspy", "litellm", "plain"])
 class TestOverHTTP:
-    """Chat and plain completions, by DSPy's own client and litellm."""
+    """Chat and plain completions through DSPy's own client and litellm."""
 
     def asked(self, lm, requests=None):
-        answer, found = asked(None, PlainTextAdapter(), lm=lm, requests=requests, text="good")
+        answer, readings = asked(None, PlainTextAdapter(), lm=lm, requests=requests, text="good")
         assert answer.toDict() == {"label": "positive"}
-        return found
+        return readings
 
     def test_are_read_and_cached_on_the_disk_alone_unless_there_is_none(self, route, monkeypatch):
-        """In memory one reply of 150 tokens takes 3 MB."""
+        """One reply of 150 tokens would take 3 MB of memory."""
         before = set(dspy.cache.memory_cache)
         with provider() as server:
             lm = lm_of(server, route, cache=True)
-            (found,) = first = self.asked(lm)
-            assert probabilities(found) == pytest.approx([1 / 3, 2 / 3])
+            (reading,) = first = self.asked(lm)
+            assert probabilities(reading) == pytest.approx([1 / 3, 2 / 3])
             assert set(dspy.cache.memory_cache) == before
             assert self.asked(lm) == first
             assert set(dspy.cache.memory_cache) == before
@@ -311,7 +311,7 @@ RATINGS = [str(i) for i in range(1, 11)]
 
 class TestFromAlternatives:
     @pytest.mark.parametrize(
-        ("labels", "told", "after", "expected"),
+        ("labels", "first", "after", "expected"),
         [
             (["yes", "no"], {" yes": 0.5, " n": 0.3, " mixed": 0.1}, {}, [0.5, 0.3]),
             (["yes", "no"], {" yes": 0.5, " Yes": 0.1, '"yes': 0.05, " no": 0.2}, {}, [0.65, 0.2]),
@@ -345,24 +345,30 @@ class TestFromAlternatives:
             ),
         ],
     )
-    def test_with_and_without_later_tokens(self, labels, told, after, expected):
-        after = {text: tokens(each) for text, each in {"": told, **after}.items()}
+    def test_with_and_without_later_tokens(self, labels, first, after, expected):
+        after = {text: tokens(alternatives) for text, alternatives in {"": first, **after}.items()}
         np.testing.assert_allclose(from_alternatives(after, labels), expected)
 
     @given(st.data())
     def test_is_exact_where_every_token_is_known(self, data):
-        """A model of letters: the probability of a label is the product of those of its letters and its end."""
+        """The probability of a label is the product of those of its letters and its end."""
         labels = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=2, max_size=6, unique=True))
+        beginnings = set()
+        for label in labels:
+            beginnings |= {label[:i] for i in range(len(label) + 1)}
         after = {}
-        for text in {label[:i] for label in labels for i in range(len(label) + 1)}:
+        for text in beginnings:
             drawn = data.draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))
             after[text] = tokens({t: n / sum(drawn) for t, n in zip("abc\n", drawn, strict=True)})
-        ended = [[(label[:i], letter) for i, letter in enumerate(label + "\n")] for label in labels]
-        exact = [math.prod(math.exp(after[text][letter]) for text, letter in each) for each in ended]
-        found = from_alternatives(after, labels)
+        exact = []
+        for label in labels:
+            letters = enumerate(label + "\n")
+            logs = [after[label[:i]][letter] for i, letter in letters]
+            exact.append(math.prod(map(math.exp, logs)))
+        probabilities = from_alternatives(after, labels)
         # Once a label is the only one left, its remaining letters are taken for granted.
-        assert np.all(found >= np.array(exact) - 1e-9)
-        assert found.sum() <= 1 + 1e-9
+        assert np.all(probabilities >= np.array(exact) - 1e-9)
+        assert probabilities.sum() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(

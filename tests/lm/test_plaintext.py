@@ -72,7 +72,7 @@ class TestPrompt:
         ]
 
     def test_demos_and_values_that_lack_a_field(self):
-        """None is a value where the type allows it, and no line elsewhere."""
+        """None is a value if the type allows it; otherwise its line is left out."""
         demos = [{"review": "x"}, {"sentiment": "positive"}, {"review": "x", "sentiment": None}, {}]
         assert blocks(SENTIMENT, demos) == []
         signature = dspy.Signature("a: Optional[str], b -> c: Optional[int]")

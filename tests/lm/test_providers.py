@@ -75,7 +75,7 @@ def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, rou
 
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
-    """The prompts of the first example do not fit: it counts as wrong for every order."""
+    """The first example does not fit and counts as wrong for every order."""
     asked = []
 
     def trouble(number, prompt):

@@ -1,6 +1,7 @@
 """Metrics of a confusion matrix: their values, and the scores of answers by them, against scikit-learn."""
 
 import enum
+import itertools
 import math
 from typing import Literal
 
@@ -25,7 +26,7 @@ def example(label, **more):
 
 
 def share_of_right(counts, labels):
-    """Accuracy, of which the derivative is known."""
+    """Return the accuracy."""
     return np.trace(counts) / counts.sum()
 
 
@@ -36,27 +37,51 @@ def f1_of_a(counts, labels):
 
 
 def f1_score(right, answers, weights, **options):
-    return sklearn_metrics.f1_score(right, answers, sample_weight=weights, zero_division=0.0, **options)
+    options = {"sample_weight": weights, "zero_division": 0.0, **options}
+    return sklearn_metrics.f1_score(right, answers, **options)
+
+
+def sklearn_f1_of_a(right, answers, weights):
+    return f1_score(np.array(right) == "a", np.array(answers) == "a", weights)
+
+
+def sklearn_f1(average):
+    def score(right, answers, weights):
+        labels = sorted(set(right))
+        return f1_score(right, answers, weights, labels=labels, average=average)
+
+    return score
+
+
+def sklearn_accuracy(right, answers, weights):
+    return sklearn_metrics.accuracy_score(right, answers, sample_weight=weights)
+
+
+def sklearn_matthews(right, answers, weights):
+    return sklearn_metrics.matthews_corrcoef(right, answers, sample_weight=weights)
+
+
+def mean_recall(right, answers, weights):
+    right = np.array(right)
+    hits = right == np.array(answers)
+    weights = np.array(weights)
+    by_label = [right == label for label in set(right)]
+    return np.mean([np.average(hits[of], weights=weights[of]) for of in by_label])
 
 
 BY_SKLEARN = {
-    F1("a"): lambda t, p, w: f1_score(np.array(t) == "a", np.array(p) == "a", w),
-    ConfusionMetric(f1_of_a): lambda t, p, w: f1_score(np.array(t) == "a", np.array(p) == "a", w),
-    ConfusionMetric(share_of_right, bounds=(0.0, 1.0)): lambda t, p, w: sklearn_metrics.accuracy_score(
-        t, p, sample_weight=w
-    ),
-    F1(): lambda t, p, w: f1_score(t, p, w, labels=sorted(set(t)), average="macro"),
-    F1(average="micro"): lambda t, p, w: f1_score(t, p, w, labels=sorted(set(t)), average="micro"),
-    plr_dspy.MatthewsCorrelation(): lambda t, p, w: sklearn_metrics.matthews_corrcoef(t, p, sample_weight=w),
-    plr_dspy.BalancedAccuracy(): lambda t, p, w: np.mean(
-        [
-            np.average(np.array(p)[np.array(t) == label] == label, weights=np.array(w)[np.array(t) == label])
-            for label in set(t)
-        ]
-    ),
+    F1("a"): sklearn_f1_of_a,
+    ConfusionMetric(f1_of_a): sklearn_f1_of_a,
+    ConfusionMetric(share_of_right, bounds=(0.0, 1.0)): sklearn_accuracy,
+    F1(): sklearn_f1("macro"),
+    F1(average="micro"): sklearn_f1("micro"),
+    plr_dspy.MatthewsCorrelation(): sklearn_matthews,
+    plr_dspy.BalancedAccuracy(): mean_recall,
 }
 ANSWERS = (*LABELS, "other")
-BOTH = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(ANSWERS)), min_size=4, max_size=40)
+PAIRS = st.tuples(st.sampled_from(LABELS), st.sampled_from(ANSWERS))
+BOTH = st.lists(PAIRS, min_size=4, max_size=40)
+ALL_PAIRS = [*itertools.product(LABELS, LABELS)]
 
 
 @pytest.mark.parametrize("metric", BY_SKLEARN, ids=repr)
@@ -66,46 +91,51 @@ class TestLabels:
     def test_values_are_those_of_scikit_learn(self, metric, both):
         right, answers = zip(*both, strict=True)
         assume("a" in right)
-        found = metric.score(right, answers, labels=ANSWERS)
-        assert found == pytest.approx(BY_SKLEARN[metric](right, answers, [1.0] * len(both)))
+        score = metric.score(right, answers, labels=ANSWERS)
+        expected = BY_SKLEARN[metric](right, answers, np.ones(len(both)))
+        assert score == pytest.approx(expected)
 
     @settings(deadline=None, max_examples=10)
     @given(both=BOTH, moved=st.integers(0, 39), to=st.sampled_from(LABELS))
     def test_scores_are_the_derivative_and_their_mean_the_metric(self, metric, both, moved, to):
-        """Against finite differences of scikit-learn, where some weight of an example goes to another answer."""
-        both = [*both, *((t, p) for t in LABELS for p in LABELS)]
+        """Compare with scikit-learn when some weight of an example goes to another answer."""
+        both = [*both, *ALL_PAIRS]
         right, answers = map(list, zip(*both, strict=True))
         moved %= len(both)
-        found = ConfusionScores(metric, right, ANSWERS)
+        confusion = ConfusionScores(metric, right, ANSWERS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(confusion_scores, "PSEUDO_EXAMPLES", 1e-9)
-            found.linearize_at(enumerate(answers))
-        scores = [found.score(i, answer) for i, answer in enumerate(answers)]
+            confusion.linearize_at(enumerate(answers))
+        scores = [confusion.score(i, answer) for i, answer in enumerate(answers)]
         by_sklearn = BY_SKLEARN[metric]
-        assert np.mean(scores) == pytest.approx(by_sklearn(right, answers, [1.0] * len(both)), abs=1e-9)
+        expected = by_sklearn(right, answers, np.ones(len(both)))
+        assert np.mean(scores) == pytest.approx(expected, abs=1e-9)
         step = 1e-5
-        weights = np.ones(len(both) + 1)
-        weights[moved] = 1.0 - step
-        weights[-1] = step
-        ways = (weights, [1.0] * len(both) + [0.0])
+        weights_before = np.append(np.ones(len(both)), 0.0)
+        weights_after = weights_before.copy()
+        weights_after[moved] = 1.0 - step
+        weights_after[-1] = step
         more = ([*right, right[moved]], [*answers, to])
-        after, before = (by_sklearn(*more, each) for each in ways)
-        derivative = (after - before) / step * len(both)
-        assert found.score(moved, to) - scores[moved] == pytest.approx(derivative, abs=1e-3)
+        difference = by_sklearn(*more, weights_after) - by_sklearn(*more, weights_before)
+        derivative = difference / step * len(both)
+        change = confusion.score(moved, to) - scores[moved]
+        assert change == pytest.approx(derivative, abs=1e-3)
 
     def test_nothing_is_answered(self, metric):
-        """As if no reply can be read."""
         right_labels = ["a"] * 3 + ["b"] * 7
-        found = ConfusionScores(metric, right_labels)
-        found.linearize_at((i, None) for i in range(10))
-        assert found.value((i, None) for i in range(10)) == (-1.0 if metric.bounds[0] == -1.0 else 0.0)
-        assert all(math.isfinite(found.score(i, answer)) for i in range(10) for answer in (None, "a", "b"))
-        assert found.score(0, "a") > found.score(0, None)
+        unread = [(i, None) for i in range(10)]
+        scores = ConfusionScores(metric, right_labels)
+        scores.linearize_at(unread)
+        assert scores.value(unread) == (-1.0 if metric.bounds[0] == -1.0 else 0.0)
+        for i, answer in itertools.product(range(10), (None, "a", "b")):
+            assert math.isfinite(scores.score(i, answer))
+        assert scores.score(0, "a") > scores.score(0, None)
 
     def test_an_answer_that_is_no_label_is_an_unread_reply(self, metric):
         right_labels = ["a", "a", "b", "c"]
         answers = ["a", "b", "b", "other"]
-        assert metric.score(right_labels, answers) == metric.score(right_labels, [*answers[:3], None])
+        unread = [*answers[:3], None]
+        assert metric.score(right_labels, answers) == metric.score(right_labels, unread)
         scores = ConfusionScores(metric, right_labels)
         scores.linearize_at(enumerate(answers))
         assert scores.labels == ["a", "b", "c"]
@@ -133,26 +163,30 @@ def test_an_unread_reply_is_worth_no_more_than_any_wrong_label(metric, both, unr
 
 
 def test_f1_of_a_label_counts_unread_replies_to_other_examples():
-    """A program that reads one label well and loses all other replies must not look better than one that answers."""
+    """A program that loses all replies but those with one label must not look better."""
     right_labels = ["a"] * 2 + ["b"] * 6
     broken = F1("a").score(right_labels, ["a", "a", *[None] * 6])
     assert broken == F1("a").score(right_labels, ["a"] * 8) == pytest.approx(0.4)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.booleans()), min_size=6, max_size=30))
+ROWS = st.tuples(st.sampled_from("abc"), st.floats(0, 1), st.booleans())
+
+
+@given(st.lists(ROWS, min_size=6, max_size=30))
 def test_labels_count_in_the_shares_of_all_examples(rows):
-    labels, scores, scored = (np.array(column) for column in zip(*rows, strict=True))
-    found = ConfusionScores(F1(), list(labels))
+    labels, scores, scored = map(np.array, zip(*rows, strict=True))
+    confusion = ConfusionScores(F1(), list(labels))
     examples = np.arange(len(labels))
     known = scored.astype(bool)
     table = np.where(known, scores, np.nan)[None]
-    means = {each: scores[known & (labels == each)].mean() for each in set(labels[known])}
-    expected = sum((labels == each).mean() * mean for each, mean in means.items())
-    (weights,) = found.weights(known[None], examples)
+    means = {label: scores[known & (labels == label)].mean() for label in set(labels[known])}
+    expected = sum((labels == label).mean() * mean for label, mean in means.items())
+    (weights,) = confusion.weights(known[None], examples)
     assert (weights > 0).tolist() == known.tolist()
     if known.any():
-        assert np.nanmean(found.reweighted(table, examples)) == pytest.approx(expected)
-        assert weights[known].mean() == pytest.approx(np.isin(labels, list(means)).mean())
+        assert np.nanmean(confusion.reweighted(table, examples)) == pytest.approx(expected)
+        share = np.isin(labels, list(means)).mean()
+        assert weights[known].mean() == pytest.approx(share)
 
 
 class Mood(enum.Enum):
@@ -162,23 +196,24 @@ class Mood(enum.Enum):
 
 class TestOwnFunction:
     def test_gets_counts_and_the_labels_of_the_output(self):
-        """Labels that no example has are those of the type, and answers beside them count in the last column."""
+        """Labels of the type count, too; other answers are in the last column."""
         calls = []
 
         def cost(counts, labels):
             calls.append((counts.tolist(), labels))
             return share_of_right(counts, labels)
 
-        answers = iter(["a", "c", "other", "b"])
+        replies = iter(["a", "c", "other", "b"])
         program = Program(
-            lambda self, text: dspy.Prediction(label=next(answers)),
+            lambda self, text: dspy.Prediction(label=next(replies)),
             predict=dspy.Predict(dspy.Signature("text -> label: Literal['c', 'a']")),
         )
         devset = [example(label) for label in "aabb"]
         metric = ConfusionMetric(cost)
         answers = [program(text="t").label for _ in devset]
         right_labels = metric.right_labels(devset)
-        assert metric.score(right_labels, answers, labels=metric.output_labels(program, devset)) == 0.5
+        labels = metric.output_labels(program, devset)
+        assert metric.score(right_labels, answers, labels=labels) == 0.5
         assert calls == [([[0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], ["c", "a", "b"])]
 
     @pytest.mark.parametrize(
@@ -196,41 +231,50 @@ class TestOwnFunction:
             labels.clear()
             return value
 
-        assert [ConfusionMetric(once).score(["a", "b"], ["a", "a"]) for _ in range(2)] == [0.5, 0.5]
+        for _ in range(2):
+            assert ConfusionMetric(once).score(["a", "b"], ["a", "a"]) == 0.5
 
     def test_may_have_values_beyond_its_bounds(self):
-        found = ConfusionScores(ConfusionMetric(lambda counts, labels: 50.0, bounds=(0.0, 1.0)), ["a"])
-        assert (found.clip(-1.0), found.clip(70.0)) == (0.0, 1.0)
-        found.linearize_at([(0, "a")])
-        assert (found.clip(-1.0), found.clip(70.0)) == (0.0, 50.0)
+        metric = ConfusionMetric(lambda counts, labels: 50.0, bounds=(0.0, 1.0))
+        scores = ConfusionScores(metric, ["a"])
+        assert scores.clip(-1.0) == 0.0
+        assert scores.clip(70.0) == 1.0
+        scores.linearize_at([(0, "a")])
+        assert scores.clip(-1.0) == 0.0
+        assert scores.clip(70.0) == 50.0
 
     def test_is_called_by_its_name(self):
         assert repr(ConfusionMetric(share_of_right, name="accuracy")) == "accuracy"
-        assert repr(ConfusionMetric(share_of_right, "mood")) == "ConfusionMetric(field='mood', function=share_of_right)"
+        unnamed = ConfusionMetric(share_of_right, "mood")
+        assert repr(unnamed) == "ConfusionMetric(field='mood', function=share_of_right)"
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, None, "high"])
     def test_that_returns_no_number_is_an_error(self, value):
+        metric = ConfusionMetric(lambda counts, labels: value)
         with pytest.raises((ValueError, TypeError), match="metric must return a"):
-            ConfusionMetric(lambda counts, labels: value).score(["a", "b"], ["a", None])
+            metric.score(["a", "b"], ["a", None])
+
+
+REVERSED = {"bounds": (1, 0)}
+TWO_FIELDS = example("a").copy(other="b")
+OTHER_NAME = dspy.Prediction(answer="a")
+BAD_INPUT = [
+    (lambda: F1(average="binary"), "a label goes with"),
+    (lambda: F1("a", average="macro"), "a label goes with"),
+    (lambda: F1(average="weighted"), "average must be"),
+    (lambda: ConfusionMetric(3), "function must be callable"),
+    (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
+    (lambda: ConfusionMetric(F1("a")), "function must be callable"),
+    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the least and the largest value"),
+    (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
+    (lambda: F1("a").right_label(TWO_FIELDS), "name the field of the label"),
+    (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
+    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give both the same name"),
+]
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            (lambda: F1(average="binary"), "a label goes with"),
-            (lambda: F1("a", average="macro"), "a label goes with"),
-            (lambda: F1(average="weighted"), "average must be"),
-            (lambda: ConfusionMetric(3), "function must be callable"),
-            (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
-            (lambda: ConfusionMetric(F1("a")), "function must be callable"),
-            (lambda: ConfusionMetric(share_of_right, bounds=(1, 0)), "bounds must be the least and the largest value"),
-            (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
-            (lambda: F1("a").right_label(example("a").copy(other="b")), "name the field of the label"),
-            (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
-            (lambda: F1("a").answer(example("a"), dspy.Prediction(answer="a")), "give both the same name"),
-        ],
-    )
+    @pytest.mark.parametrize(("make", "message"), BAD_INPUT)
     def test_is_refused_with_a_cure(self, make, message):
         with pytest.raises((ValueError, TypeError), match=message):
             make()
@@ -239,4 +283,5 @@ class TestBadInput:
 def test_labels_are_compared_by_what_demos_call_them():
     assert F1(Mood.GOOD)(example("good"), dspy.Prediction(label=Mood.GOOD)) == 1.0
     assert F1(True)(example(True), dspy.Prediction(label=True)) == 1.0
-    assert F1("x", field="kind")(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0
+    by_kind = F1("x", field="kind")
+    assert by_kind(example("a", kind="x"), dspy.Prediction(label="b", kind="x")) == 1.0

@@ -31,7 +31,7 @@ class VLLMServer:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
-    """Started once; `PLR_DSPY_VLLM` names the environment that has vLLM, with a folder `model` in it."""
+    """Start a server from the environment that `PLR_DSPY_VLLM` names."""
     folder = Path(os.environ["PLR_DSPY_VLLM"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -35,7 +35,7 @@ def chat(vllm):
 
 @pytest.fixture
 def chat_litellm(vllm):
-    """A key that DSPy's client does not know takes the call through litellm."""
+    """Take the call through litellm by a key that DSPy's client does not know."""
     return chat_lm(vllm, extra_body={"structured_outputs": {"choice": ["negative", "positive"]}})
 
 
@@ -51,28 +51,29 @@ def probabilities(lm, demos, review):
 
 
 def test_label_probabilities_are_right(vllm, completions):
-    """They are near the sum over each label's tokens, as the server's own numbers for the whole text give it."""
+    """Compare with the server's log-probabilities of the whole text."""
     demos = REVIEWS[:4]
     review = REVIEWS[20].review
-    found = probabilities(completions, demos, review)
+    read = probabilities(completions, demos, review)
     (message,) = PlainTextAdapter().format(Sentiment, demos, {"review": review})
     sums = []
     for label in ("negative", "positive"):
         body = {"model": vllm.model, "prompt": f"{message['content']} {label}", "max_tokens": 1}
         body |= {"temperature": 0, "prompt_logprobs": 0}
-        request = urllib.request.Request(
-            f"{vllm.api_base}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        url = f"{vllm.api_base}/completions"
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=120) as reply:
             tokens = json.load(reply)["choices"][0]["prompt_logprobs"]
         sums.append(sum(next(iter(token.values()))["logprob"] for token in tokens[1:]))
     p = 1 / (1 + math.exp(sums[1] - sums[0]))
-    np.testing.assert_allclose(found, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
+    np.testing.assert_allclose(read, [p, 1 - p], atol=0.1)  # 16 bits: two calls differ by up to .08
 
 
 def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completions):
     student = dspy.LabeledFewShot(k=8).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
-    reorder = PLReorder(accuracy, auto="paper", num_iterations=2, num_samples=5, num_threads=4, display_progress=False)
+    rounds = {"auto": "paper", "num_iterations": 2, "num_samples": 5}
+    reorder = PLReorder(accuracy, num_threads=4, display_progress=False, **rounds)
     names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
     before = [vllm.count(name) for name in names]
     with dspy.context(lm=completions, adapter=PlainTextAdapter()):
@@ -85,7 +86,7 @@ def test_scoring_an_order_over_all_examples_hits_the_prefix_cache(vllm, completi
 
 @pytest.mark.parametrize("route", ["chat", "chat_litellm"])
 def test_chat(route, request):
-    """The small model does not keep to labels by itself: free, many of its answers cannot be read, or none."""
+    """Many answers of the small model cannot be read."""
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=REVIEWS)
     reorder = PLReorder(accuracy, max_metric_calls=60, num_threads=4, display_progress=False)
     with dspy.context(lm=request.getfixturevalue(route), adapter=PlainTextAdapter()):
@@ -109,8 +110,8 @@ def test_the_notebook_of_several_predictors(vllm, tmp_path, monkeypatch):
         "max_tokens=24": "max_tokens=4",
         "]\nprogram =": "][::4]\nprogram =",
     }
-    said = run_notebook("04_several_predictors_vllm.ipynb", shorter)
-    assert "of the prompt tokens were in vLLM's prefix cache" in said
+    output = run_notebook("04_several_predictors_vllm.ipynb", shorter)
+    assert "of the prompt tokens were in vLLM's prefix cache" in output
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "chat_litellm"])
@@ -119,9 +120,11 @@ def test_calibrated_programs_make_one_request_a_prediction(kind, vllm, request):
     program.demos = REVIEWS[:4]
     before = vllm.count("vllm:request_success_total")
     with dspy.context(lm=request.getfixturevalue(kind), adapter=PlainTextAdapter()):
-        calibrated = BatchCalibration(num_inputs=12, display_progress=False).compile(program, trainset=REVIEWS[:40])
+        optimizer = BatchCalibration(num_inputs=12, display_progress=False)
+        calibrated = optimizer.compile(program, trainset=REVIEWS[:40])
         predictions = [calibrated(review=example.review) for example in REVIEWS[40:48]]
     assert vllm.count("vllm:request_success_total") - before == 12 + 8
     for prediction in predictions:
-        assert sum(prediction.probabilities.values()) == pytest.approx(1.0)
-        assert prediction.sentiment == max(prediction.probabilities, key=prediction.probabilities.get)
+        probabilities = prediction.probabilities
+        assert sum(probabilities.values()) == pytest.approx(1.0)
+        assert prediction.sentiment == max(probabilities, key=probabilities.get)

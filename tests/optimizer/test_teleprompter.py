@@ -57,7 +57,7 @@ class TestCompile:
         assert "nothing to compare" in caplog.text
         assert "same prompt" in reorder.report.stopped
 
-    def test_an_interrupt_in_the_first_round_leaves_the_best_order_that_was_scored(self, engine):
+    def test_an_interrupt_in_the_first_round_leaves_the_order_as_it_was(self, engine):
         def backwards(self, question):
             """Right the more often, the later the first demo stood at first; it asks no LM."""
             first = EXAMPLES.index(self.predict.demos[0])
@@ -74,7 +74,7 @@ class TestCompile:
         with pytest.raises(KeyboardInterrupt):
             reorder.compile(Program(backwards, predict=student(8)), trainset=EXAMPLES)
         assert not reorder.report.history
-        assert EXAMPLES.index(reorder.best_program.predict.demos[0]) >= 4
+        assert [EXAMPLES.index(demo) for demo in reorder.best_program.predict.demos] == list(range(8))
 
     def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
         reorder = PLReorder(exact_match, max_metric_calls=100)

@@ -133,11 +133,12 @@ ENDLESS = [
 
 def rows(table, blank):
     lines = [line for line in table.strip().splitlines() if not line.startswith("# ")]
-    pairs = [
-        (answer[2:].replace("⏎", "\n"), re.split(" [✓✗] ", item)[0], answer[0] == "✓")
-        for item in " ‖ ".join(lines).split(" ‖ ")
-        for answer in re.findall(r"[✓✗] (?:(?! [✓✗] ).)+", item)
-    ]
+    pairs = []
+    for item in " ‖ ".join(lines).split(" ‖ "):
+        gold = re.split(" [✓✗] ", item)[0]
+        for answer in re.findall(r"[✓✗] (?:(?! [✓✗] ).)+", item):
+            predicted = answer[2:].replace("⏎", "\n")
+            pairs.append((predicted, gold, answer[0] == "✓"))
     return [pytest.param(*row, id=f"{row[0]!r} for {row[1]!r}") for row in [*pairs, *blank]]
 
 
@@ -168,7 +169,8 @@ def test_what_has_no_end_is_wrong_within_seconds_and_the_next_answer_is_judged(p
     with ThreadPoolExecutor(1) as pool:
         assert not pool.submit(same_expression, predicted, gold).result()
         assert not pool.submit(same_number, predicted, "7").result()
-        assert pool.submit(same_expression, f"{len(predicted)}(y+1)", f"{len(predicted)}y+{len(predicted)}").result()
+        size = len(predicted)
+        assert pool.submit(same_expression, f"{size}(y+1)", f"{size}y+{size}").result()
     assert time.monotonic() - started < 30
 
 

@@ -19,8 +19,10 @@ def write(folder, task, train, test):
 
 
 def read(folder, task=MR):
-    parts = load(task, data_dir=folder)
-    return [[(e[task.input_field], e[task.output_field]) for e in part] for part in parts]
+    def pair(example):
+        return example[task.input_field], example[task.output_field]
+
+    return [list(map(pair, part)) for part in load(task, data_dir=folder)]
 
 
 def some(task, start, count=6):
@@ -57,7 +59,6 @@ def test_what_is_left_out(tmp_path, caplog):
 
 
 def test_what_a_file_may_hold_besides(tmp_path):
-    """A byte order mark, blank lines, Windows line ends, more fields, and line separators in a text."""
     write(tmp_path, MR, [], some(MR, 0))
     first = '{"text": "a\u2028b", "label": "positive", "id": 3}'
     second = '{"label":"negative","text":"c"}'

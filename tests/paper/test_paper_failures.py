@@ -27,7 +27,7 @@ KEY = "zq9verysecretvalue00817"
 
 @pytest.fixture
 def server():
-    """A completions endpoint that answers a label by the length of the prompt, late, or repeats the key."""
+    """Serve labels by the length of the prompt, late, or an error that repeats the key."""
 
     def answer(request):
         time.sleep(server.seconds)
@@ -91,7 +91,7 @@ def test_the_key_that_a_provider_repeats_is_hidden(server, data, tmp_path, capsy
 
 
 def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
-    """Also to a provider whose address nobody gave."""
+    """The key goes to a provider without an address, too."""
     monkeypatch.setenv("MYKEY", KEY)
     monkeypatch.setenv("OPENAI_API_KEY", "another-account")
     monkeypatch.setenv("OPENAI_BASE_URL", server.api_base)
@@ -102,11 +102,11 @@ def test_the_key_that_was_named_is_the_one_sent(server, monkeypatch):
 
 
 def children(pid):
-    found = []
+    pids = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
+            pids += [int(child), *children(int(child))]
+    return pids
 
 
 def alive(pid):
@@ -118,14 +118,14 @@ def alive(pid):
 
 @pytest.fixture(scope="module")
 def in_one_go():
-    made = {}
+    results_by_run = {}
 
     def results(options):
-        if not made:
+        if not results_by_run:
             assert main(options) == 0
             folder = Path(options[options.index("--out") + 1])
-            made.update({result.run: result for result in read_results(folder / RESULTS)})
-        return made
+            results_by_run.update({result.run: result for result in read_results(folder / RESULTS)})
+        return results_by_run
 
     return results
 
@@ -161,9 +161,9 @@ def test_a_grid_that_was_killed_leaves_no_worker_and_goes_on(server, data, tmp_p
     server.seconds = 0.0
     assert main(options) == 0
     assert (out / RESULTS).read_bytes().startswith(before), "what had ended was not made again"
-    made = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
-    assert made <= server.num_requests <= made + 8, "only calls under way are made again"
-    assert calls < made
+    num_calls = sum(r.program_calls["total"] + 6 for r in read_results(out / RESULTS))
+    assert num_calls <= server.num_requests <= num_calls + 8, "only calls under way are made again"
+    assert calls < num_calls
     others = in_one_go(arguments(server, data, tmp_path / "again", "--seeds", "1", "2", **more))
     for result in read_results(out / RESULTS):  # whoever made it
         assert (result.orderings, result.scores) == (others[result.run].orderings, others[result.run].scores)

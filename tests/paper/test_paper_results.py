@@ -9,16 +9,14 @@ from paper.protocol import Experiment, Run
 from paper.results import RESULTS, open_store, read_results
 from paper.runner import run_grid
 
-RUNS = [Run("mr", 4, seed, method) for seed in (1, 2) for method in ("Static", "Ours")]
-
-
+RUNS = [Run("mr", 4, 1, "Static"), Run("mr", 4, 1, "Ours"), Run("mr", 4, 2, "Static"), Run("mr", 4, 2, "Ours")]
 SETTINGS = Experiment(None, pool=20).settings()
 
 
-def making(made, failing=()):
+def making(runs_made, failing=()):
     def engine(experiment, runs):
         for run in runs:
-            made.append(run)
+            runs_made.append(run)
             one = result(*run, [1.0, 0.0], settings=SETTINGS)
             yield run, ValueError("no luck") if run in failing else one
 
@@ -26,9 +24,9 @@ def making(made, failing=()):
 
 
 def made_on(folder, runs=RUNS, failing=()):
-    made = []
-    outcome = run_grid(Experiment(folder, pool=20), runs, engine=making(made, failing))
-    return made, outcome
+    runs_made = []
+    outcome = run_grid(Experiment(folder, pool=20), runs, engine=making(runs_made, failing))
+    return runs_made, outcome
 
 
 class TestGrid:
@@ -50,10 +48,10 @@ class TestGrid:
         assert made_on(tmp_path)[0] == RUNS[1:2]
 
     def test_a_dead_server_ends_the_experiment(self, tmp_path):
-        made = []
+        runs_made = []
         with pytest.raises(ValueError, match="no luck"):
-            run_grid(Experiment(tmp_path, pool=20), RUNS, engine=making(made, failing=RUNS))
-        assert made == RUNS[:3]
+            run_grid(Experiment(tmp_path, pool=20), RUNS, engine=making(runs_made, failing=RUNS))
+        assert runs_made == RUNS[:3]
 
 
 @pytest.mark.parametrize(

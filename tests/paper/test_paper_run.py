@@ -29,8 +29,8 @@ def run(data, out, *more):
 
 
 @pytest.fixture(scope="module")
-def made(data, tmp_path_factory):
-    """Grids in one folder with all that the outputs need. Of the first, the model is a fake."""
+def grid_folder(data, tmp_path_factory):
+    """Return a folder with the results of two grids."""
     out = tmp_path_factory.mktemp("made")
     engine = PlainLabels(lean=0.5)
     grid = ["--seeds", "1", "2", "--ablations", "weighted", "--methods", "Static", "Ours"]
@@ -46,11 +46,13 @@ def by_run(folder):
     return {result.run: result for result in read_results(folder / RESULTS)}
 
 
-def test_every_run_has_its_line_and_equal_orders_have_equal_scores(made):
-    results = by_run(made)
+def test_every_run_has_its_line_and_equal_orders_have_equal_scores(grid_folder):
+    results = by_run(grid_folder)
     methods = ["Static", "Ours", "PLR-4", "PLR-4 weighted"]
-    expected = {Run("mr", 2, seed, method) for seed in (1, 2) for method in methods}
-    assert set(results) == expected | {Run("mr", 2, 1, "DEmO")}
+    expected = {Run("mr", 2, 1, "DEmO")}
+    for method in methods:
+        expected |= {Run("mr", 2, seed, method) for seed in (1, 2)}
+    assert set(results) == expected
     scores = {}
     for result in results.values():
         assert len(result.scores) == HELD_OUT
@@ -62,30 +64,31 @@ def test_every_run_has_its_line_and_equal_orders_have_equal_scores(made):
     assert (static.orderings, static.program_calls["total"]) == (((0, 1),), 0)
 
 
-def test_tables_are_written(made, tmp_path, capsys):
-    assert main(["table", "--out", str(made), "--to", str(tmp_path)]) == 0
-    names = [f"{n}.{ending}" for n in ("accuracy", "calls", "paired", "ablation") for ending in ("md", "csv")]
+def test_tables_are_written(grid_folder, tmp_path, capsys):
+    assert main(["table", "--out", str(grid_folder), "--to", str(tmp_path)]) == 0
+    tables = ("accuracy", "calls", "paired", "ablation")
+    names = [*(f"{table}.md" for table in tables), *(f"{table}.csv" for table in tables)]
     assert set(names) <= {Path(line).name for line in capsys.readouterr().out.splitlines()}
     assert all((tmp_path / name).stat().st_size > 0 for name in names)
     with (tmp_path / "accuracy.csv").open() as file:
         cells = {row["method"]: float(row["mean"]) for row in csv.DictReader(file) if row["task"] == "mr"}
-    results = by_run(made)
+    results = by_run(grid_folder)
     static = [results["mr", 2, seed, "Static"].accuracy for seed in (1, 2)]
     assert cells["Static"] == pytest.approx(50 * sum(static))
 
 
-def test_a_dry_run_says_what_is_missing(data, made, capsys):
+def test_a_dry_run_says_what_is_missing(data, grid_folder, capsys):
     options = ["--num-demos", "2", "--seeds", "1", "2", "3", "--methods", "Static", "Ours"]
-    assert run(data, made, *options, "--dry-run") == 0
+    assert run(data, grid_folder, *options, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "6 runs, 2 of them without a result: " in out
     assert f"  Static: {HELD_OUT}\n" in out, "its held-out examples"
-    assert set(by_run(made)) == {name for name in by_run(made) if name.seed < 3}
+    assert set(by_run(grid_folder)) == {name for name in by_run(grid_folder) if name.seed < 3}
 
 
-def test_no_run_makes_more_calls_than_it_said(data, made):
-    experiment = Experiment(made, data, pool=POOL, test=HELD_OUT)
-    for name, result in by_run(made).items():
+def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
+    experiment = Experiment(grid_folder, data, pool=POOL, test=HELD_OUT)
+    for name, result in by_run(grid_folder).items():
         assert result.program_calls["total"] + HELD_OUT <= count_calls(experiment, name), name
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -26,8 +27,17 @@ def rows(table):
 
 
 def row(table, **key):
-    (found,) = [line for line in rows(table) if all(line[name] == str(value) for name, value in key.items())]
-    return found
+    wanted = {name: str(value) for name, value in key.items()}
+    (only,) = [line for line in rows(table) if wanted.items() <= line.items()]
+    return only
+
+
+def numbers(line, *names):
+    return [float(line[name]) for name in names]
+
+
+def texts(line, *names):
+    return [line[name] for name in names]
 
 
 def ranks(table, task="mr"):
@@ -41,17 +51,18 @@ def line_of(table, name, block=0):
 
 
 def accuracy(*parts):
-    return tables.accuracy_table(frame_of([run for part in parts for run in part]))
+    return tables.accuracy_table(frame_of([*itertools.chain(*parts)]))
 
 
 def paired(*parts):
-    return tables.paired_table(frame_of([run for part in parts for run in part]))
+    return tables.paired_table(frame_of([*itertools.chain(*parts)]))
 
 
 class TestFrame:
     def test_runs_are_in_the_order_of_the_grid(self):
         methods = ["Zeta", "Ours", "DEmO", "Alpha", "Static"]
-        frame = frame_of([result(method=n, task=task) for task in ("subj", "mr", "mine") for n in methods])
+        pairs = itertools.product(("subj", "mr", "mine"), methods)
+        frame = frame_of([result(method=method, task=task) for task, method in pairs])
         assert list(frame.method[:5]) == ["Static", "DEmO", "Ours", "Alpha", "Zeta"]
         assert list(frame.task.unique()) == ["mr", "subj", "mine"]
 
@@ -67,8 +78,9 @@ class TestFrame:
     )
     def test_what_cannot_stand_in_one_table(self, second, message):
         first = result(data={"pool": "a"})
+        second = {"method": "Ours", "data": {"pool": "a"}, **second}
         with pytest.raises(ValueError, match=message):
-            frame_of([first, result(**{"method": "Ours", "data": {"pool": "a"}, **second})])
+            frame_of([first, result(**second)])
 
 
 class TestAccuracy:
@@ -76,21 +88,24 @@ class TestAccuracy:
         table = accuracy(runs("Static", [10, 12, 14]))
         cell = row(table, task="mr", method="Static")
         half = 4.302652729911275 * 10 / math.sqrt(3)
-        assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx([60, 60 - half, 60 + half])
-        assert (cell["seeds"], cell["num_demos"]) == ("3", "8")
+        expected = pytest.approx([60, 60 - half, 60 + half])
+        assert numbers(cell, "mean", "low", "high") == expected
+        assert texts(cell, "seeds", "num_demos") == ["3", "8"]
         assert line_of(table, "Static") == ["60.0 ± 24.8"]
         table = accuracy(runs("Static", [10]))
         cell = row(table, task="mr")
-        assert (cell["mean"], cell["low"], cell["high"], cell["seeds"]) == ("50.0", "", "", "1")
+        assert texts(cell, "mean", "low", "high", "seeds") == ["50.0", "", "", "1"]
         assert line_of(table, "Static") == ["50.0"]
 
     def test_best_three_are_marked_and_ties_share_a_mark(self):
-        methods = ["Static", "Top-K", "PLR-1", "Ours"]
-        table = accuracy(*(runs(name, [count]) for name, count in zip(methods, [5, 14, 9, 12], strict=True)))
+
+        counts = {"Static": [5], "Top-K": [14], "PLR-1": [9], "Ours": [12]}
+        table = accuracy(*map(runs, counts, counts.values()))
         assert ranks(table) == {"Static": "4", "Top-K": "1", "PLR-1": "3", "Ours": "2"}
-        assert [line_of(table, n)[0] for n in methods] == ["25.0", "**70.0**", "*45.0*", "<ins>60.0</ins>"]
+        cells = [line_of(table, name)[0] for name in counts]
+        assert cells == ["25.0", "**70.0**", "*45.0*", "<ins>60.0</ins>"]
         counts = {"Static": [8, 10], "Top-K": [9, 9], "PLR-1": [8, 8], "Ours": [1, 1]}
-        table = accuracy(*(runs(name, c) for name, c in counts.items()))
+        table = accuracy(*map(runs, counts, counts.values()))
         assert ranks(table) == {"Static": "1", "Top-K": "1", "PLR-1": "3", "Ours": "4"}
 
     def test_missing_seeds_are_told_and_get_no_rank(self):
@@ -99,48 +114,57 @@ class TestAccuracy:
         assert line_of(table, "Ours") == ["100.0 ± 0.0†"]
         other_seeds = accuracy(runs("Static", [10, 10, None]), runs("Ours", [None, 12, 12]))
         assert ranks(other_seeds) == {"Static": "", "Ours": ""}
-        assert ranks(accuracy(runs("Static", [10, 10]), runs("Ours", [12]))) == {"Static": "", "Ours": ""}
+        one_seed = accuracy(runs("Static", [10, 10]), runs("Ours", [12]))
+        assert ranks(one_seed) == {"Static": "", "Ours": ""}
 
     def test_the_average_is_over_tasks_by_seed_on_the_seeds_that_all_tasks_have(self):
         # By seed (50 + 70) / 2 = 60 and (60 + 90) / 2 = 75.
-        cell = row(accuracy(runs("Static", [10, 12]), runs("Static", [14, 18], task="subj")), task="average")
+        table = accuracy(runs("Static", [10, 12]), runs("Static", [14, 18], task="subj"))
+        cell = row(table, task="average")
         assert float(cell["mean"]) == pytest.approx(67.5)
-        assert (float(cell["low"]), float(cell["high"])) == pytest.approx(mean_interval([60, 75]))
+        interval = mean_interval([60, 75])
+        assert numbers(cell, "low", "high") == pytest.approx([*interval])
         base = [runs("Static", [10] * 3, task=task) for task in ("mr", "subj")]
         table = accuracy(*base, runs("Ours", [10, 20, None]), runs("Ours", [10, 20, 20], task="subj"))
         cell = row(table, task="average", method="Ours")
-        assert (float(cell["mean"]), cell["seeds"], cell["rank"]) == (75, "2", "")
-        assert line_of(accuracy(*base, runs("Top-K", [20] * 3)), "Top-K") == ["**100.0 ± 0.0**", "", ""]
+        assert float(cell["mean"]) == 75
+        assert texts(cell, "seeds", "rank") == ["2", ""]
+        table = accuracy(*base, runs("Top-K", [20] * 3))
+        assert line_of(table, "Top-K") == ["**100.0 ± 0.0**", "", ""]
         apart = accuracy(runs("Static", [10, None]), runs("Static", [None, 10], task="subj"))
         assert "average" not in {line["task"] for line in rows(apart)}
 
 
 class TestPaired:
     def test_difference_over_the_pooled_examples(self):
-        scores = {"Static": [[1, 1, 0, 0], [1, 0, 0, 0]], "Ours": [[1, 0, 1, 1], [1, 1, 1, 0]]}
         records = [
-            result("mr", 8, seed, name, [float(x) for x in both[seed - 1]])
-            for name, both in scores.items()
-            for seed in (1, 2)
+            result("mr", 8, 1, "Static", [1.0, 1.0, 0.0, 0.0]),
+            result("mr", 8, 2, "Static", [1.0, 0.0, 0.0, 0.0]),
+            result("mr", 8, 1, "Ours", [1.0, 0.0, 1.0, 1.0]),
+            result("mr", 8, 2, "Ours", [1.0, 1.0, 1.0, 0.0]),
         ]
         cell = row(paired(records), task="mr")
         # Differences 0 -1 1 1 and 0 1 1 0: 3 of 8.
         low, high = paired_interval([0, -100, 100, 100, 0, 100, 100, 0])
-        assert [float(cell[n]) for n in ("mean", "low", "high")] == pytest.approx([37.5, low, high])
-        assert (cell["seeds"], float(cell["examples"])) == ("2.0", 8)
+        assert numbers(cell, "mean", "low", "high") == pytest.approx([37.5, low, high])
+        assert cell["seeds"] == "2.0"
+        assert float(cell["examples"]) == 8
 
     def test_runs_that_share_examples_are_not_counted_as_evidence_twice(self):
         once = [*runs("Static", [10, 10, 10, 10]), *runs("Ours", [12, 14, 9, 15])]
-        more = [replace(each, num_demos=16) for each in once]
-        one, two = (row(paired(each), task="all") for each in (once, [*once, *more]))
-        assert (float(one["runs"]), float(two["runs"])) == (4, 8)
-        for name in ("mean", "low", "high", "p"):
-            assert float(one[name]) == pytest.approx(float(two[name]))
+        more = [replace(run, num_demos=16) for run in once]
+        one = row(paired(once), task="all")
+        two = row(paired(once, more), task="all")
+        assert float(one["runs"]) == 4
+        assert float(two["runs"]) == 8
+        names = ("mean", "low", "high", "p")
+        assert numbers(one, *names) == pytest.approx(numbers(two, *names))
 
     def test_only_common_runs_count_and_methods_are_corrected_together(self):
         table = paired(runs("Static", [10, 10, None]), runs("Ours", [12, None, 20]), runs("PLR-1", [11, 11, 11]))
         ours = row(table, task="mr", method="Ours")
-        assert (float(ours["mean"]), float(ours["seeds"])) == (pytest.approx(10), 1)
+        assert float(ours["mean"]) == pytest.approx(10)
+        assert float(ours["seeds"]) == 1
         assert "†" in line_of(table, "Ours")[0]
         assert "Not all methods have the same runs" in table.to_markdown()
         same = paired(*(runs(name, [10, 11]) for name in ("Static", "Top-K", "Ours")))
@@ -149,7 +173,8 @@ class TestPaired:
         assert "No run in common: Ours" in none.to_markdown()
         assert {line["method"] for line in rows(none)} == {"Top-K"}
         table = paired(runs("Static", [10] * 6), runs("Top-K", [9, 11] * 3), runs("Ours", [15] * 6))
-        assert float(row(table, task="all", method="Ours")["p_holm"]) == pytest.approx(2 * 2 / 64)
+        ours = row(table, task="all", method="Ours")
+        assert float(ours["p_holm"]) == pytest.approx(2 * 2 / 64)
         assert float(row(table, task="all", method="Top-K")["p_holm"]) == 1.0
 
 
@@ -157,8 +182,9 @@ class TestSignificance:
     @given(st.lists(st.integers(-9, 9), min_size=2, max_size=9))
     @settings(max_examples=25, deadline=None)
     def test_sign_flips_against_counting_all(self, differences):
-        flips = np.array(np.meshgrid(*[[-1, 1]] * len(differences))).reshape(len(differences), -1)
-        share = np.mean(np.abs(np.asarray(differences) @ flips) >= abs(sum(differences)))
+        flips = np.array([*itertools.product((-1, 1), repeat=len(differences))])
+        sums = flips @ np.array(differences)
+        share = np.mean(np.abs(sums) >= abs(sum(differences)))
         assert tables.sign_flip_test([[d] for d in differences]) == pytest.approx(share)
 
     def test_intervals_of_groups(self):
@@ -179,23 +205,26 @@ class TestSignificance:
 
 
 def test_costs_are_means_over_runs_that_know_them():
-    records = [
-        result(seed=s, program_calls={"total": n}, tokens={"prompt": n * 10}, seconds=n / 8)
-        for s, n in ((1, 100), (2, 301))
-    ]
-    table = tables.calls_table(frame_of([*records, result(seed=3, tokens={}, program_calls={"total": 1})]))
+    def costing(seed, calls):
+        tokens = {"prompt": calls * 10}
+        return result(seed=seed, program_calls={"total": calls}, tokens=tokens, seconds=calls / 8)
+
+    unknown = result(seed=3, tokens={}, program_calls={"total": 1})
+    table = tables.calls_table(frame_of([costing(1, 100), costing(2, 301), unknown]))
     (line,) = rows(table)
-    assert [float(line[name]) for name in ("calls", "prompt tokens")] == [134, 2005]
+    assert numbers(line, "calls", "prompt tokens") == [134, 2005]
     assert line["completion tokens"] == ""
     assert line_of(table, "Static") == ["134", "2,005", "", "17", "3"]
 
 
 def test_ours_theirs_and_the_difference():
     table = tables.published_table(frame_of(runs("Static", [10, 12], model="local")))
-    told = "8 demos: ours SmolLM2-135M (local); paper {}, 5 seeds"
-    assert re.findall("^### (.+)$", table.to_markdown(), re.M) == [told.format(model) for model in (QWEN, LLAMA)]
+    heading = "8 demos: ours SmolLM2-135M (local); paper {}, 5 seeds"
+    headings = re.findall("^### (.+)$", table.to_markdown(), re.M)
+    assert headings == [heading.format(QWEN), heading.format(LLAMA)]
     assert line_of(table, "Static") == ["55.0 / 91.1 / -36.1"]
     line = row(table, published_model=QWEN)
-    assert (line["seeds"], line["published_seeds"], line["method"]) == ("2", "5", "Static")
-    assert [float(line[n]) for n in ("mean", "published", "difference")] == pytest.approx([55, 91.1, -36.1])
+    assert texts(line, "seeds", "published_seeds", "method") == ["2", "5", "Static"]
+    expected = pytest.approx([55, 91.1, -36.1])
+    assert numbers(line, "mean", "published", "difference") == expected
     assert "says nothing about a method" in table.to_markdown()

@@ -20,9 +20,10 @@ def rendered(task, format):
 
 
 def answered(task, format, text):
-    """The prediction of a model that says a text, and the request it was sent."""
+    """Return the prediction of a model that says the text, and its request."""
     engine = ScriptedEngine(text)
-    with dspy.context(lm=dspy.LM("scripted", engine=engine, cache=False), adapter=task.adapter(format)):
+    lm = dspy.LM("scripted", engine=engine, cache=False)
+    with dspy.context(lm=lm, adapter=task.adapter(format)):
         prediction = task.program(format)(**{task.input_field: "new"})
     (request,) = engine.requests
     return prediction, request
@@ -31,9 +32,14 @@ def answered(task, format, text):
 @each_task
 def test_a_plain_prompt_is_the_demos_and_the_question_alone(task):
     first, second = (name.title() for name in (task.input_field, task.output_field))
-    blocks = [f"{first}: {d[task.input_field]}\n{second}: {d[task.output_field]}" for d in demos_of(task)]
+    blocks = []
+    for demo in demos_of(task):
+        question = demo[task.input_field]
+        answer = demo[task.output_field]
+        blocks.append(f"{first}: {question}\n{second}: {answer}")
+    blocks.append(f"{first}: new\n{second}:")
     (message,) = rendered(task, "plain")
-    assert message == {"role": "user", "content": "\n\n".join([*blocks, f"{first}: new\n{second}:"])}
+    assert message == {"role": "user", "content": "\n\n".join(blocks)}
 
 
 @each_task
@@ -58,8 +64,9 @@ def test_a_chat_prompt_says_what_is_asked(task):
 @each_task
 def test_in_a_chat_a_label_comes_at_once_and_an_open_answer_after_its_reasoning(task):
     answer = (task.labels or ("7",))[0]
-    thought = "[[ ## reasoning ## ]]\n3 + 4\n\n" * task.reasoning
-    reply = f"{thought}[[ ## {task.output_field} ## ]]\n{answer}\n\n[[ ## completed ## ]]"
+    reply = f"[[ ## {task.output_field} ## ]]\n{answer}\n\n[[ ## completed ## ]]"
+    if task.reasoning:
+        reply = f"[[ ## reasoning ## ]]\n3 + 4\n\n{reply}"
     prediction, _ = answered(task, "chat", reply)
     assert prediction[task.output_field] == answer
     assert prediction.get("reasoning") == ("3 + 4" if task.reasoning else None)

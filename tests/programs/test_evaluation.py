@@ -14,7 +14,7 @@ LABELS = ["no", "yes"]
 
 
 class Answering(dspy.Module):
-    """Answers "yes" to the numbers given, and "no" to others; to some it says nothing, or fails."""
+    """Answer "yes" to the numbers given, and "no" to others; some are unread or fail."""
 
     def __init__(self, yes, *, unread=(), failing=()):
         super().__init__()
@@ -32,12 +32,15 @@ class Answering(dspy.Module):
 
 
 def examples(count, yes):
-    return [dspy.Example(number=n, label="yes" if n in yes else "no").with_inputs("number") for n in range(count)]
+    labels = ["yes" if n in yes else "no" for n in range(count)]
+    rows = [dspy.Example(number=n, label=label) for n, label in enumerate(labels)]
+    return [row.with_inputs("number") for row in rows]
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    with dspy.context(lm=lm_of(LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])), num_threads=1):
+    engine = LabelEngine(LABELS, lambda demos, text: [0.5, 0.5])
+    with dspy.context(lm=lm_of(engine), num_threads=1):
         yield
 
 
@@ -45,21 +48,30 @@ def evaluated(programs, metric, devset):
     return evaluate_programs(programs, metric, devset, display_progress=False)
 
 
+def evaluated_alone(program, metric, devset):
+    return evaluated({"it": program}, metric, devset).programs["it"]
+
+
 def test_accuracy_and_difference():
     devset = examples(20, range(5))
     half = Answering(range(2, 8), unread=[19])
-    found = evaluated({"never": Answering([]), "half": half}, exact, devset)
-    never, half = found.programs.values()
-    assert (never.score, half.score) == (0.75, 14 / 20)
+    evaluation = evaluated({"never": Answering([]), "half": half}, exact, devset)
+    never, half = evaluation.programs.values()
+    assert never.score == 0.75
+    assert half.score == 14 / 20
     assert half.difference == pytest.approx(-0.05)
     assert half.num_unread == 1
     assert never.difference is None
-    for low, high, value in ((*half.interval, half.score), (*half.difference_interval, half.difference)):
-        assert low < value < high
-    assert "half         0.700 [" in str(found)
-    assert (found.constant.label, found.constant.score) == ("no", 0.75)
-    assert "\n  always 'no'  0.750, without any call" in str(found)
-    assert "1 of the replies could not be read" in str(found)
+    low, high = half.interval
+    assert low < half.score < high
+    low, high = half.difference_interval
+    assert low < half.difference < high
+    text = str(evaluation)
+    assert "half         0.700 [" in text
+    assert evaluation.constant.label == "no"
+    assert evaluation.constant.score == 0.75
+    assert "\n  always 'no'  0.750, without any call" in text
+    assert "1 of the replies could not be read" in text
 
 
 def test_the_constant_answer_is_the_best_one_by_the_metric():
@@ -71,64 +83,72 @@ def test_the_constant_answer_is_the_best_one_by_the_metric():
         dspy.Predict("label -> verdict")(label=prediction.label)
         return exact(example, prediction)
 
-    found = evaluated({"never": Answering([])}, {"F1": F1("yes"), "judged": judged}, devset)
-    assert (found["F1"].constant.label, found["F1"].constant.score) == ("yes", pytest.approx(0.4))
-    assert found["judged"].constant is None
+    metrics = {"F1": F1("yes"), "judged": judged}
+    evaluations = evaluated({"never": Answering([])}, metrics, devset)
+    constant = evaluations["F1"].constant
+    assert constant.label == "yes"
+    assert constant.score == pytest.approx(0.4)
+    assert evaluations["judged"].constant is None
     assert len(calls) == len(devset) + 1
 
 
+def minus(example, prediction):
+    return exact(example, prediction) - 1.0
+
+
 def test_a_metric_that_is_never_above_0():
-    metrics = (exact, lambda e, p: exact(e, p) - 1.0)
-    answering = Answering(range(20))
-    counted, lost = [evaluated({"": answering}, each, examples(20, range(18))).programs[""] for each in metrics]
+    program = Answering(range(20))
+    devset = examples(20, range(18))
+    counted = evaluated_alone(program, exact, devset)
+    lost = evaluated_alone(program, minus, devset)
     assert lost.interval == pytest.approx([end - 1.0 for end in counted.interval])
 
 
 def test_a_reply_that_cannot_be_read_counts_as_the_worst_score():
-    """Of any program: no program is the better for answering nothing."""
-
-    def minus(example, prediction):
-        return exact(example, prediction) - 1.0
-
+    """No program may gain by answering nothing."""
     programs = {"wrong": Answering([0, 1]), "unread": Answering([], unread=[0, 1])}
     wrong, unread = evaluated(programs, minus, examples(4, [3])).programs.values()
-    assert (wrong.score, unread.score, unread.difference) == (-0.75, -0.75, 0.0)
+    assert wrong.score == unread.score == -0.75
+    assert unread.difference == 0.0
     low, high = unread.difference_interval
     assert low < 0.0 < high
 
 
 def test_a_metric_over_a_set_and_a_calibrated_program():
     devset = examples(20, range(5))
-    found = evaluated({"never": Answering([]), "some": Answering(range(3, 8))}, F1("yes"), devset)
-    assert found.programs["never"].score == 0.0
-    assert found.programs["some"].score == pytest.approx(2 * 2 / (5 + 5))
-    assert found.programs["some"].difference == pytest.approx(0.4)
-    devset = [dspy.Example(text=str(n), label="yes").with_inputs("text") for n in range(4)]
+    programs = {"never": Answering([]), "some": Answering(range(3, 8))}
+    never, some = evaluated(programs, F1("yes"), devset).programs.values()
+    assert never.score == 0.0
+    assert some.score == pytest.approx(2 * 2 / (5 + 5))
+    assert some.difference == pytest.approx(0.4)
+    devset = [dspy.Example(text=text, label="yes").with_inputs("text") for text in "0123"]
     calibration = Calibration("batch", ("no", "yes"), (0.0, float(np.log(3.0))))
-    program = CalibratedProgram(dspy.Predict("text -> label: Literal['no', 'yes']"), calibration)
-    (found,) = evaluated({"calibrated": program}, exact, devset).programs.values()
-    assert found.score == 1.0
+    classifier = dspy.Predict("text -> label: Literal['no', 'yes']")
+    program = CalibratedProgram(classifier, calibration)
+    assert evaluated_alone(program, exact, devset).score == 1.0
 
 
 @pytest.mark.parametrize(("recall", "alarms"), [(0.7, 0.3), (0.1, 0.02)])
 def test_intervals_of_a_metric_over_a_set_hold(recall, alarms):
-    """Also where some programs find nothing; new examples have other labels, too."""
+    """Some programs find nothing, and new examples have other labels."""
     rng = np.random.default_rng(0)
     inside = np.zeros(2)
     worlds = 100
     truth = 2 * recall * 0.15 / (0.15 + recall * 0.15 + alarms * 0.85)
 
-    def program():
-        return Answering([n for n in range(40) if rng.random() < (recall if n in yes else alarms)])
+    def program(is_yes):
+        rates = np.where(is_yes, recall, alarms)
+        return Answering(np.flatnonzero(rng.random(40) < rates).tolist())
 
     for _ in range(worlds):
-        yes = set(np.flatnonzero(rng.random(40) < 0.15).tolist())
-        found = evaluated({"one": program(), "other": program()}, F1("yes"), examples(40, yes))
-        one, other = found.programs.values()
-        inside += [
-            one.interval[0] < truth < one.interval[1],
-            other.difference_interval[0] < 0 < other.difference_interval[1],
-        ]
+        is_yes = rng.random(40) < 0.15
+        programs = {"one": program(is_yes), "other": program(is_yes)}
+        devset = examples(40, np.flatnonzero(is_yes).tolist())
+        one, other = evaluated(programs, F1("yes"), devset).programs.values()
+        low, high = one.interval
+        inside[0] += low < truth < high
+        low, high = other.difference_interval
+        inside[1] += low < 0 < high
     assert (inside >= 0.94 * worlds).all(), inside
 
 
@@ -140,60 +160,73 @@ def test_intervals_hold_where_all_answers_may_be_right(metric, right):
     truth = 2 * right - 1 if isinstance(metric, MatthewsCorrelation) else right
     for _ in range(40):
         wrong = {n for n in range(20) if rng.random() > right}
-        program = Answering({n for n in range(20) if (n % 2 == 0) != (n in wrong)})
-        (found,) = evaluated({"one": program}, metric, examples(20, range(0, 20, 2))).programs.values()
-        assert found.interval[0] < found.interval[1]
-        inside += found.interval[0] < truth <= found.interval[1]
+        program = Answering(wrong ^ {*range(0, 20, 2)})
+        devset = examples(20, range(0, 20, 2))
+        low, high = evaluated_alone(program, metric, devset).interval
+        assert low < high
+        inside += low < truth <= high
     assert inside >= 33
 
 
 @pytest.mark.parametrize("metric", [plr_dspy.BalancedAccuracy(), F1("yes")])
 def test_a_rare_label_that_was_always_found_is_not_certain(metric):
-    """Of five examples; two false alarms do not make it surer."""
+    """Two false alarms do not make a recall of five examples surer."""
     yes = set(range(5))
-    found = evaluated({"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}, metric, examples(100, yes))
-    for each in found.programs.values():
-        assert 0.3 < each.interval[0] < 0.9 and each.interval[1] > 0.8
+    programs = {"right": Answering(yes), "alarms": Answering({*yes, 50, 51})}
+    evaluation = evaluated(programs, metric, examples(100, yes))
+    for result in evaluation.programs.values():
+        low, high = result.interval
+        assert 0.3 < low < 0.9
+        assert high > 0.8
 
 
 def test_whatever_runs_can_be_evaluated():
-    """Programs that nobody could order, and answers under another name."""
-
+    """Programs without demos and answers under another name are evaluated, too."""
+    devset = examples(20, range(5))
     rule = Program(lambda self, number: dspy.Prediction(label="yes"))
-    rename = lambda self, number: dspy.Prediction(answer=self.inner(number=number).label)  # noqa: E731
-    programs = {"rule": rule, "ensemble": dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([rule])}
-    for each in evaluated(programs, exact, examples(20, range(5))).programs.values():
-        assert each.score == 0.25
-    metric = lambda example, answer: example.label == answer.answer  # noqa: E731
-    renaming = Program(rename, inner=Answering(range(5)))
-    (found,) = evaluated({"renaming": renaming}, metric, examples(20, range(5))).programs.values()
-    assert found.score == 1.0
+    ensemble = dspy.Ensemble(reduce_fn=lambda answers: answers[0]).compile([rule])
+    for program in (rule, ensemble):
+        assert evaluated_alone(program, exact, devset).score == 0.25
+
+    def renamed(self, number):
+        return dspy.Prediction(answer=self.inner(number=number).label)
+
+    def metric(example, prediction):
+        return example.label == prediction.answer
+
+    renaming = Program(renamed, inner=Answering(range(5)))
+    assert evaluated_alone(renaming, metric, devset).score == 1.0
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes"), plr_dspy.BalancedAccuracy()])
 def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
-    found = evaluated({"one": Answering([1, 2]), "other": Answering([1, 2])}, metric, examples(20, range(5)))
-    low, high = found.programs["other"].difference_interval
+    programs = {"one": Answering([1, 2]), "other": Answering([1, 2])}
+    evaluation = evaluated(programs, metric, examples(20, range(5)))
+    low, high = evaluation.programs["other"].difference_interval
     assert low < -0.05 < 0.05 < high
 
 
 @pytest.mark.parametrize("metric", [exact, F1("yes")])
 def test_a_failed_call_is_no_wrong_answer(metric, caplog):
-    """Its example is left out for all programs, and what the others cost is not lost."""
-    programs = {"fine": Answering(range(6)), "failing": Answering(range(7), failing=[3, 19])}
-    found = evaluated(programs, metric, examples(20, range(5)))
+    """Its example is left out for all programs."""
     devset = examples(20, range(5))
-    assert (found.num_examples, found.num_failed) == (18, 2)
-    assert "18 examples, without 2 on which a call failed\n" in str(found)
-    assert "calls on 2 of 20 examples failed, the first by ConnectionError: no route" in caplog.text
-    left = {"fine": Answering(range(6)), "failing": Answering(range(7))}
-    assert found.programs == evaluated(left, metric, [e for e in devset if e.number not in (3, 19)]).programs
-    with pytest.raises(RuntimeError, match=r"calls on 2 of 3 examples failed, the first by ConnectionError: no route"):
-        evaluated({"failing": Answering([], failing=[1, 2])}, exact, examples(3, [0, 1]))
+    cause = "the first by ConnectionError: no route"
+    failing = Answering(range(7), failing=[3, 19])
+    evaluation = evaluated({"fine": Answering(range(6)), "failing": failing}, metric, devset)
+    assert evaluation.num_examples == 18
+    assert evaluation.num_failed == 2
+    assert "18 examples, without 2 on which a call failed\n" in str(evaluation)
+    assert f"calls on 2 of 20 examples failed, {cause}" in caplog.text
+    left = [example for example in devset if example.number not in (3, 19)]
+    programs = {"fine": Answering(range(6)), "failing": Answering(range(7))}
+    assert evaluation.programs == evaluated(programs, metric, left).programs
+    failing = Answering([], failing=[1, 2])
+    with pytest.raises(RuntimeError, match=f"calls on 2 of 3 examples failed, {cause}"):
+        evaluated_alone(failing, exact, examples(3, [0, 1]))
     with pytest.raises(ConnectionError, match="no route"):
-        evaluated({"failing": Answering([], failing=range(20))}, exact, examples(20, range(5)))
+        evaluated_alone(Answering([], failing=range(20)), exact, devset)
     with pytest.raises(AttributeError, match="nothing"):
-        evaluated({"fine": Answering([])}, lambda e, p: p.nothing, examples(20, range(5)))
+        evaluated_alone(Answering([]), lambda e, p: p.nothing, devset)
 
 
 @pytest.mark.parametrize(
@@ -214,12 +247,13 @@ def test_bad_arguments_are_refused(programs, devset, error, words):
 
 
 def test_a_metric_over_a_set_counts_replies_that_cannot_be_read_as_wrong():
-    """However many they are; and no difference is larger than the metric can tell apart."""
+    """No difference is larger than the metric can tell apart."""
     devset = examples(40, {1, 2, 3, 4})
     better = Answering({1, 2, 3, 4})
     unread = Answering({1}, unread=range(10, 40))
     # One is right, three of "yes" are missed, and each reply that cannot be read is a false positive.
-    f1 = evaluated({"unread": unread}, F1("yes"), devset).programs["unread"].score
+    f1 = evaluated_alone(unread, F1("yes"), devset).score
     assert f1 == pytest.approx(2 / (2 + 3 + 30))
-    found = evaluate_programs({"none": Answering(()), "all": better}, F1("yes"), devset, display_progress=False)
-    assert found.programs["all"].difference == 1.0 == found.programs["all"].difference_interval[1]
+    programs = {"none": Answering(()), "all": better}
+    result = evaluated(programs, F1("yes"), devset).programs["all"]
+    assert result.difference == 1.0 == result.difference_interval[1]

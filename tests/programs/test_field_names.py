@@ -14,7 +14,7 @@ TAKEN = ["completions", "config", "demos", "instance", "lm", "new_signature", "s
 
 
 def names_of_dspy():
-    """What examples, predictions and predictors have, and what their calls take, by name."""
+    """Return the names that examples, predictions and predictors use."""
     names = {"args", "augmented", "base", "kwargs", "others", "prediction", "score", "trace", *TAKEN}
     for one in (dspy.Example(), dspy.Prediction(), dspy.Predict("question -> answer")):
         names |= {*dir(type(one)), *vars(one)}
@@ -34,24 +34,33 @@ def signature(place):
 
 def examples(place, count=40):
     inputs, outputs = PLACES[place]
-    asked = [{name: f"{name} number {i}" for name in inputs} for i in range(count)]
-    return [
-        dspy.Example({**a, **dict.fromkeys(outputs, f"answer {i % 3}")}).with_inputs(*a) for i, a in enumerate(asked)
-    ]
+
+    def example(i):
+        asked = {name: f"{name} number {i}" for name in inputs}
+        answers = dict.fromkeys(outputs, f"answer {i % 3}")
+        return dspy.Example(asked | answers).with_inputs(*inputs)
+
+    return [example(i) for i in range(count)]
 
 
 def engine(place):
-    """Gives no answer where it is shown no demos."""
-    answers = {example[name]: example[PLACES[place][1][0]] for example in examples(place) for name in PLACES[place][0]}
+    """Return an engine that gives no answer without demos."""
+    inputs, outputs = PLACES[place]
+    answers = {}
+    for example in examples(place):
+        answers |= {example[name]: example[outputs[0]] for name in inputs}
     return OrderSensitiveEngine(answers, mumbles=lambda texts: len(texts) < 2)
 
 
 def right(place):
-    return lambda example, prediction, trace=None: all(example[n] == prediction[n] for n in PLACES[place][1])
+    def metric(example, prediction, trace=None):
+        return all(example[name] == prediction[name] for name in PLACES[place][1])
+
+    return metric
 
 
 def prompt(program, place):
-    """The messages of a call on an example that nothing has seen."""
+    """Return the messages of a call on a new example."""
     asking = OrderSensitiveEngine({})
     with using(asking):
         program(**{name: f"{name} of a new example" for name in PLACES[place][0]})
@@ -60,14 +69,15 @@ def prompt(program, place):
 
 
 def check_demos(program, place, folder):
-    """All fields are in all demos, also when the program is saved and loaded."""
+    """Check that all demos have all fields, before and after saving."""
     program.save(folder / "program.json")
     loaded = load_program(dspy.Predict(signature(place)), folder / "program.json")
     *demos, _ = messages = prompt(program, place)
     assert len(demos) >= 2 * 2
-    for told, names in zip([demos[::2], demos[1::2]], PLACES[place], strict=True):
-        for text in told:
-            assert [name for name in re.findall(r"\[\[ ## (\w+) ## \]\]", text) if name != "completed"] == names
+    for texts, names in zip([demos[::2], demos[1::2]], PLACES[place], strict=True):
+        for text in texts:
+            shown = re.findall(r"\[\[ ## (\w+) ## \]\]", text)
+            assert [name for name in shown if name != "completed"] == names
     assert prompt(loaded, place) == messages
 
 
@@ -80,31 +90,35 @@ class TestEveryNameWorks:
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         with using(engine(place)):
-            found = PLReorder(right(place), **OPTIONS).compile(program, trainset=examples(place))
-        check_demos(found, place, tmp_path)
+            compiled = PLReorder(right(place), **OPTIONS).compile(program, trainset=examples(place))
+        check_demos(compiled, place, tmp_path)
 
     @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
     @pytest.mark.parametrize("demos", ["fixed", "retrieved"])
     def test_in_demos_that_are_chosen(self, place, candidates, demos, tmp_path):
-        options = {**OPTIONS, "candidates": candidates, "demos": demos, "min_demos": 2, "max_demos": 3}
+        numbers = {"min_demos": 2, "max_demos": 3}
+        options = {**OPTIONS, "candidates": candidates, "demos": demos, **numbers}
+        optimizer = PLFewShot(right(place), **options)
+        student = dspy.Predict(signature(place))
         with using(engine(place)):
-            found = PLFewShot(right(place), **options).compile(dspy.Predict(signature(place)), trainset=examples(place))
-        check_demos(found, place, tmp_path)
+            compiled = optimizer.compile(student, trainset=examples(place))
+        check_demos(compiled, place, tmp_path)
 
     def test_in_metrics_over_a_set(self, place, tmp_path):
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         (example,) = examples(place, 1)
+        others = dict.fromkeys(PLACES[place][1], "other")
         for name in PLACES[place][1]:
-            prediction = dspy.Prediction(dict.fromkeys(PLACES[place][1], "other") | {name: "answer 0"})
+            prediction = dspy.Prediction(others | {name: "answer 0"})
             assert F1(field=name)(example, prediction) == 1.0
         metric = F1(field=PLACES[place][1][-1])
         with using(engine(place)):
-            found = PLReorder(metric, **OPTIONS).compile(program, trainset=examples(place))
-        check_demos(found, place, tmp_path)
+            compiled = PLReorder(metric, **OPTIONS).compile(program, trainset=examples(place))
+        check_demos(compiled, place, tmp_path)
 
     def test_in_examples_that_hold_lists(self, place):
-        """What a metric writes to them is not kept."""
+        """Changes that a metric makes to an example are not kept."""
 
         def writing(example, prediction, trace=None):
             for name in PLACES[place][1]:
@@ -120,30 +134,33 @@ class TestEveryNameWorks:
             programs = {name: dspy.Predict(signature(place)) for name in ("one", "other")}
             for program in programs.values():
                 program.demos = examples(place)[:2]
-            told = evaluate_programs(programs, writing, devset, num_threads=1, display_progress=False)
-        assert told.num_failed == 0
+            options = {"num_threads": 1, "display_progress": False}
+            evaluation = evaluate_programs(programs, writing, devset, **options)
+        assert evaluation.num_failed == 0
 
     def test_in_a_measurement(self, place):
         program = dspy.Predict(signature(place))
         program.demos = examples(place)[:4]
         options = {**OPTIONS, "max_metric_calls": 100}
         with using(engine(place)):
-            told = order_sensitivity(program, right(place), examples(place), **options)
-        assert told is not None
+            sensitivity = order_sensitivity(program, right(place), examples(place), **options)
+        assert sensitivity is not None
 
 
 @pytest.mark.parametrize(
     "name", ["augmented", "base", "copy", "demos", "items", "keys", "labels", "self", "signature_"]
 )
 def test_a_label_of_every_name_is_calibrated(name, tmp_path):
-    student = dspy.Predict(dspy.Signature(f"text -> {name}").with_updated_fields(name, type_=KIND))
-    trainset = [dspy.Example({"text": f"text {i}", name: LABELS[i % 2]}).with_inputs("text") for i in range(30)]
+    classifies = dspy.Signature(f"text -> {name}").with_updated_fields(name, type_=KIND)
+    student = dspy.Predict(classifies)
+    fields = [{"text": f"text {i}", name: LABELS[i % 2]} for i in range(30)]
+    trainset = [dspy.Example(row).with_inputs("text") for row in fields]
     with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
         program = BatchCalibration(display_progress=False).compile(student, trainset=trainset)
         program.save(tmp_path / "program.json")
         loaded = load_program(student, tmp_path / "program.json")
-        answers = [dict(each(text="a new one").items()) for each in (program, loaded)]
+        answer = dict(program(text="a new one").items())
+        assert dict(loaded(text="a new one").items()) == answer
         scores = evaluate_programs({"it": loaded}, F1("positive"), trainset, display_progress=False)
-    assert answers[0] == answers[1]
-    assert answers[0][name] in LABELS
+    assert answer[name] in LABELS
     assert scores.num_failed == 0

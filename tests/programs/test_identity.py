@@ -73,7 +73,7 @@ FILES = itertools.count()
 
 
 def metric_in(source, **namespace):
-    """Return the metric that a file of the user's defines."""
+    """Return the metric that a file of a user defines."""
     file = Path(FOLDER.name, f"users_{next(FILES)}.py")
     file.write_text(source)
     namespace = {"__name__": "users", "dspy": dspy, "functools": functools, **namespace}
@@ -108,7 +108,12 @@ SOURCES = {
 }
 """Code of users, in which a number makes the difference."""
 
-DIFFERENT = {name: [metric_in(s.replace("N", number)) for number in "12"] for name, s in SOURCES.items()} | {
+
+def two_metrics(source):
+    return [metric_in(source.replace("N", number)) for number in "12"]
+
+
+DIFFERENT = {name: two_metrics(source) for name, source in SOURCES.items()} | {
     "pattern": (re.compile("a"), re.compile("b")),
     "answer key": (Weighted(1, answer_key="a"), Weighted(1, answer_key="b")),
     "model in an attribute": (Weighted(1, lm=dspy.LM("openai/a")), Weighted(1, lm=dspy.LM("openai/b"))),
@@ -164,15 +169,15 @@ def used(thing):
 
 
 def retriever():
-    found = dspy.retrievers.Embeddings(["a", "b"], embed)
-    found.search_fn.input_queue.unfinished_tasks = int(1000 * NOISE.random())
-    return found
+    embeddings = dspy.retrievers.Embeddings(["a", "b"], embed)
+    embeddings.search_fn.input_queue.unfinished_tasks = int(1000 * NOISE.random())
+    return embeddings
 
 
 def client():
-    found = openai.OpenAI(api_key="sk")
-    assert next(TURNS) % 2 == 0 or found.chat  # which it keeps
-    return found
+    openai_client = openai.OpenAI(api_key="sk")
+    assert next(TURNS) % 2 == 0 or openai_client.chat  # which it keeps
+    return openai_client
 
 
 def cyclic():

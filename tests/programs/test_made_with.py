@@ -15,7 +15,7 @@ ADAPTER = dspy.ChatAdapter(use_json_adapter_fallback=False)
 
 
 class OtherAdapter(dspy.ChatAdapter):
-    """An adapter of another name, whose replies the fake model can give."""
+    """An adapter of another name that the fake model can follow."""
 
 
 OTHER = OtherAdapter(use_json_adapter_fallback=False)
@@ -55,7 +55,7 @@ MADE = {
 
 @pytest.fixture(scope="module", params=MADE)
 def saved(request, tmp_path_factory):
-    """A file, and what makes the student."""
+    """Return a saved file and the function that makes its student."""
     make, student_of_it = MADE[request.param]
     path = tmp_path_factory.mktemp("programs") / "program.json"
     with dspy.context(lm=lm(), adapter=ADAPTER):

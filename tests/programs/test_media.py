@@ -34,10 +34,11 @@ def signature(kind):
 
 
 def examples(make, count=20, first=0):
-    fields = [{"question": f"what is {i}", "answer": f"answer {i % 3}"} for i in range(first, first + count)]
-    return [
-        dspy.Example(fields[i], medium=make(first + i)).with_inputs("medium", "question") for i in range(len(fields))
-    ]
+    def example(i):
+        fields = {"question": f"what is {i}", "answer": f"answer {i % 3}"}
+        return dspy.Example(fields, medium=make(i)).with_inputs("medium", "question")
+
+    return [example(i) for i in range(first, first + count)]
 
 
 def right(example, prediction, trace=None):
@@ -48,6 +49,10 @@ def engine():
     return OrderSensitiveEngine({f"what is {i}": f"answer {i % 3}" for i in range(100)})
 
 
+def text_of(parts):
+    return " ".join(part.get("text", "") for part in parts)
+
+
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
@@ -56,12 +61,14 @@ def kind(request):
 class TestTokens:
     def test_of_demos_are_not_those_of_their_data(self, kind):
         trainset = examples(KINDS[kind])
-        chooser = PLFewShot(right, candidates="labeled", max_metric_calls=40, max_demo_tokens=2_000, **OPTIONS)
+        options = {"max_metric_calls": 40, "max_demo_tokens": 2_000, **OPTIONS}
+        chooser = PLFewShot(right, candidates="labeled", **options)
         with using(engine()):
             chooser.compile(dspy.Predict(signature(kind)), trainset=trainset)
-        shown = [found for found in chooser.report.best_by_number if found.num_demos > 0]
-        for found in shown:
-            assert TOKENS_OF_A_PICTURE < found.tokens / found.num_demos < TOKENS_OF_A_PICTURE + 120
+        shown = [best for best in chooser.report.best_by_number if best.num_demos > 0]
+        for best in shown:
+            tokens_of_a_demo = best.tokens / best.num_demos
+            assert TOKENS_OF_A_PICTURE < tokens_of_a_demo < TOKENS_OF_A_PICTURE + 120
         assert shown
 
     def test_of_prompts_are_known_before_any_call(self, kind):
@@ -69,20 +76,22 @@ class TestTokens:
         demos = examples(KINDS[kind], 2)
         trainset = examples(KINDS[kind], 20, 2)
         program.demos = demos
+        plain = dspy.Predict("medium, question -> answer")
+        plain.demos = [demo.copy(medium="") for demo in demos]
+        without_media = [example.copy(medium="") for example in trainset]
         with using(engine()) as asked:
-            found = PLReorder(right, max_metric_calls=50, **OPTIONS).estimate(program, trainset=trainset)
-            plain = dspy.Predict("medium, question -> answer")
-            plain.demos = [demo.copy(medium="") for demo in demos]
-            told = [example.copy(medium="") for example in trainset]
-            least = PLReorder(right, max_metric_calls=50, **OPTIONS).estimate(plain, trainset=told)
+            optimizer = PLReorder(right, max_metric_calls=50, **OPTIONS)
+            estimate = optimizer.estimate(program, trainset=trainset)
+            least = optimizer.estimate(plain, trainset=without_media)
         assert asked.num_calls == 0
-        more = (found.prompt_tokens - least.prompt_tokens) / found.program_calls
+        more = (estimate.prompt_tokens - least.prompt_tokens) / estimate.program_calls
         assert 2 * TOKENS_OF_A_PICTURE < more < 3 * TOKENS_OF_A_PICTURE + 200
 
     def test_of_pictures_are_those_of_litellm(self):
         part = {"type": "image_url", "image_url": {"url": KINDS["dspy.Image"](0).url}}
         messages = [[{"role": "user", "content": content}] for content in ([part], [])]
-        counts = [litellm.token_counter("gpt-4o", messages=m, use_default_image_token_count=True) for m in messages]
+        options = {"use_default_image_token_count": True}
+        counts = [litellm.token_counter("gpt-4o", messages=m, **options) for m in messages]
         assert counts[0] - counts[1] == TOKENS_OF_A_PICTURE
 
 
@@ -94,16 +103,20 @@ class TestIdentity:
         program.save(tmp_path / "program.json")
         loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
         with using(engine()):
-            for each in (program, loaded):
-                each.demos = [{**demo, "question": demo["question"].split(": ")[1]} for demo in each.demos]
+            for student in (program, loaded):
+                student.demos = [{**demo, "question": demo["question"].split(": ")[1]} for demo in student.demos]
                 optimizer = PLReorder(right, max_metric_calls=40, **OPTIONS)
-                optimizer.compile(each, trainset=trainset)
+                optimizer.compile(student, trainset=trainset)
                 settings = optimizer.report.settings
                 assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
     def test_letters_in_another_case_are_another_picture(self):
-        """Unlike in texts."""
-        make = lambda i: dspy.Image(f"data:image/png;base64,{format(i, '08b').replace('0', 'a').replace('1', 'A')}")  # noqa: E731
+        """Case is ignored in texts only."""
+
+        def make(i):
+            letters = format(i, "08b").replace("0", "a").replace("1", "A")
+            return dspy.Image(f"data:image/png;base64,{letters}")
+
         trainset = [example.copy(question="what is it") for example in examples(make)]
         program = dspy.Predict(signature("dspy.Image"))
         program.demos = trainset[:3]
@@ -114,19 +127,21 @@ class TestIdentity:
         assert settings["num_train"] + settings["num_selection"] == len(trainset) - 3
 
     def test_demos_are_found_by_the_other_fields(self, kind, tmp_path):
-        """Also those of a loaded program, which are texts."""
+        """The demos of a loaded program are texts and must be found, too."""
         trainset = examples(KINDS[kind])
         for i, example in enumerate(trainset):
             example.question = f"{['red', 'green', 'blue', 'brown'][i % 4]} thing"
-        chooser = PLFewShot(right, demos="retrieved", candidates="labeled", max_metric_calls=0, max_demos=3, **OPTIONS)
+        options = {"demos": "retrieved", "max_metric_calls": 0, "max_demos": 3, **OPTIONS}
+        chooser = PLFewShot(right, candidates="labeled", **options)
         with using(engine()):
             program = chooser.compile(dspy.Predict(signature(kind)), trainset=trainset)
             program.save(tmp_path / "program.json")
             loaded = load_program(dspy.Predict(signature(kind)), tmp_path / "program.json")
-        for each in (program, loaded):
+        for finder in (program, loaded):
             with using(OrderSensitiveEngine({})):
-                each(medium=KINDS[kind](99), question="a blue thing")
-                _, *demos, _ = [message["content"] for message in dspy.settings.lm.history[-1]["messages"]]
-            asked = [" ".join(part.get("text", "") for part in parts) for parts in demos[::2]]
+                finder(medium=KINDS[kind](99), question="a blue thing")
+                messages = dspy.settings.lm.history[-1]["messages"]
+                _, *demos, _ = [message["content"] for message in messages]
+            asked = list(map(text_of, demos[::2]))
             assert len(asked) == 3
             assert all("blue thing" in text for text in asked)

@@ -44,7 +44,7 @@ class Note:
 
 
 class Row(dspy.Example):
-    """An example of a user's own kind."""
+    """An example of a class of a user."""
 
 
 def add(memory):
@@ -72,14 +72,14 @@ MEMORIES = {
 
 
 class World:
-    """Examples with a memory to which the program and the metric write, and what each call saw of it."""
+    """Examples with a memory to which program and metric write, and what calls saw of it."""
 
     def __init__(self, make, write, kind=dspy.Example):
         self.write = write
         self.seen = set()
         self.original = repr(make())
         fields = [{**dict(example), "memory": make()} for example in EXAMPLES]
-        self.trainset = [kind(each).with_inputs("text", "memory") for each in fields]
+        self.trainset = [kind(row).with_inputs("text", "memory") for row in fields]
 
     def program(self, demos=DEMOS):
         return Program(self.run, predict=student(demos=demos))
@@ -119,7 +119,7 @@ def calibrate(world, **options):
 
 
 def ask_in_orders(world):
-    """A program of DEmO asks for each input in several orders."""
+    """Call a program of DEmO, which asks in several orders."""
     orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
     kept = [{"permutations": {"predict": order}, "content_free": [0.5, 0.5]} for order in orders]
     PerInputOrder(world.program(), kept)(**world.trainset[0].inputs())
@@ -168,7 +168,7 @@ def test_nor_does_any_type_of_value(memory, kind, way):
 
 
 def test_a_program_that_writes_to_its_input_is_shown_no_demo_of_it():
-    """Also where it has written before it asks, so that the input is another then."""
+    """The program may write before it asks, which changes the input."""
     world = World(*MEMORIES["history"])
     shown = []
 
@@ -188,7 +188,7 @@ def test_a_program_that_writes_to_its_input_is_shown_no_demo_of_it():
 
 
 class Unshared:
-    """Says itself what a copy of it is."""
+    """A class with a `__deepcopy__` of its own."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -231,9 +231,11 @@ def test_what_cannot_be_copied_is_refused_before_any_call(make, way):
 def test_so_is_a_label_and_what_the_valset_holds():
     world = World(*MEMORIES["list"])
     engine = Engine()
-    valset = [dspy.Example(each, notes=threading.Lock()).with_inputs("text", "memory") for each in world.trainset[:3]]
-    with using(engine), pytest.raises(TypeError, match=r"valset\[0\] .* its field 'notes' is a lock"):
-        PLReorder(exact, **QUIET).compile(world.program(), trainset=world.trainset, valset=valset)
+    locked = [dspy.Example(row, notes=threading.Lock()) for row in world.trainset[:3]]
+    data = {"trainset": world.trainset, "valset": [example.with_inputs("text", "memory") for example in locked]}
+    message = r"valset\[0\] .* its field 'notes' is a lock"
+    with using(engine), pytest.raises(TypeError, match=message):
+        PLReorder(exact, **QUIET).compile(world.program(), **data)
     assert not engine.prompts
 
 

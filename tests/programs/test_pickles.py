@@ -28,13 +28,26 @@ def with_demos():
 
 
 def ordered():
-    return PLReorder(lambda *_: 1.0, max_metric_calls=40, **PLAIN).compile(with_demos(), trainset=questions(30))
+    optimizer = PLReorder(lambda *_: 1.0, max_metric_calls=40, **PLAIN)
+    return optimizer.compile(with_demos(), trainset=questions(30))
 
 
 def retrieving():
-    trainset = [dspy.Example({**example, **UNSAVEABLE}).with_inputs("question") for example in questions(30)]
-    chooser = PLFewShot(lambda *_: 1.0, demos="retrieved", candidates="labeled", max_metric_calls=0, **PLAIN)
-    return chooser.compile(predict(), trainset=trainset)
+    trainset = [dspy.Example({**example, **UNSAVEABLE}) for example in questions(30)]
+    trainset = [example.with_inputs("question") for example in trainset]
+    options = {"demos": "retrieved", "candidates": "labeled", "max_metric_calls": 0, **PLAIN}
+    return PLFewShot(lambda *_: 1.0, **options).compile(predict(), trainset=trainset)
+
+
+def calibrated():
+    trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]) for i in range(30)]
+    trainset = [example.with_inputs("text") for example in trainset]
+    optimizer = BatchCalibration(display_progress=False)
+    return optimizer.compile(classifier(), trainset=trainset)
+
+
+def with_part(part):
+    return Program(lambda self, text: self.part(text=text), part=part)
 
 
 def larger():
@@ -74,18 +87,18 @@ class TestPrograms:
 
     @pytest.mark.parametrize("place", ["alone", "in a larger one"])
     def test_are_calibrated_as_they_were(self, place, tmp_path):
-        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(30)]
-        with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
+        lm = Classifier(leaning(LABELS, 1.0)).lm()
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
             student = classifier()
-            program = BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset)
+            program = calibrated()
             if place != "alone":
-                parts = [Program(lambda self, text: self.part(text=text), part=part) for part in (student, program)]
-                student, program = parts
+                student = with_part(student)
+                program = with_part(program)
             program.save(tmp_path / "program.pkl")
             loaded = load_program(student, tmp_path / "program.pkl", allow_pickle=True)
-            answers = [each(text="new").toDict() for each in (program, loaded)]
-        assert answers[0] == answers[1]
-        assert "probabilities" in answers[0]
+            answer = program(text="new").toDict()
+            assert loaded(text="new").toDict() == answer
+        assert "probabilities" in answer
 
 
 class Bomb:
@@ -96,15 +109,16 @@ class Bomb:
 class TestNoPickleIsReadUnlessItIsAllowed:
     def test_by_load_program(self, tmp_path, capsys):
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
-        with pytest.raises(ValueError, match=r"program\.pkl is a pickle, which can run code.*allow_pickle=True"):
+        message = r"program\.pkl is a pickle, which can run code.*allow_pickle=True"
+        with pytest.raises(ValueError, match=message):
             load_program(predict(), tmp_path / "program.pkl")
         assert capsys.readouterr().out == ""
 
     def test_by_a_calibrated_program(self, tmp_path, capsys):
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
-        trainset = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(30)]
-        with dspy.context(lm=Classifier(leaning(LABELS, 1.0)).lm(), adapter=dspy.ChatAdapter()):
-            program = BatchCalibration(display_progress=False).compile(classifier(), trainset=trainset)
+        lm = Classifier(leaning(LABELS, 1.0)).lm()
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+            program = calibrated()
             with pytest.raises(ValueError, match="allow_pickle=True"):
                 program.load(tmp_path / "program.pkl")
             program.save(tmp_path / "program.pkl")
@@ -114,15 +128,16 @@ class TestNoPickleIsReadUnlessItIsAllowed:
     def test_by_the_command_line_which_has_no_such_option(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "program.pkl").write_bytes(pickle.dumps(Bomb()))
-        (tmp_path / "app.py").write_text(f"import dspy\nprogram = dspy.Predict({SIGNATURE!r})\nmetric = print\n")
+        lines = ["import dspy", f"program = dspy.Predict({SIGNATURE!r})", "metric = print"]
+        (tmp_path / "app.py").write_text("\n".join(lines) + "\n")
         (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-        words = "evaluate app.py:program --metric app.py:metric --data data.jsonl --inputs question --lm openai/x"
-        words += " --demos program.pkl"
+        words = "evaluate app.py:program --metric app.py:metric --data data.jsonl"
+        words += " --inputs question --lm openai/x --demos program.pkl"
         assert cli.main(words.split()) == cli.USER_ERROR
-        told = capsys.readouterr()
-        assert "program.pkl is a pickle" in told.err
-        assert "program.save('program.json')" in told.err
-        assert told.out == ""
+        output = capsys.readouterr()
+        assert "program.pkl is a pickle" in output.err
+        assert "program.save('program.json')" in output.err
+        assert output.out == ""
 
     def test_json_needs_no_permission(self, tmp_path):
         program = predict()

@@ -1,4 +1,4 @@
-"""Program calls and their scores: what is paid, once; what an error costs; which values of a metric are scores."""
+"""Program calls and their scores: what is paid, what an error costs, and what a metric may return."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ REVERSED = ((2, 1, 0),)
 
 
 def scorer(program=None, *, metric=exact_match, **options):
-    """The scorer of a program with three demos, on "question 10" and those that follow."""
+    """Return the scorer of a program with three demos, on "question 10" and those that follow."""
     program = program or student(3)
     work = MetricWork(metric, EXAMPLES[10:])
     options = {"num_threads": 4, **options}
@@ -40,8 +40,10 @@ def errors_of(cells):
 class TestCells:
     def test_scores_are_what_evaluate_finds(self, engine):
         (score,) = scored(scorer(), [REVERSED], range(30))
-        evaluate = dspy.Evaluate(devset=EXAMPLES[10:], metric=exact_match, display_progress=False)
-        assert round(100 * score, 2) == evaluate(student(student(3).demos[::-1])).score < 100
+        options = {"metric": exact_match, "display_progress": False}
+        evaluate = dspy.Evaluate(devset=EXAMPLES[10:], **options)
+        reversed_student = student(student(3).demos[::-1])
+        assert round(100 * score, 2) == evaluate(reversed_student).score < 100
 
     def test_no_cell_is_paid_twice_and_no_call_begins_past_the_budget(self, engine):
         cells = scorer()
@@ -78,20 +80,28 @@ class TestCells:
             return example.notes.pop()["b"] == 2
 
         work = MetricWork(metric, examples)
-        assert [work(student(3), example).score for example in (0, 0, 3)] == [1.0, 1.0, 1.0]
+        scores = [work(student(3), example).score for example in (0, 0, 3)]
+        assert scores == [1.0, 1.0, 1.0]
         assert all(example.notes == ["a", {"b": 1}] for example in examples)
 
     def test_calls_run_side_by_side_and_one_thread_is_the_caller_s(self, engine):
-        """To that what a program holds may be bound, such as a connection to a database."""
+        """A connection to a database may be bound to the caller's thread."""
         meeting = threading.Barrier(4)
-        metric = lambda example, prediction: meeting.wait(10) >= 0  # noqa: E731
-        assert scored(scorer(metric=metric, num_threads=4), [IDENTITY], range(8)) == [1.0]
-        metric = lambda example, prediction: threading.current_thread() is threading.main_thread()  # noqa: E731
-        assert scored(scorer(metric=metric, num_threads=1), [IDENTITY], range(3)) == [1.0]
+
+        def meets(example, prediction):
+            return meeting.wait(10) >= 0
+
+        def is_in_main_thread(example, prediction):
+            return threading.current_thread() is threading.main_thread()
+
+        cells = scorer(metric=meets, num_threads=4)
+        assert scored(cells, [IDENTITY], range(8)) == [1.0]
+        cells = scorer(metric=is_in_main_thread, num_threads=1)
+        assert scored(cells, [IDENTITY], range(3)) == [1.0]
 
 
 def failing(errors):
-    """A metric that raises these errors, by the number of the question, and takes other answers for right."""
+    """Return a metric that raises the errors by the number of the question."""
 
     def metric(example, prediction):
         if error := errors.get(int(example.question.split()[1])):
@@ -116,7 +126,9 @@ class TestErrors:
         assert scored(cells, [IDENTITY, REVERSED], range(6)) == [5 / 6, 1.0]
         assert cells.records_of(IDENTITY)[2].score is None
         (error,) = errors_of(cells)
-        assert (error.type, error.outcome, error.count) == ("TimeoutError", "not scored", 1)
+        assert error.type == "TimeoutError"
+        assert error.outcome == "not scored"
+        assert error.count == 1
         assert error.examples == ["example 2"]
         assert len(cells.log.tokens) == 12
 
@@ -126,49 +138,65 @@ class TestErrors:
         def metric(example, prediction):
             return -5.0 if example.question == "question 20" else 1.0
 
-        with using(OrderSensitiveEngine({}, mumbles=lambda texts: "question 10" in texts[-1])):
+        engine = OrderSensitiveEngine({}, mumbles=lambda texts: "question 10" in texts[-1])
+        with using(engine):
             cells = scorer(metric=metric)
             assert scored(cells, [IDENTITY], [10]) == [-5.0]
             assert scored(cells, [IDENTITY], range(4)) == [3 / 4]
             assert scored(cells, [IDENTITY], [0, 10]) == [-5.0]
 
     def test_an_example_that_never_runs_is_one_failure_and_counts_for_no_ordering(self, engine):
-        """As in `dspy.Evaluate`: a broken example does not end the run once it has met many orders."""
+        """A broken example does not end the run after many orders."""
         orderings = [IDENTITY, REVERSED, ((1, 0, 2),), ((1, 2, 0),)]
-        cells = scorer(metric=failing(dict.fromkeys((12, 15), ZeroDivisionError("boom"))), max_errors=3, num_threads=1)
+        metric = failing(dict.fromkeys((12, 15), ZeroDivisionError("boom")))
+        cells = scorer(metric=metric, max_errors=3, num_threads=1)
         examples, rows = cells.table(orderings, range(10))
         assert examples == [0, 1, 3, 4, 6, 7, 8, 9]
         assert [len(row) for row in rows] == [8] * 4
         assert errors_of(cells)[0].count == 8
 
-    @pytest.mark.parametrize(("of_so_many", "made"), [(25, 720), (14, 140)])
-    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, made):
-        """So that a compile of 1,000 calls does not end at its tenth failure."""
+    @pytest.mark.parametrize(("of_so_many", "num_calls"), [(25, 720), (14, 140)])
+    def test_one_call_in_twenty_may_fail_if_that_is_more_than_dspy_allows_for(self, engine, of_so_many, num_calls):
+        """A compile of 1,000 calls must not end at its tenth failure."""
         calls = itertools.count(1)
-        metric = lambda example, prediction: 1 / (next(calls) % of_so_many > 0)  # noqa: E731
+
+        def metric(example, prediction):
+            return 1 / (next(calls) % of_so_many > 0)
+
         cells = scorer(student(4), metric=metric, num_threads=1)
-        with nullcontext() if made == 720 else pytest.raises(ZeroDivisionError):
-            cells.table([(order,) for order in itertools.permutations(range(4))], range(30))
-        assert engine.num_calls == made
+        orderings = [(order,) for order in itertools.permutations(range(4))]
+        ends = nullcontext() if num_calls == 720 else pytest.raises(ZeroDivisionError)
+        with ends:
+            cells.table(orderings, range(30))
+        assert engine.num_calls == num_calls
 
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
     def test_what_would_end_more_than_a_call_is_a_failure(self, engine, error):
-        cells = scorer(metric=failing({12: error("bye")}), max_errors=2)
-        assert cells.table([IDENTITY], range(6))[0] == [0, 1, 3, 4, 5]
+        metric = failing({12: error("bye")})
+        cells = scorer(metric=metric, max_errors=2)
+        examples, _ = cells.table([IDENTITY], range(6))
+        assert examples == [0, 1, 3, 4, 5]
         assert errors_of(cells)[0].type == error.__name__
-        with pytest.raises(RuntimeError, match=f"raised {error.__name__}: in the metric: bye"):
-            scored(scorer(metric=failing({12: error("bye")}), max_errors=1), [IDENTITY], range(6))
+        cells = scorer(metric=metric, max_errors=1)
+        message = f"raised {error.__name__}: in the metric: bye"
+        with pytest.raises(RuntimeError, match=message):
+            scored(cells, [IDENTITY], range(6))
 
     def test_an_unparsable_answer_is_wrong_and_one_of_a_judge_a_failure(self):
         with using(OrderSensitiveEngine({}, mumbles=lambda texts: True)):
             cells = scorer(max_errors=1)
-            assert cells.table([IDENTITY], range(5)) == (list(range(5)), [[0.0] * 5])
+            examples, rows = cells.table([IDENTITY], range(5))
+        assert examples == list(range(5))
+        assert rows == [[0.0] * 5]
         (error,) = errors_of(cells)
-        assert (error.type, error.outcome, error.count) == ("AdapterParseError", "counted as wrong", 5)
+        assert error.type == "AdapterParseError"
+        assert error.outcome == "counted as wrong"
+        assert error.count == 5
 
         error = AdapterParseError("Judge", dspy.Signature("a -> b"), "no verdict")
+        cells = scorer(metric=failing(dict.fromkeys(range(40), error)), max_errors=3)
         with using(OrderSensitiveEngine({})), pytest.raises(AdapterParseError):
-            scored(scorer(metric=failing(dict.fromkeys(range(40), error)), max_errors=3), [IDENTITY], range(10))
+            scored(cells, [IDENTITY], range(10))
 
     def test_messages_that_cannot_be_written(self, engine, tmp_path):
         metric = failing({12: ValueError("unknown label \ud83d")})
@@ -196,15 +224,18 @@ class TestErrors:
         assert error.message == "in the metric: " + "x" * 185 + "[hidden], [hidd"
 
 
+NO_NUMBERS = [None, {"score": 1.0}, "1.0", [1.0], np.zeros(2), dspy.Prediction(other=1), object()]
+
+
 class TestMetric:
     @pytest.mark.parametrize("number", [True, 0.123456789, np.float32(0.5), np.bool_(True), 1e30])
     def test_numbers_of_every_kind(self, number):
-        for value in (number, np.array([number]), dspy.Prediction(score=number, feedback="good")):
-            assert as_score(value) == float(number)
+        assert as_score(number) == float(number)
+        assert as_score(np.array([number])) == float(number)
+        prediction = dspy.Prediction(score=number, feedback="good")
+        assert as_score(prediction) == float(number)
 
-    @pytest.mark.parametrize(
-        "value", [None, {"score": 1.0}, "1.0", [1.0], np.zeros(2), dspy.Prediction(other=1), object()]
-    )
+    @pytest.mark.parametrize("value", NO_NUMBERS)
     def test_refuses_what_is_no_number(self, value):
         with pytest.raises(TypeError, match="metric must return a number"):
             as_score(value)

@@ -16,7 +16,7 @@ def examples(count=20, num_yes=5):
 
 
 class Counting:
-    """A program that says "yes" to the numbers given, and counts its calls; it cannot answer those in `failing`."""
+    """A program that says "yes" to the numbers given and keeps the numbers it was asked."""
 
     def __init__(self, yes, *, failing=()):
         self.asked = []
@@ -51,8 +51,8 @@ def quiet():
 
 
 def evaluated(programs, metric, devset=None, **options):
-    made = {name: each.program for name, each in programs.items()}
-    return evaluate_programs(made, metric, devset or examples(), display_progress=False, **options)
+    modules = {name: counting.program for name, counting in programs.items()}
+    return evaluate_programs(modules, metric, devset or examples(), display_progress=False, **options)
 
 
 METRICS = {"exact": exact, "F1": F1("yes"), "MCC": MatthewsCorrelation(), "length": longer}
@@ -61,28 +61,27 @@ METRICS = {"exact": exact, "F1": F1("yes"), "MCC": MatthewsCorrelation(), "lengt
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_are_what_each_gives_alone_by_one_set_of_calls(num_threads):
     programs = {"some": Counting(range(3, 8)), "never": Counting([])}
-    found = evaluated(programs, METRICS, num_threads=num_threads)
-    for each in programs.values():
-        assert sorted(each.asked) == list(range(20))
-    assert isinstance(found, Evaluations)
-    assert list(found) == list(METRICS)
+    evaluations = evaluated(programs, METRICS, num_threads=num_threads)
+    for program in programs.values():
+        assert sorted(program.asked) == list(range(20))
+    assert isinstance(evaluations, Evaluations)
+    assert list(evaluations) == list(METRICS)
     for name, metric in METRICS.items():
         alone = evaluated(programs, metric)
         assert isinstance(alone, Evaluation)
-        assert found[name] == alone
-        assert f"{name}: {alone}" in str(found)
-    assert len(str(found).splitlines()) == 3 * len(METRICS)
+        assert evaluations[name] == alone
+        assert f"{name}: {alone}" in str(evaluations)
+    assert len(str(evaluations).splitlines()) == 3 * len(METRICS)
 
 
 def test_one_metric_by_name_is_a_table_with_its_name():
-    found = evaluated({"some": Counting(range(3, 8))}, {"exact": exact})
-    assert list(found) == ["exact"]
-    assert str(found).startswith("exact: 20 examples\n  some  0.700")
+    evaluations = evaluated({"some": Counting(range(3, 8))}, {"exact": exact})
+    assert list(evaluations) == ["exact"]
+    assert str(evaluations).startswith("exact: 20 examples\n  some  0.700")
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_what_one_metric_writes_reaches_no_other(first):
-    """Not in examples, not in predictions, not in recalls, and not in what the user passed."""
     seen = []
 
     def writing(example, prediction):
@@ -97,28 +96,30 @@ def test_what_one_metric_writes_reaches_no_other(first):
 
     metrics = {"writing": writing, "reading": reading}
     devset = examples()
-    found = evaluated({"a": Counting(range(5))}, metrics if first else dict(reversed(metrics.items())), devset)
+    if not first:
+        metrics = dict(reversed(metrics.items()))
+    evaluations = evaluated({"a": Counting(range(5))}, metrics, devset)
     assert seen == [(["as given"], ["as answered"])] * 20
-    assert found["reading"].programs["a"].score == 1.0
-    assert [each.toDict() for each in devset] == [each.toDict() for each in examples()]
+    assert evaluations["reading"].programs["a"].score == 1.0
+    assert [example.toDict() for example in devset] == [example.toDict() for example in examples()]
 
 
 @pytest.mark.parametrize("order", [["exact", "picky"], ["picky", "exact"]])
 def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
     metrics = {"exact": exact, "picky": failing_on(3, 4)}
     programs = {"a": Counting(range(5), failing=[7]), "b": Counting([])}
-    found = evaluated(programs, {name: metrics[name] for name in order})
-    left = [each for each in examples() if each.number not in (3, 4, 7)]
+    evaluations = evaluated(programs, {name: metrics[name] for name in order})
+    left = [example for example in examples() if example.number not in (3, 4, 7)]
     alone = evaluated({name: Counting(programs[name].yes) for name in "ab"}, exact, left)
-    for evaluation in found.values():
+    for evaluation in evaluations.values():
         assert (evaluation.num_examples, evaluation.num_failed) == (17, 3)
         assert evaluation.programs == alone.programs
     assert "calls on 3 of 20 examples failed, the first by KeyError: in the metric: 'no verdict'" in caplog.text
 
 
 def test_a_failed_call_of_a_program_is_told_once(caplog):
-    found = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
-    assert {each.num_failed for each in found.values()} == {1}
+    evaluations = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
+    assert {evaluation.num_failed for evaluation in evaluations.values()} == {1}
     assert caplog.text.count("they are left out") == 1
 
 

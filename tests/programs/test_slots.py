@@ -41,7 +41,7 @@ class TestBlocks:
         assert slots.space.num_distinct == 2
 
     def test_native_reasoning_follows_the_lm(self):
-        """Where the LM reasons natively the field leaves the prompt, and with it the two groups."""
+        """Native reasoning takes the field out of the prompt, and the two groups with it."""
         program = dspy.ChainOfThought("question -> answer", rationale_field_type=dspy.Reasoning)
         program.predict.demos = [demo(0), demo(1, reasoning=False), demo(2)]
         reasoner = type("Reasoner", (dspy.LM,), {"supports_reasoning": True})
@@ -63,16 +63,22 @@ class TestBlocks:
         adapter = dspy.ChatAdapter()
         signature = program.predict.signature
         demos = program.predict.demos
-        shown = {str(adapter.format_demos(signature, list(p))) for p in itertools.permutations(demos)}
-        listed = [slots.demos(ordering).get("predict", demos) for ordering in slots.space.enumerate()]
-        assert {str(adapter.format_demos(signature, each)) for each in listed} == shown
-        assert slots.space.num_distinct == len(shown)
-        assert len({slots.fingerprint(ordering) for ordering in slots.space.enumerate()}) == len(shown)
-        for ordering, each in zip(slots.space.enumerate(), listed, strict=True):
-            assert sorted(map(id, each)) == sorted(map(id, demos))
-            items = slots.shown(ordering)["predict"]  # what a report says
-            assert [demos[item] for item in items] == [demo for demo in each if "question" in demo]
-            assert slots.num_demos(ordering) == sum(shape != "dropped" for shape in shapes)
+
+        def prompt(demos):
+            return str(adapter.format_demos(signature, list(demos)))
+
+        prompts = {prompt(order) for order in itertools.permutations(demos)}
+        orderings = list(slots.space.enumerate())
+        listed = [slots.demos(ordering).get("predict", demos) for ordering in orderings]
+        assert set(map(prompt, listed)) == prompts
+        assert slots.space.num_distinct == len(prompts)
+        assert len(set(map(slots.fingerprint, orderings))) == len(prompts)
+        num_shown = sum(shape != "dropped" for shape in shapes)
+        for ordering, ordered in zip(orderings, listed, strict=True):
+            assert sorted(map(id, ordered)) == sorted(map(id, demos))
+            reported = [demos[item] for item in slots.shown(ordering)["predict"]]
+            assert reported == [demo for demo in ordered if "question" in demo]
+            assert slots.num_demos(ordering) == num_shown
 
 
 class TestLabelledDemos:
@@ -83,8 +89,8 @@ class TestLabelledDemos:
         frozen._compiled = True
         second = dspy.ChainOfThought("question, hint -> answer")
         program = Program(first=first, second=second, again=first, frozen=frozen)
-        for each in (program, dspy.Predict("topic -> poem")):
-            assert add_labelled_demos(each, questions(20), 8, random.Random(0)) == []
+        for unchanged in (program, dspy.Predict("topic -> poem")):
+            assert add_labelled_demos(unchanged, questions(20), 8, random.Random(0)) == []
         assert program.second.predict.demos == []
 
     def test_each_predictor_has_a_list_of_its_own_and_two_examples_are_left(self):
@@ -123,7 +129,7 @@ DATA = {
 class TestShared:
     @pytest.mark.parametrize("make", DATA.values(), ids=DATA.keys())
     def test_what_is_no_module_is_not_copied(self, make):
-        """But small lists, dicts and sets of modules are: what a call leaves there stays with its order."""
+        """Small lists, dicts and sets of modules are copied."""
         data = make()
         duplicate = ProgramFactory(holder(data=data)).build({})
         copied = type(data) in (list, dict, set)
@@ -152,7 +158,7 @@ class Colleague:
 
 
 @pytest.mark.parametrize(
-    ("make", "found"),
+    ("make", "program_in"),
     [
         (Colleague, lambda held: held.program),
         (lambda program: Colleague(program).ask, lambda held: held.__self__.program),
@@ -161,13 +167,13 @@ class Colleague:
     ],
     ids=["object", "method", "partial", "tool"],
 )
-def test_what_leads_back_to_the_program_is_copied(make, found):
-    """Else a copy would answer with the demos of the original."""
+def test_what_leads_back_to_the_program_is_copied(make, program_in):
+    """Otherwise a copy would answer with the demos of the original."""
     program = holder()
     program.held = make(program)
     duplicate = ProgramFactory(program).build({"answer": EXAMPLES[4::-1]})
-    assert found(duplicate.held) is duplicate
-    assert found(program.held) is program
+    assert program_in(duplicate.held) is duplicate
+    assert program_in(program.held) is program
     assert duplicate.answer.demos == program.answer.demos[::-1] == EXAMPLES[4::-1]
 
 

@@ -17,7 +17,16 @@ def splits(examples, valset=(), demos=(), *, seed=0, balanced=True):
 
 
 def with_input(values, **fixed):
-    return [dspy.Example(question=v, answer=str(i), **fixed).with_inputs("question", *fixed) for i, v in values]
+    def example(number, value):
+        row = dspy.Example(question=value, answer=str(number), **fixed)
+        return row.with_inputs("question", *fixed)
+
+    return [example(number, value) for number, value in values]
+
+
+def two_classes(answers):
+    rows = [dspy.Example(question=f"q{i}", answer=answer) for i, answer in enumerate(answers)]
+    return [row.with_inputs("question") for row in rows]
 
 
 class TestDemosAreLeftOut:
@@ -34,18 +43,21 @@ class TestDemosAreLeftOut:
         assert shown_by([{"query": "question 5", "passages": "p"}], questions(60)) == {5}
         examples = with_input([(i, f"question {i}") for i in range(60)], style="short")
         assert shown_by([{"question": "question 7", "answer": "a"}], examples) == {7}
-        assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()  # It is but one of two inputs.
+        # The question is only one of two inputs.
+        assert shown_by([{"query": "question 7", "answer": "a"}], examples) == set()
 
     @pytest.mark.parametrize(("number", "shown"), [(1, {0}), (2, {0, 1}), (3, set())])
     def test_a_common_input_alone_shows_nothing(self, number, shown):
-        """Common to more than a tenth of the examples."""
-        languages = ["en"] * number + [f"language {i}" for i in range(20 - number)]
-        examples = [
-            dspy.Example(question=str(i), language=language).with_inputs("question", "language")
-            for i, language in enumerate(languages)
-        ]
+        """An input is common if more than a tenth of the examples have it."""
+
+        def example(i):
+            language = "en" if i < number else f"language {i}"
+            row = dspy.Example(question=str(i), language=language)
+            return row.with_inputs("question", "language")
+
+        examples = [example(i) for i in range(20)]
         assert shown_by([{"language": "en", "topic": "t"}], examples) == shown
-        copies = [examples[0]] * number + examples[number:]
+        copies = examples[:1] * number + examples[number:]
         assert shown_by([dict(examples[0])], copies) == set(range(number))
 
     def test_demos_of_a_loaded_program_are_plain_data(self):
@@ -56,21 +68,26 @@ class TestDemosAreLeftOut:
         day = datetime.date(2026, 1, 1)
         values = [Ticket(number=i, opened=day) for i in range(5)]
         examples = with_input(list(enumerate(values)))
-        assert shown_by([{"question": {"opened": "2026-01-01", "number": 3}, "answer": "x"}], examples) == {3}
+        ticket = {"opened": "2026-01-01", "number": 3}
+        assert shown_by([{"question": ticket, "answer": "x"}], examples) == {3}
 
     def test_by_what_is_in_prompts(self):
-        """Not by a number that the demo has not, or another one."""
+        """Inputs that no prompt shows do not count."""
         examples = with_input([(i, f"question {i}") for i in range(20)], style="short")
         demos = [{"question": "question 7", "style": "long", "answer": "a"}]
-        found = make_splits(examples, [], demos, random.Random(0), balanced=True, prompted=["question"])
-        assert "trainset[7]" not in found.names and len(found.names) == 19
+        options = {"balanced": True, "prompted": ["question"]}
+        parts = make_splits(examples, [], demos, random.Random(0), **options)
+        assert "trainset[7]" not in parts.names
+        assert len(parts.names) == 19
 
 
 class TestSplits:
     def test_a_rare_class_is_spread_evenly(self):
-        found = mixed(range(100), [n % 10 == 0 for n in range(100)], random.Random(0), balanced=True)
-        places = [place for place, n in enumerate(found) if n % 10 == 0]
-        assert [place // 10 for place in places] == list(range(10)) and {place % 10 for place in places} <= {4, 5}
+        is_rare = [n % 10 == 0 for n in range(100)]
+        order = mixed(range(100), is_rare, random.Random(0), balanced=True)
+        places = [place for place, n in enumerate(order) if is_rare[n]]
+        assert [place // 10 for place in places] == list(range(10))
+        assert {place % 10 for place in places} <= {4, 5}
 
     @settings(deadline=None)
     @given(st.integers(2, 120), st.integers(0, 5), st.booleans())
@@ -78,7 +95,8 @@ class TestSplits:
         examples = questions(count)
         parts = splits(examples, seed=seed, balanced=balanced)
         everything = [*parts.train, *parts.selection]
-        assert sorted(e.question for e in everything) == sorted(e.question for e in examples)
+        asked = sorted(example.question for example in everything)
+        assert asked == sorted(example.question for example in examples)
         assert parts.train
         assert len(parts.selection) == min(max(1, round(count / 5)), count - 1)
         assert [examples[int(name[9:-1])] for name in parts.names] == everything
@@ -86,18 +104,18 @@ class TestSplits:
     def test_a_valset_is_the_selection_split_and_its_examples_leave_the_train_split(self, caplog):
         examples = questions(50)
         parts = splits(examples, [*examples[40:], examples[40]], [examples[0], examples[41]])
-        assert (len(parts.train), len(parts.selection)) == (39, 9), "without copies, and what demos show"
-        assert [examples[40:][int(name[7:-1])] for name in parts.names[39:]] == parts.selection
+        # Copies and what demos show are left out.
+        assert len(parts.train) == 39
+        assert len(parts.selection) == 9
+        places = [40 + int(name[7:-1]) for name in parts.names[39:]]
+        assert [examples[place] for place in places] == parts.selection
         assert "9 examples are in both" in caplog.text
 
     @settings(deadline=None, max_examples=15)
     @given(st.integers(0, 20), st.booleans())
     def test_classes_keep_their_shares_in_every_prefix(self, seed, with_valset):
-        """Sorted by class, as many files are."""
-        examples = [
-            dspy.Example(question=str(i), answer="no" if i % 200 < 50 else "yes").with_inputs("question")
-            for i in range(400)
-        ]
+        """The examples are sorted by class, as in many files."""
+        examples = two_classes("no" if i % 200 < 50 else "yes" for i in range(400))
         valset = examples[200:] if with_valset else []
         parts = splits(examples[:200], valset, seed=seed)
         for part in (parts.train, parts.selection):
@@ -108,10 +126,8 @@ class TestSplits:
     @given(count=st.integers(20, 120), share=st.floats(0.05, 0.5), seed=st.integers(0, 99))
     def test_both_parts_have_the_share_of_a_rare_class(self, count, share, seed):
         rare = max(1, round(share * count))
-        examples = [
-            dspy.Example(question=f"q{i}", answer="yes" if i < rare else "no").with_inputs("question")
-            for i in range(count)
-        ]
-        found = splits(examples, seed=seed)
-        for part in (found.train, found.selection):
-            assert abs(sum(each.answer == "yes" for each in part) - rare * len(part) / count) <= 1
+        examples = two_classes("yes" if i < rare else "no" for i in range(count))
+        parts = splits(examples, seed=seed)
+        for part in (parts.train, parts.selection):
+            num_rare = sum(example.answer == "yes" for example in part)
+            assert abs(num_rare - rare * len(part) / count) <= 1

@@ -50,7 +50,7 @@ RUNS = {
 
 
 def warned(caplog, run, program, examples):
-    """The warnings before the first call."""
+    """Return the warnings before the first call."""
     for predictor in program.predictors():
         predictor.demos = predictor.demos or [dspy.Example(question=f"demo {i}", answer="a") for i in range(4)]
     engine = engine_for(EXAMPLES, at=dict.fromkeys(range(20), fakes.interrupt))
@@ -73,10 +73,12 @@ def warned(caplog, run, program, examples):
 )
 def test_async_tools_of_an_agent_that_cannot_await_them(caplog, run, make, fails):
     messages = warned(caplog, run, make(), EXAMPLES[:20])
-    told = [text for text in messages if "async tools ['search']" in text]
-    assert bool(told) == fails
+    warnings = [text for text in messages if "async tools ['search']" in text]
+    assert bool(warnings) == fails
     assert not [text for text in messages if "discouraged" in text]
-    assert all("allow_tool_async_sync_conversion=True" in text and "dspy.syncify" in text for text in told)
+    for warning in warnings:
+        assert "allow_tool_async_sync_conversion=True" in warning
+        assert "dspy.syncify" in warning
 
 
 def test_async_tools_that_dspy_runs_are_not_told(caplog):
@@ -101,8 +103,8 @@ def rows(value):
 def test_where_no_answer_can_be_right_it_is_an_error_before_any_call(run, kind, value):
     program = program_of(kind)
     program.demos = [dspy.Example(question=f"demo {i}", answer="yes") for i in range(4)]
-    told = r"no example has one of the labels.*Give each example a label"
-    with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=told):
+    message = r"no example has one of the labels.*Give each example a label"
+    with using(engine_for(EXAMPLES)) as engine, pytest.raises(ValueError, match=message):
         RUNS[run](program, rows(value))
     assert not engine.num_calls
 

@@ -1,5 +1,6 @@
 """Benchmarks know the package, count the calls of what they compare, and make the figures of the docs again."""
 
+import itertools
 import json
 import logging
 import sys
@@ -21,7 +22,7 @@ from paper.model import ServedModel
 
 @pytest.fixture(autouse=True)
 def _log_lines_stay_as_they_were():
-    """Benchmarks quieten the package for the whole process, which here has other tests to run."""
+    """Undo what benchmarks do to the log lines of the process."""
     level = logging.getLogger("plr_dspy").level
     yield
     logging.disable(logging.NOTSET)
@@ -33,7 +34,7 @@ FIRST = {"--model": "hosted_vllm/one", "--pool": "20", "--test": "10", "--demos"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the live benchmark on files of a task; gives its table without seconds, and how many calls it made."""
+    """Return a function that runs the live benchmark and gives its table and number of calls."""
 
     engines = {}
 
@@ -48,11 +49,13 @@ def run(tmp_path, monkeypatch, capsys):
 
     def of(*sides, **changed):
         for part in ("train", "test"):
-            rows = [{"text": f"{part} {i}", "label": ("negative", "positive")[i % 2]} for i in range(40)]
+            labels = ("negative", "positive")
+            rows = [{"text": f"{part} {i}", "label": labels[i % 2]} for i in range(40)]
             (tmp_path / f"mr_{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         options = FIRST | {f"--{name}": str(value) for name, value in changed.items()}
         places = ["--tasks", "mr", "--data-dir", str(tmp_path), "--sides", *sides]
-        monkeypatch.setattr(sys, "argv", ["x", *places, *(text for pair in options.items() for text in pair)])
+        arguments = itertools.chain.from_iterable(options.items())
+        monkeypatch.setattr(sys, "argv", ["x", *places, *arguments])
         before = requests()
         live.main()
         table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
@@ -68,16 +71,16 @@ def test_sides_have_the_calls_that_they_are_compared_at_and_all_are_counted(run)
     """
     sides = ("random search", "half of it", "half of it, PLReorder", "PLReorder", "PLFewShot@30")
     counted = ("original", "calibrated", "TopK calibrated@100", "calibrate@40")
-    found = {}
+    num_calls = {}
     for some in (sides, counted):
         table, calls = run(*some, pool=30)
-        found |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
-    assert found["half of it"] < found["half of it, PLReorder"] <= found["random search"]
-    assert 0 < found["PLReorder"] <= found["random search"]
-    assert 0 < found["PLFewShot@30"] <= 30
-    assert (found["calibrated"], found["TopK calibrated@100"]) == (28, 100)
-    assert 0 < found["calibrate@40"] <= 40
-    assert calls == sum(found[side] for side in counted) + len(counted) * 10
+        num_calls |= {cells[0].strip("| "): int(cells[2]) for cells in table[1:]}
+    assert num_calls["half of it"] < num_calls["half of it, PLReorder"] <= num_calls["random search"]
+    assert 0 < num_calls["PLReorder"] <= num_calls["random search"]
+    assert 0 < num_calls["PLFewShot@30"] <= 30
+    assert (num_calls["calibrated"], num_calls["TopK calibrated@100"]) == (28, 100)
+    assert 0 < num_calls["calibrate@40"] <= 40
+    assert calls == sum(num_calls[side] for side in counted) + len(counted) * 10
 
 
 def test_sides_that_find_demos_for_each_input_take_no_calls_but_those_of_the_answers(run):
@@ -100,9 +103,9 @@ def test_figures_of_the_docs_are_made_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["evidence.py", "--only", "calibrated", "--jobs", "1"])
     monkeypatch.setattr(evidence, "DOCS", tmp_path)
     assert evidence.main() == 1
-    said = capsys.readouterr().out
-    assert said.count("DIFFERS") == 1
-    assert "23 of 24 figures agree" in said
+    output = capsys.readouterr().out
+    assert output.count("DIFFERS") == 1
+    assert "23 of 24 figures agree" in output
 
 
 def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
@@ -111,17 +114,17 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
     path = tmp_path / "new" / "mine.npz"
     monkeypatch.setattr(sys, "argv", ["x", "--demos", "3", "--test", "8", "--out", str(path)])
     record.main()
-    found = np.load(path)
-    assert found["logprobs"].shape == (6, 8, 2)
-    assert len({tuple(order) for order in found["orders"].tolist()}) == 6
-    assert json.loads(str(found["about"]))["digest"].startswith("sha256 ")
-    assert not {"texts", "demo_texts"} & set(found)
+    arrays = np.load(path)
+    assert arrays["logprobs"].shape == (6, 8, 2)
+    assert len({tuple(order) for order in arrays["orders"].tolist()}) == 6
+    assert json.loads(str(arrays["about"]))["digest"].startswith("sha256 ")
+    assert not {"texts", "demo_texts"} & set(arrays)
     assert RecordedLandscape(path, 0).log_probabilities((2, 0, 1)).shape == (8, 2)
 
 
 @pytest.mark.parametrize("method", ["batch", "F1 batch", "F1 light@60"])
 def test_methods_by_a_rare_label_on_recorded_answers(method):
-    """Each has what `make evidence` needs: a held-out score, and calls within its limit."""
+    """Results have a held-out score and keep to the limit of calls."""
     world = World(evidence.FILES["AG News"], num_pool=70, share=0.15)
     result = measured(20_000, world=world, method=method)
     assert 0.0 <= result["held-out"] <= 1.0

@@ -19,15 +19,25 @@ from plr_dspy.labels.reader import LogprobRequests, labels_read
 @pytest.mark.parametrize(("route", "options"), [("completion", {}), ("chat", {"engine": "litellm"})])
 def test_every_route_to_the_server(server, route, options, monkeypatch):
     through = []
+
+    def counted(function):
+        def call(*args, **options):
+            through.append(1)
+            return function(*args, **options)
+
+        return call
+
     for name in ("completion", "text_completion"):
-        original = getattr(litellm, name)
-        monkeypatch.setattr(litellm, name, lambda *args, _f=original, **kw: through.append(1) or _f(*args, **kw))
+        monkeypatch.setattr(litellm, name, counted(getattr(litellm, name)))
     trainset = brief_reviews("train", 16)
     student = dspy.LabeledFewShot(k=3).compile(dspy.Predict(Sentiment), trainset=trainset)
-    reorder = PLReorder(accuracy, max_metric_calls=24, num_iterations=1, num_samples=3, num_threads=2)
+    rounds = {"num_iterations": 1, "num_samples": 3}
+    reorder = PLReorder(accuracy, max_metric_calls=24, num_threads=2, **rounds)
     lm = server.lm(route, max_tokens=4, **options)
     default = server.lm(route)
-    assert (default.cache, default.kwargs["temperature"], default.kwargs["max_tokens"]) == (False, 0.0, 16)
+    assert not default.cache
+    assert default.kwargs["temperature"] == 0.0
+    assert default.kwargs["max_tokens"] == 16
     # Few replies of the chat route can be read, which may end the compile.
     unread = contextlib.suppress(RuntimeError) if route == "chat" else contextlib.nullcontext()
     with dspy.context(lm=lm, adapter=PlainTextAdapter()), unread:
@@ -48,21 +58,23 @@ def test_every_route_to_the_server(server, route, options, monkeypatch):
 
 
 def test_label_probabilities_are_those_of_the_next_token(server):
-    """Greedy answers are the likeliest label."""
+    """The greedy answer is the likeliest label."""
     *shown, asked = load_reviews("train")[:5]
     lm = server.lm(cache=False)
     student = dspy.Predict(Sentiment)
-    student.demos = [dspy.Example(review=each.review, sentiment=each.sentiment) for each in shown]
+    student.demos = [dspy.Example(review=r.review, sentiment=r.sentiment) for r in shown]
     with (
         dspy.context(lm=lm, adapter=PlainTextAdapter()),
         labels_read(student, label_output(student), LogprobRequests()) as reader,
     ):
         answer = student(review=asked.review)
-    (found,) = reader.readings
+    (reading,) = reader.readings
     (message,) = PlainTextAdapter().format(Sentiment, student.demos, {"review": asked.review})
     config = lm15.Config(max_tokens=1, temperature=0.0, logprobs=20)
-    request = lm15.Request(model=lm.model, messages=(lm15.Message.user(message["content"]),), config=config)
-    top = {token.token: math.exp(token.logprob) for token in lm(request).logprobs[0].top}
+    messages = (lm15.Message.user(message["content"]),)
+    request = lm15.Request(model=lm.model, messages=messages, config=config)
+    (logprobs, *_) = lm(request).logprobs
+    top = {token.token: math.exp(token.logprob) for token in logprobs.top}
     p = np.array([top[" negative"], top[" positive"]])
-    np.testing.assert_allclose(np.exp(found.log_probabilities), p / p.sum(), atol=0.02)
-    assert answer.sentiment == found.label == ["negative", "positive"][int(p.argmax())]
+    np.testing.assert_allclose(np.exp(reading.log_probabilities), p / p.sum(), atol=0.02)
+    assert answer.sentiment == reading.label == ["negative", "positive"][int(p.argmax())]

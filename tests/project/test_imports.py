@@ -66,7 +66,7 @@ for model in ("openai/gpt-4o-mini", "together_ai/meta-llama/Llama-3-8b-chat-hf")
 
 
 def run(code):
-    """What code prints, to both streams, in a process of its own that has none of what other tests set."""
+    """Return what code prints to both streams in a process of its own."""
     test_settings = ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "TQDM_DISABLE")
     env = {name: value for name, value in os.environ.items() if name not in test_settings}
     command = [sys.executable, "-c", f"import sys; HEAVY = {HEAVY}\n{code}"]
@@ -76,10 +76,9 @@ def run(code):
 
 
 def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy():
-    """Every name is there before it is loaded."""
-    heavy, said = run(ALONE)
+    heavy, messages = run(ALONE)
     assert heavy == "\n"
-    assert [line.split()[2:] for line in said.splitlines()] == [
+    assert [line.split()[2:] for line in messages.splitlines()] == [
         ["WARNING", "plr_dspy.x:", "shown"],
         ["INFO", "plr_dspy.x:", "seen"],
     ]
@@ -88,7 +87,7 @@ def test_importing_loads_nothing_heavy_and_sets_up_log_lines_like_those_of_dspy(
 
 
 def test_what_is_needed_is_loaded_then_and_no_extra_and_an_estimate_asks_no_network_and_prints_nothing():
-    """Nor is torch's compiler imported, which takes longer than the package itself."""
+    """Torch's compiler is not imported, since it takes longer than the package."""
     assert run(BESIDE_DSPY) == ("", "")
 
 
@@ -96,12 +95,12 @@ FLAWED = "compile app.py:program --metric app.py:metric --train train.jsonl --in
 
 
 def test_help_and_bad_arguments_load_nothing_heavy():
-    """There are no such files."""
-    every = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
+    """The files do not exist."""
+    commands = ["--version", "compile --help", f"{FLAWED} --max-calls many", FLAWED, "report nowhere.json"]
     code = f"""
 import contextlib
 from plr_dspy.cli import main
-for arguments in {every}:
+for arguments in {commands}:
     with contextlib.suppress(SystemExit):
         main(arguments.split())
 print(*sorted(HEAVY & sys.modules.keys()))
@@ -118,20 +117,20 @@ def test_every_name_is_there(package):
 
 
 def private_dspy_names():
-    """Names of attributes that objects of DSPy have and its documentation does not."""
+    """Return the private names of attributes of DSPy's objects."""
     adapter = dspy.ChatAdapter()
     example = dspy.Example(question="", answer="").with_inputs("question")
     signature = dspy.Predict("question -> answer").signature
     decision = DecisionAdapter(adapter, signature, {})
     objects = [adapter, decision, example, dspy.Prediction(), dspy.Predict(signature), dspy.LM("openai/x"), dspy.cache]
-    names = {name for holder in objects for name in dir(holder)}
+    names = set().union(*map(dir, objects))
     private = {name for name in names if name.startswith("_") and not name.startswith("__")}
     assert {"_compiled", "_store", "_input_keys", "_call_preprocess", "_prepare", "_lock"} <= private
     return private
 
 
 def uses_of_private_dspy_names(source, private):
-    """What a source takes from DSPy's submodules or private attributes, overriding methods excepted."""
+    """Yield the submodules and private attributes of DSPy that a source uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dspy."):
             yield node.module
@@ -168,4 +167,4 @@ def test_one_file_alone_uses_private_names_of_dspy():
     for path in Path(plr_dspy.__file__).parent.rglob("*.py"):
         if path.name != "dspy_compat.py":
             uses[path.name] = list(uses_of_private_dspy_names(path.read_text(encoding="utf-8"), private))
-    assert {name: found for name, found in uses.items() if found} == {}
+    assert {name: names for name, names in uses.items() if names} == {}

@@ -30,7 +30,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """The tracked files as they are now, or those of an unpacked sdist."""
+    """Return a folder with the tracked files or those of an unpacked sdist."""
     if not (ROOT / ".git").exists():
         return ROOT
     copy = tmp_path_factory.mktemp("checkout")
@@ -43,7 +43,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def release(checkout, tmp_path_factory):
-    """A folder with an sdist, and the wheel that was built from it."""
+    """Return a folder with an sdist and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("release")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
     return folder
@@ -78,7 +78,6 @@ def test_the_indexes_will_take_it_with_licence_and_command(release, wheel):
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel, checkout):
-    """It is built from the sdist."""
     held = {name: data for name, data in contents(wheel).items() if ".dist-info/" not in name}
     assert held == {
         path.relative_to(checkout).as_posix(): path.read_bytes()

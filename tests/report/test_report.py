@@ -23,50 +23,56 @@ NASTY = '<script>alert(1)</script> & "q" costs $5 and $6 \' <img src="http://evi
 
 def student(count=6):
     program = dspy.Predict("question -> answer")
-    texts = [f"{NASTY if i % 2 else ''} text {i}" for i in range(count)]
-    program.demos = [
-        dspy.Example(question=text, answer=f"answer {i % 3}", hint=None, augmented=True) for i, text in enumerate(texts)
-    ]
+    unseen = {"hint": None, "augmented": True}
+    for i in range(count):
+        beginning = NASTY if i % 2 else ""
+        shown = {"question": f"{beginning} text {i}", "answer": f"answer {i % 3}"}
+        program.demos.append(dspy.Example(**shown, **unseen))
     return program
 
 
 def chain():
     program = two_predictors()
-    program.hint.demos = [dspy.Example(question=f"q {i}", hint=f"h {i}") for i in range(4)]
-    program.answer.predict.demos = [dspy.Example(question=f"q {i}", hint="h", answer=f"a {i}") for i in range(3)]
+    hints = [{"question": f"q {i}", "hint": f"h {i}"} for i in range(4)]
+    answers = [{"question": f"q {i}", "hint": "h", "answer": f"a {i}"} for i in range(3)]
+    program.hint.demos = [dspy.Example(fields) for fields in hints]
+    program.answer.predict.demos = [dspy.Example(fields) for fields in answers]
     return program
 
 
 def compiled(program=None, *, lm=None, metric=exact_match, kind=PLReorder, examples=EXAMPLES, **options):
-    """The report of a real compile, also where it ends in an interrupt."""
+    """Return the report of a real compile, even if it is interrupted."""
     options = {"num_threads": 1, "display_progress": False, **options}
     if issubclass(kind, (PLReorder, PLFewShot)):
         options = {"max_metric_calls": 200, **options}
     optimizer = kind(metric, **options)
-    with dspy.context(lm=lm or fake_lm(EXAMPLES)[0]), contextlib.suppress(KeyboardInterrupt):
+    lm = lm or fake_lm(EXAMPLES)[0]
+    with dspy.context(lm=lm), contextlib.suppress(KeyboardInterrupt):
         optimizer.compile(program or student(), trainset=examples)
     return optimizer.report
 
 
 @pytest.fixture(scope="module")
 def report():
-    found = compiled(max_metric_calls=600, seed=4)
-    assert found.comparison.gain > 0
-    return found
+    compiled_report = compiled(max_metric_calls=600, seed=4)
+    assert compiled_report.comparison.gain > 0
+    return compiled_report
 
 
 @pytest.fixture(scope="module")
 def chosen():
     program = dspy.Predict("question -> answer")
-    return compiled(program, kind=PLFewShot, max_metric_calls=300, candidates="labeled", max_demos=5)
+    options = {"max_metric_calls": 300, "candidates": "labeled", "max_demos": 5}
+    return compiled(program, kind=PLFewShot, **options)
 
 
 PAPER = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "max_metric_calls": None}
+INTERRUPTED = {20: interrupt}
 REPORTS = {
     "several predictors, mixtures": lambda: compiled(chain(), update="mixture"),
     "paper": lambda: compiled(**PAPER, examples=EXAMPLES[:40]),
     "nothing to compare": lambda: compiled(student(1)),
-    "interrupted in a round": lambda: compiled(lm=lm_of(engine_for(EXAMPLES, at={20: interrupt}))),
+    "interrupted in a round": lambda: compiled(lm=lm_of(engine_for(EXAMPLES, at=INTERRUPTED))),
     "the order given": lambda: compiled(kind=StaticOrder),
     "by labels": lambda: by_hand(settings={"scored_on": "probing inputs", "method": "PDO"}),
 }
@@ -77,8 +83,10 @@ class TestData:
         (slot,) = report.slots
         calls = report.program_calls
         assert len(slot.distributions[0]["logits"]) == 6
-        assert [demo["question"] for demo in slot.demos] == [demo.question for demo in student().demos]
-        assert all(set(demo) == {"question", "answer"} for demo in slot.demos), "fields that the prompt shows"
+        questions_of_demos = [demo["question"] for demo in slot.demos]
+        assert questions_of_demos == [demo.question for demo in student().demos]
+        for demo in slot.demos:
+            assert set(demo) == {"question", "answer"}, "fields that the prompt shows"
         phases = [calls[phase] for phase in ("search", "race", "final")]
         assert sum(phases) == calls["total"]
         assert all(phases)
@@ -96,35 +104,34 @@ class TestData:
         assert report.original.num_failed == report.returned.num_failed == 0
 
     def test_counts_failed_replies_of_both_programs(self):
-        """It is the same at any number of threads, token counts and messages included."""
+        """The report is the same at any number of threads."""
 
         def metric(example, prediction):
             if digest(example.question) < 0.3:
                 raise LookupError(f"{example.question}: no verdict")
             return exact_match(example, prediction)
 
-        found, other = (compiled(metric=metric, max_errors=10_000, num_threads=number, seed=1) for number in (1, 32))
-        settings = {**other.settings, "num_threads": 1}
-        assert other.model_copy(update={"seconds": found.seconds, "settings": settings}) == found
-        assert found.tokens
-        for state in (found.original, found.returned):
+        options = {"metric": metric, "max_errors": 10_000, "seed": 1}
+        one = compiled(num_threads=1, **options)
+        many = compiled(num_threads=32, **options)
+        settings = {**many.settings, "num_threads": 1}
+        assert many.model_copy(update={"seconds": one.seconds, "settings": settings}) == one
+        assert one.tokens
+        for state in (one.original, one.returned):
             assert 0 < state.num_failed < state.num_calls
-        failed = sum(error.count for error in found.errors)
-        assert f"program calls ({failed} failed)" in str(found)
+        failed = sum(error.count for error in one.errors)
+        assert f"program calls ({failed} failed)" in str(one)
 
     def test_saves_and_loads(self, report, chosen, tmp_path):
-        for found in (report, chosen):
-            found.save(tmp_path / "report.json")
-            assert Report.load(tmp_path / "report.json") == found
-            assert Report.model_validate(json.loads(json.dumps(found.to_dict()))) == found
+        for saved in (report, chosen):
+            saved.save(tmp_path / "report.json")
+            assert Report.load(tmp_path / "report.json") == saved
+            data = json.loads(json.dumps(saved.to_dict()))
+            assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        for text in (
-            "[1]",
-            "{}",
-            "not JSON",
-            '{"schema_version": 20}',
-            chosen.model_dump_json().replace('"schema_version":20', '"schema_version":19'),
-        ):
+        version = '"schema_version":20'
+        older = chosen.model_dump_json().replace(version, '"schema_version":19')
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 20}', older):
             path.write_text(text)
             with pytest.raises(ValueError, match="no plr_dspy report of schema version 20: pass a file"):
                 Report.load(path)
@@ -133,9 +140,11 @@ class TestData:
         lm, _ = fake_lm(EXAMPLES)
         lm.kwargs["api_key"] = "verysecret1"
         program = dspy.Predict("question, tags: list[str] -> answer")
-        questions_ = ["x" * 490 + "verysecret1" * 9, "short"]
-        program.demos = [dspy.Example(question=text, tags=["a", "ö"], answer="a") for text in questions_]
-        examples = [dspy.Example(question=q, tags=[], answer="a").with_inputs("question", "tags") for q in "123456789"]
+        long = "x" * 490 + "verysecret1" * 9
+        others = {"tags": ["a", "ö"], "answer": "a"}
+        program.demos = [dspy.Example(question=text, **others) for text in (long, "short")]
+        examples = [dspy.Example(question=q, tags=[], answer="a") for q in "123456789"]
+        examples = [example.with_inputs("question", "tags") for example in examples]
         static = compiled(program, lm=lm, kind=StaticOrder, examples=examples)
         first = static.slots[0].demos[0]
         assert first["tags"] == '["a", "ö"]'
@@ -144,26 +153,55 @@ class TestData:
         assert "verys" not in json.dumps(static.to_dict())
 
 
+def candidate(gain, probability, worse):
+    return {
+        "origin": "any",
+        "ordering": {},
+        "score": 0.5,
+        "expected_gain": gain,
+        "probability": probability,
+        "probability_worse": worse,
+    }
+
+
 def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, **changes):
-    """A report on two demos, of which the original order scored 0.5; `others` have expected gains and probabilities."""
-    expected, p = (0.0, 0.0) if list(ordering) == [0, 1] else others[0]
-    slot = {"predictor": "self", "num_demos": 2, "ordering": ordering, "original": [0, 1], "blocks": [[0, 1]]}
-    comparison = {"original": 0.5, "chosen": 0.5 + gain, "gain": gain, "interval": (-0.1, 0.3)}
-    comparison |= {"confidence": 0.95, "num_examples": 8, "num_candidates": 1 + len(others)}
-    comparison |= {"expected_gain": expected, "gain_interval": (expected - 0.05, expected + 0.05)}
-    comparison |= {"expected_chosen": (0.52 + expected, 0.45, 0.75), "expected_original": (0.52, 0.4, 0.6)}
-    comparison |= {"probability": p, "probability_worse": 0.05}
+    """Return a report on two demos, of which the original order scored 0.5.
+
+    Args:
+        others: Expected gain and probability of the other candidates.
+    """
+    expected, probability = (0.0, 0.0) if list(ordering) == [0, 1] else others[0]
+    slot = {
+        "predictor": "self",
+        "num_demos": 2,
+        "ordering": ordering,
+        "original": [0, 1],
+        "blocks": [[0, 1]],
+        "distributions": [{"logits": [0.0, 1.0]}],
+        "demos": [{}, {}],
+    }
+    comparison = {
+        "original": 0.5,
+        "chosen": 0.5 + gain,
+        "gain": gain,
+        "interval": (-0.1, 0.3),
+        "confidence": 0.95,
+        "num_examples": 8,
+        "num_candidates": 1 + len(others),
+        "expected_gain": expected,
+        "gain_interval": (expected - 0.05, expected + 0.05),
+        "expected_chosen": (0.52 + expected, 0.45, 0.75),
+        "expected_original": (0.52, 0.4, 0.6),
+        "probability": probability,
+        "probability_worse": 0.05,
+    }
     state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": 5}
     data = {
         "original": state,
         "returned": state,
         "comparison": comparison,
-        "slots": [{**slot, "distributions": [{"logits": [0.0, 1.0]}], "demos": [{}, {}]}],
-        "candidates": [
-            {"origin": "any", "ordering": {}, "score": 0.5}
-            | {"expected_gain": more, "probability": p, "probability_worse": q}
-            for more, p, q in [(0.0, 0.0, 0.0), *((*each, 0.3) for each in others)]
-        ],
+        "slots": [slot],
+        "candidates": [candidate(0.0, 0.0, worse=0.0), *(candidate(*numbers, worse=0.3) for numbers in others)],
         "program_calls": {"total": 100},
         "seconds": 1.0,
         "stopped": "budget used up",
@@ -174,6 +212,10 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     }
     settings = {**data["settings"], **changes.pop("settings", {})}
     return Report(**{**data, **changes, "settings": settings})
+
+
+NOT_SURE = "+0.012, but that is not sure enough (better with probability 0.60, worse with 0.30)"
+NOTHING_DIFFERED = "no score differed on 19 examples, whatever the demos: check that the replies"
 
 
 class TestText:
@@ -193,32 +235,47 @@ class TestText:
         assert "plr_dspy.load_program" in lines[-2]
         assert all(line in details for line in lines[:-1])
         assert f"{c.original:.3f} -> {c.chosen:.3f} on {c.num_examples} examples" in details
-        assert f"demos in the order {report.slots[0].ordering}, the last next to the question" in details
-        words = "race ", "exact_match, seed 4"
-        assert all(each in details for each in words)
+        ordering = report.slots[0].ordering
+        assert f"demos in the order {ordering}, the last next to the question" in details
+        assert "race " in details
+        assert "exact_match, seed 4" in details
 
     def test_what_calibration_assumes(self):
-        scores = {"original": 0.5, "original_calibrated": 0.7, "chosen": 0.6, "chosen_calibrated": 0.65}
-        told = {"shares": [0.8, 0.2], "offsets": [0.1, -0.1], "always": [0.4, 0.6]}
-        effect = CalibrationEffect(num_examples=30, **scores, **told)
+        effect = CalibrationEffect(
+            num_examples=30,
+            original=0.5,
+            original_calibrated=0.7,
+            chosen=0.6,
+            chosen_calibrated=0.65,
+            shares=[0.8, 0.2],
+            offsets=[0.1, -0.1],
+            always=[0.4, 0.6],
+        )
         signal = Signal(used="logprobs", reason="", labels=["a", "b"])
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, 2 demos, calibrated" in text
-        shares = "'a' 0.80, 'b' 0.20"
-        assert f"calibrated: labels are taken to be as frequent as {shares}; the program needs the prob" in text
+        assumed = "labels are taken to be as frequent as 'a' 0.80, 'b' 0.20"
+        assert f"calibrated: {assumed}; the program needs the prob" in text
         assert "as frequent" not in str(by_hand(calibration=effect, signal=signal))
 
     @pytest.mark.parametrize(
         ("calibrated", "chosen", "advised"), [(0.9, 0.6, True), (0.79, 0.6, False), (0.9, 0.7, False)]
     )
-    def test_calibration_is_advised_only_where_it_is_expected_to_score_more(self, calibrated, chosen, advised):
+    def test_calibration_is_advised_if_it_is_expected_to_score_more(self, calibrated, chosen, advised):
         """A quarter of the calls brought no answer, which calibration does not change."""
-        scores = {"original": 0.5, "original_calibrated": calibrated, "chosen": chosen, "chosen_calibrated": 0.95}
-        effect = CalibrationEffect(num_examples=30, offsets=[0.1, -0.1], **scores)
+        effect = CalibrationEffect(
+            num_examples=30,
+            offsets=[0.1, -0.1],
+            original=0.5,
+            original_calibrated=calibrated,
+            chosen=chosen,
+            chosen_calibrated=0.95,
+        )
         text = str(by_hand(calibration=effect))
-        advice = f"calibrated without a search, is expected to score {0.75 * calibrated:.3f}: use BatchCalibration"
-        assert (advice in text) == advised
+        score = f"{0.75 * calibrated:.3f}"
+        advice = f"without a search, is expected to score {score}: use BatchCalibration"
+        assert (f"calibrated {advice}" in text) == advised
         assert ("BatchCalibration" in text) == advised
 
     @pytest.mark.parametrize("ordering", [(1, 0), (0, 1)])
@@ -227,7 +284,8 @@ class TestText:
         random = Alternative(name="8 random demos", score=0.57, num_examples=32, tokens=300)
         constant = Alternative(name="always answering 'b'", score=0.73, num_examples=40, tokens=0)
         text = str(by_hand(ordering, random=random, constant=constant))
-        assert re.search(r"\n  8 random demos +0\.570\n  always answering 'b' +0\.730\n", text)
+        lines = r"\n  8 random demos +0\.570\n  always answering 'b' +0\.730\n"
+        assert re.search(lines, text)
         if ordering == (1, 0):
             assert "the returned program is no better than always answering 'b'\n" in text
         else:
@@ -240,89 +298,105 @@ class TestText:
         assert "the returned program is no better than always answering 'b'\n" in text
         assert "the returned program may be no better than 8 random demos\n" in text
         surely_better = random.model_copy(update={"score": 0.71, "interval": (0.65, 0.77)})
-        assert "the returned program is no better than 8 random demos\n" in str(by_hand((1, 0), random=surely_better))
+        text = str(by_hand((1, 0), random=surely_better))
+        assert "the returned program is no better than 8 random demos\n" in text
 
-    @pytest.mark.parametrize(("num_unread", "told"), [(1, False), (2, True), (10, True)])
-    @pytest.mark.parametrize("ordering", [(1, 0), (0, 1)])
-    def test_unread_replies_come_before_all_else(self, num_unread, told, ordering):
+    @pytest.mark.parametrize(("num_unread", "warned"), [(1, False), (2, True), (10, True)])
+    @pytest.mark.parametrize(
+        ("ordering", "broken", "name"),
+        [
+            ((1, 0), "original", "your program"),
+            ((1, 0), "returned", "the returned program"),
+            ((0, 1), "original", "your program"),
+        ],
+    )
+    def test_unread_replies_come_before_all_else(self, num_unread, warned, ordering, broken, name):
         state = {"num_demos": 2, "demo_tokens": None, "num_calls": 20, "num_failed": num_unread}
-        broken = {**state, "num_unread": num_unread}
-        for fields in ({"original": broken, "returned": state}, {"original": state, "returned": broken}):
-            report = by_hand(ordering, **fields)
-            stays = ordering == (0, 1)
-            if stays and fields["original"] is state:
-                continue
-            name = "your program" if fields["original"] is broken else "the returned program"
-            first = str(report).splitlines()[0]
-            sentence = f"{num_unread} of 20 replies of {name} cannot be read ({5 * num_unread} %)"
-            assert first.startswith(sentence) == told
-            assert str(report).splitlines()[told].startswith("PLReorder: ")
+        states = {"original": state, "returned": state}
+        states[broken] = {**state, "num_unread": num_unread}
+        lines = str(by_hand(ordering, **states)).splitlines()
+        share = f"({5 * num_unread} %)"
+        sentence = f"{num_unread} of 20 replies of {name} cannot be read {share}"
+        assert lines[0].startswith(sentence) == warned
+        assert lines[warned].startswith("PLReorder: ")
 
     def test_fewer_demos_that_may_do_as_well(self, chosen):
-        scores = [(0.4, (0.3, 0.5)), (0.7, (0.4, 1.0)), (0.8, (0.75, 0.85)), (0.99, (0.95, 1.0))]
-        found = [{"score": score, "interval": interval} for score, interval in scores]
-        known = {"name": "any", "num_examples": 9}
+        def best_with(number, score, interval):
+            return Alternative(
+                name="any",
+                num_examples=9,
+                num_demos=number,
+                ordering={"self": [*range(number)][::-1]},
+                tokens=30 * number,
+                score=score,
+                interval=interval,
+            )
+
         numbers = [
-            Alternative(num_demos=n, ordering={"self": [*range(n)][::-1]}, tokens=30 * n, **known, **best)
-            for n, best in enumerate(found)
+            best_with(0, 0.4, (0.3, 0.5)),
+            best_with(1, 0.7, (0.4, 1.0)),
+            best_with(2, 0.8, (0.75, 0.85)),
+            best_with(3, 0.99, (0.95, 1.0)),
         ]
-        assert "\n1 demo may do as well: optimizer.program_with(1)\n" in str(by_hand(best_by_number=numbers))
+        text = str(by_hand(best_by_number=numbers))
+        assert "\n1 demo may do as well: optimizer.program_with(1)\n" in text
         del numbers[1]
         assert "may do as well" not in str(by_hand(best_by_number=numbers))
-        told = [f"demo {demo} ({chosen.slots[0].origins[demo]}): " for demo in chosen.slots[0].ordering]
-        assert all(words in chosen.details() for words in told)
+        slot = chosen.slots[0]
+        for demo in slot.ordering:
+            assert f"demo {demo} ({slot.origins[demo]}): " in chosen.details()
         assert f"{chosen.returned.demo_tokens} tokens" in str(chosen)
 
     @pytest.mark.parametrize(
-        ("probability", "said"),
+        ("probability", "claim"),
         [
             (0.9, "better with probability 0.90\n"),
             (0.89, "better with probability 0.89, worse with 0.05: may be chance\n"),
         ],
     )
-    def test_the_claim_is_about_new_examples(self, probability, said):
-        text = str(by_hand(others=[(0.02, probability)]))
-        assert f"+0.020 [-0.030, +0.070], {said}" in text
-        assert ("may be chance" in repr(by_hand(others=[(0.02, probability)]))) == (probability < 0.9)
+    def test_the_claim_is_about_new_examples(self, probability, claim):
+        report = by_hand(others=[(0.02, probability)])
+        assert f"+0.020 [-0.030, +0.070], {claim}" in str(report)
+        assert ("may be chance" in repr(report)) == (probability < 0.9)
 
     @pytest.mark.parametrize(
-        ("gain", "least", "said"),
-        [
-            (0.012, 0.9, "+0.012, but that is not sure enough (better with probability 0.60, worse with 0.30)"),
-            (0.0, 0.9, "your program stays: no other order is expected to do better\n"),
-        ],
+        ("gain", "least", "reason"),
+        [(0.012, 0.9, NOT_SURE), (0.0, 0.9, "your program stays: no other order is expected to do better\n")],
     )
-    def test_why_the_original_order_stays(self, gain, least, said):
+    def test_why_the_original_order_stays(self, gain, least, reason):
         others = [(-0.1, 0.9), (gain, 0.6), (-0.2, 0.1)]
         settings = {"min_probability": least}
         text = str(by_hand([0, 1], others=others, settings=settings))
-        assert said in text
+        assert reason in text
         assert "your program stays" in text
         assert "returned program" not in text
 
     @pytest.mark.parametrize(
-        ("num_usable", "found", "options", "said"),
+        ("num_usable", "evidence", "settings", "advice"),
         [
-            (100, (19, 0, 19), {}, "no score differed on 19 examples, whatever the demos: check that the replies"),
+            (100, (19, 0, 19), {}, NOTHING_DIFFERED),
             (40, (40, 1, 31), {}, "\na larger budget (max_metric_calls) would tell more"),
             (40, (40, 1, 32), {}, "\nonly more examples"),
-            (40, (40, 9, 4), {"settings": {"racing": False}}, "\nonly more examples"),
-            (40, (40, 9, 4), {"settings": {"max_metric_calls": 302}}, "\nonly more examples"),
-            (40, (40, 9, 4), {"settings": {"max_metric_calls": 301}}, "\na larger budget"),
+            (40, (40, 9, 4), {"racing": False}, "\nonly more examples"),
+            (40, (40, 9, 4), {"max_metric_calls": 302}, "\nonly more examples"),
+            (40, (40, 9, 4), {"max_metric_calls": 301}, "\na larger budget"),
         ],
     )
-    def test_what_was_short(self, num_usable, found, options, said):
-        settings = {"most_useful_calls": 302, **options.pop("settings", {})}
-        met = dict(zip(("num_met", "num_differing", "num_compared"), found, strict=True))
-        options = {**options, "settings": settings, "evidence": Evidence(**met)}
-        text = str(by_hand(others=[(0.1, 0.8)], num_usable=num_usable, **options))
-        assert said in text
+    def test_what_was_short(self, num_usable, evidence, settings, advice):
+        num_met, num_differing, num_compared = evidence
+        evidence = Evidence(num_met=num_met, num_differing=num_differing, num_compared=num_compared)
+        options = {"num_usable": num_usable, "evidence": evidence, "settings": {"most_useful_calls": 302, **settings}}
+        text = str(by_hand(others=[(0.1, 0.8)], **options))
+        assert advice in text
 
     def test_an_order_that_labels_chose_may_be_worse(self):
-        found = by_hand(others=[(0.0, 0.0)], gain=-0.1, settings={"scored_on": "probing inputs"})
+        settings = {"scored_on": "probing inputs"}
+        report = by_hand(others=[(0.0, 0.0)], gain=-0.1, settings=settings)
         unknown = {"expected_original": None, "expected_chosen": None}
-        text = str(found.model_copy(update={"comparison": found.comparison.model_copy(update=unknown)}))
-        assert "scores on 8 examples:\n  your program, 2 demos      0.500\n  returned program, 2 demos  0.400\n" in text
+        comparison = report.comparison.model_copy(update=unknown)
+        text = str(report.model_copy(update={"comparison": comparison}))
+        lines = ["scores on 8 examples:", "  your program, 2 demos      0.500", "  returned program, 2 demos  0.400"]
+        assert "\n".join(lines) + "\n" in text
         assert "chosen by its label probabilities" in text
 
 
@@ -330,13 +404,14 @@ class TestFigure:
     @pytest.mark.parametrize("kind", REPORTS)
     def test_every_report_can_be_drawn_and_told(self, kind, tmp_path):
         report = REPORTS[kind]()
-        figure = report.plot()
-        assert figure._repr_png_().startswith(PNG)
+        picture = report.plot()._repr_png_()
+        assert picture.startswith(PNG)
         assert report._repr_html_().startswith(f"<pre>{report.settings['method']}: ")
         assert str(report).splitlines()[0] == report.details().splitlines()[0]
         report.to_html(tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
-        assert report.details() in html.unescape(page) and b64encode(figure._repr_png_()).decode() in page
+        assert report.details() in html.unescape(page)
+        assert b64encode(picture).decode() in page
 
     def test_shows_scores_of_rounds_and_of_both_programs(self, report):
         (scores,) = report.plot().axes
@@ -350,18 +425,25 @@ class TestFigure:
 
 class TestOdd:
     def test_texts_of_demos(self, report):
-        """Short, in one line, with what users wrote as it is."""
-        odd = {"demos": [{"q": f'{i} $x$\n id="a" 中文 <!-- --> \\1 {"x" * 99}', "a": "b"} for i in range(2)]}
-        found = by_hand()
-        found = found.model_copy(update={"slots": [found.slots[0].model_copy(update=odd)]})
-        assert '  demo 1: q: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in (told := found.details()) and "…  | a" not in told
-        found.plot()
+        """Texts are shortened to one line but not escaped."""
+        text = '$x$\n id="a" 中文 <!-- --> \\1 ' + "x" * 99
+        odd = {"demos": [{"q": f"{i} {text}", "a": "b"} for i in range(2)]}
+        report = by_hand()
+        slot = report.slots[0].model_copy(update=odd)
+        report = report.model_copy(update={"slots": [slot]})
+        details = report.details()
+        assert '  demo 1: q: 1 $x$ id="a" 中文 <!-- --> \\1 xxxxx' in details
+        assert "…  | a" not in details
+        report.plot()
 
     def test_pictures_alone_need_matplotlib(self, report, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         monkeypatch.delitem(sys.modules, "plr_dspy.report.figure", raising=False)
-        assert report._repr_html_() and str(report) and report.details()
-        with pytest.raises(ImportError, match=r"^pictures need matplotlib: .*'plr-dspy\[plots\]'$"):
+        assert report._repr_html_()
+        assert str(report)
+        assert report.details()
+        message = r"^pictures need matplotlib: .*'plr-dspy\[plots\]'$"
+        with pytest.raises(ImportError, match=message):
             report.plot()
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from itertools import chain
 
 import dspy
 import fakes
@@ -25,17 +26,25 @@ MODES = pytest.mark.parametrize("demos", ["retrieved", "auto"])
 
 
 def examples(count=45, first=0):
-    asked = [(WORDS[i % 3], f"thing number{i} is {WORDS[i % 3]} all over") for i in range(first, first + count)]
-    return [dspy.Example(question=q, answer=ANSWERS[word]).with_inputs("question") for word, q in asked]
+    def example(i):
+        word = WORDS[i % 3]
+        question = f"thing number{i} is {word} all over"
+        return dspy.Example(question=question, answer=ANSWERS[word]).with_inputs("question")
+
+    return [example(i) for i in range(first, first + count)]
+
+
+def colour(question):
+    return question.split()[-3]
 
 
 def by_colour(**options):
-    return CopyingEngine(lambda demo, asked: demo.split()[-3] == asked.split()[-3], **options)
+    return CopyingEngine(lambda demo, asked: colour(demo) == colour(asked), **options)
 
 
 class Teaching(CopyingEngine):
     def otherwise(self, asked):
-        return ANSWERS[asked.split()[-3]] if len(self.shown) <= 8 else "wrong"
+        return ANSWERS[colour(asked)] if len(self.shown) <= 8 else "wrong"
 
 
 def predict(signature="question -> answer"):
@@ -43,74 +52,107 @@ def predict(signature="question -> answer"):
 
 
 def chooser(demos="retrieved", metric=exact_match, **options):
-    plain = {"max_metric_calls": 120, "max_demos": 4, "candidates": "labeled", "num_threads": 1}
-    return PLFewShot(metric, demos=demos, display_progress=False, **{**plain, **options})
+    defaults = {
+        "max_metric_calls": 120,
+        "max_demos": 4,
+        "candidates": "labeled",
+        "num_threads": 1,
+        "display_progress": False,
+    }
+    return PLFewShot(metric, demos=demos, **{**defaults, **options})
+
+
+def without_calls(metric=exact):
+    return chooser(metric=metric, max_metric_calls=0)
 
 
 def compiled(engine, *, student=None, trainset=None, valset=None, asks=1, **options):
-    """The program, which asks its model so often, and the optimizer, which made no more calls than it may."""
+    """Return the program and the optimizer, after a check of the number of calls.
+
+    Args:
+        asks: Calls of the model in a call of the program.
+    """
     optimizer = chooser(**options)
+    student = student or predict()
+    trainset = trainset or examples()
     with using(engine), warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # of numbers that are none
-        program = optimizer.compile(student or predict(), trainset=trainset or examples(), valset=valset)
-    assert engine.num_calls / asks == optimizer.report.program_calls["total"] <= optimizer.max_metric_calls
+        warnings.simplefilter("error", RuntimeWarning)  # of numbers that are not finite
+        program = optimizer.compile(student, trainset=trainset, valset=valset)
+    num_calls = optimizer.report.program_calls["total"]
+    assert engine.num_calls / asks == num_calls <= optimizer.max_metric_calls
     return program, optimizer
 
 
+def shouted(example):
+    return example.copy(question=f"  {example.question.upper()} ")
+
+
+def in_dicts(example):
+    texts = (example.question, example.question.upper())
+    return [example.copy(question={"text": text}) for text in texts]
+
+
+COPIES = ["none", "exact", "written otherwise", "in the valset", "numbered", "in dicts"]
+
+
 class TestLeaks:
-    """A program that copies the answer of a demo that asks the same is never right."""
+    """The model copies the answer of a demo that asks the same, which must never help."""
 
     @MODES
-    @pytest.mark.parametrize("copies", ["none", "exact", "written otherwise", "in the valset", "numbered", "in dicts"])
+    @pytest.mark.parametrize("copies", COPIES)
     def test_of_examples_and_their_copies(self, demos, copies):
         trainset = examples(33)
         valset = None
         student = predict()
-        more = [e.copy(question=f"  {e.question.upper()} ") for e in trainset] if copies != "exact" else trainset
         if copies == "in the valset":
-            valset = more[:10]
+            valset = list(map(shouted, trainset[:10]))
         elif copies == "numbered":
             # No prompt shows the number.
-            student = Program(lambda self, number, question: self.answer(question=question), answer=predict())
-            both = enumerate([*trainset, *trainset])
-            trainset = [e.copy(number=i).with_inputs("number", "question") for i, e in both]
+            answer = lambda self, number, question: self.answer(question=question)  # noqa: E731
+            student = Program(answer, answer=predict())
+            numbered = [e.copy(number=i) for i, e in enumerate(trainset * 2)]
+            trainset = [e.with_inputs("number", "question") for e in numbered]
         elif copies == "in dicts":
-            trainset = [e.copy(question={"text": text}) for e in trainset for text in (e.question, e.question.upper())]
-        elif copies != "none":
-            trainset = [*trainset, *more]
+            trainset = [*chain.from_iterable(map(in_dicts, trainset))]
+        elif copies == "exact":
+            trainset = trainset * 2
+        elif copies == "written otherwise":
+            trainset = [*trainset, *map(shouted, trainset)]
         engine = CopyingEngine()
-        options = {"demos": demos, "num_threads": 8}
-        _, optimizer = compiled(engine, student=student, trainset=trainset, valset=valset, **options)
-        assert engine.num_calls >= 60 and engine.copied == 0
+        data = {"student": student, "trainset": trainset, "valset": valset}
+        _, optimizer = compiled(engine, demos=demos, num_threads=8, **data)
+        assert engine.num_calls >= 60
+        assert engine.copied == 0
         assert max(map(len, engine.shown)) == 4
         assert "every score was 0" in optimizer.report.stopped
 
     @MODES
     def test_of_a_list_of_candidates(self, demos):
         engine = CopyingEngine()
-        given = [{**example, "question": example.question.upper()} for example in examples(30)]
-        compiled(engine, demos=demos, candidates=given)
-        assert engine.copied == 0 and max(map(len, engine.shown)) == 4
+        candidates = [{**e, "question": e.question.upper()} for e in examples(30)]
+        compiled(engine, demos=demos, candidates=candidates)
+        assert engine.copied == 0
+        assert max(map(len, engine.shown)) == 4
 
     @MODES
     def test_of_bootstrapped_demos(self, demos):
-        """Also of those made of examples that score."""
         engine = Teaching()
         _, optimizer = compiled(engine, demos=demos, candidates="bootstrapped")
         assert optimizer.report.retrieval.num_pooled == 8
-        assert engine.copied == 0 and max(map(len, engine.shown)) == 4
+        assert engine.copied == 0
+        assert max(map(len, engine.shown)) == 4
 
     @pytest.mark.parametrize("seed", [5, 7])
     def test_of_bootstrapped_demos_to_a_metric_over_a_set(self, seed):
-        """Which reads outputs of answers, and not the demos that a teacher's calls have made of the same examples."""
+        """The metric reads outputs of answers, and not the demos that a teacher made of them."""
         asked = questions(40)
         step = dspy.ChainOfThought("question -> answer")
         engine = engine_for(asked)
-        options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed}
-        compiled(engine, student=step, trainset=asked, metric=F1(), **options)
+        options = {"candidates": "both", "max_demos": 8, "max_metric_calls": 60, "seed": seed, "metric": F1()}
+        compiled(engine, student=step, trainset=asked, **options)
 
     def test_of_inner_predictors_whose_inputs_tell_nothing(self):
-        """A demo of the second predictor has a hint alone, which the first one makes."""
+        """A demo of the second predictor shows only the hint that the first one makes."""
 
         def steps(self, question):
             return self.answer(hint=self.hint(question=question).hint)
@@ -122,17 +164,20 @@ class TestLeaks:
                     return f"[[ ## hint ## ]]\nsee {fields['question']}\n\n[[ ## completed ## ]]"
                 demos = [dict(FIELD.findall(text))["hint"] for text in texts[:-1:2]]
                 leaks.append(fields["hint"] in demos)
-                return self.formatted(system, texts, ANSWERS[fields["hint"].split()[-3]])
+                return self.formatted(system, texts, ANSWERS[colour(fields["hint"])])
 
         leaks = []
-        student = Program(steps, hint=predict("question -> hint"), answer=predict("hint -> answer"))
-        _, optimizer = compiled(Hints({}), student=student, candidates="bootstrapped", asks=2)
-        assert optimizer.report.retrieval.num_pooled == 16 and len(leaks) > 50
+        hint = predict("question -> hint")
+        student = Program(steps, hint=hint, answer=predict("hint -> answer"))
+        options = {"candidates": "bootstrapped", "asks": 2}
+        _, optimizer = compiled(Hints({}), student=student, **options)
+        assert optimizer.report.retrieval.num_pooled == 16
+        assert len(leaks) > 50
         assert not any(leaks)
 
     @MODES
     def test_in_plain_threads_which_do_not_know_the_example(self, demos, caplog):
-        """They are shown no demos that are found."""
+        """Calls in such threads show no retrieved demos."""
         _warn_of_unknown_example.cache_clear()
 
         def in_a_thread(self, question):
@@ -157,35 +202,45 @@ class TestLeaks:
             return dspy.Parallel(num_threads=2, disable_progress_bar=True)(calls)[0]
 
         engine = CopyingEngine()
-        _, optimizer = compiled(engine, student=Program(in_threads, answer=predict()), asks=2)
-        assert engine.copied == 0 and optimizer.report.errors == []
+        student = Program(in_threads, answer=predict())
+        _, optimizer = compiled(engine, student=student, asks=2)
+        assert engine.copied == 0
+        assert optimizer.report.errors == []
         assert max(map(len, engine.shown)) == 4
 
 
 class TestChoice:
     @MODES
     def test_demos_that_help_are_found(self, demos):
-        """A demo of the same colour tells the answer; among neighbours there is one."""
-        program, optimizer = compiled(by_colour(), demos=demos, max_demos=2, max_metric_calls=150)
-        assert isinstance(program, RetrievingPredict) and optimizer.report.retrieves
+        """A demo of the same colour has the answer, and one is among the neighbours."""
+        options = {"demos": demos, "max_demos": 2, "max_metric_calls": 150}
+        program, optimizer = compiled(by_colour(), **options)
         report = optimizer.report
+        assert isinstance(program, RetrievingPredict)
+        assert report.retrieves
         assert report.comparison.chosen > report.comparison.original == 0
+        devset = examples(15, first=100)
+        evaluate = dspy.Evaluate(devset=devset, metric=exact_match, num_threads=4)
         with using(by_colour()) as engine:
-            score = dspy.Evaluate(devset=examples(15, first=100), metric=exact_match, num_threads=4)(program).score
+            score = evaluate(program).score
             assert engine.num_calls == 15
         assert score > 90
 
     @pytest.mark.parametrize("likeness_helps", [False, True])
     def test_the_best_found_demos_meet_the_best_fixed_demos_in_the_final_comparison(self, likeness_helps):
-        ordered = OrderSensitiveEngine({each.question: each.answer for each in examples()})
-        _, optimizer = compiled(by_colour() if likeness_helps else ordered, demos="auto", max_metric_calls=150)
+        engine = engine_for(examples())
+        if likeness_helps:
+            engine = by_colour()
+        _, optimizer = compiled(engine, demos="auto", max_metric_calls=150)
         (original, *others) = optimizer.report.candidates
         assert original.ordering == {"self": []}
-        assert [not each.ordering["self"] for each in others].count(True) == 1  # found demos are none of the slot
+        # The slot is empty where the demos are found for each input.
+        assert [candidate.ordering["self"] for candidate in others].count([]) == 1
 
     @pytest.mark.parametrize("calibrate", [False, True])
     def test_log_probabilities_choose_a_variation(self, calibrate):
-        optimizer = chooser(metric=exact, signal="auto" if calibrate else "logprobs", calibrate=calibrate)
+        signal = "auto" if calibrate else "logprobs"
+        optimizer = chooser(metric=exact, signal=signal, calibrate=calibrate)
         engine = Engine()
         with using(engine, "fake/x"), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
@@ -193,10 +248,10 @@ class TestChoice:
         report = optimizer.report
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
-        names = {each.name for each in report.retrieval.alternatives}
-        assert "the best found demos" in names
-        assert names & {"your program", "your program, calibrated"}
-        assert all(0.2 < each.score < 1 for each in report.retrieval.alternatives)
+        scores = {way.name: way.score for way in report.retrieval.alternatives}
+        assert "the best found demos" in scores
+        assert scores.keys() & {"your program", "your program, calibrated"}
+        assert all(0.2 < score < 1 for score in scores.values())
 
     @pytest.mark.parametrize(
         ("student", "value"),
@@ -208,16 +263,19 @@ class TestChoice:
         ],
     )
     def test_inputs_of_all_kinds(self, student, value, tmp_path):
-        trainset = [dspy.Example(thing=value(i), answer=f"answer {i % 3}").with_inputs("thing") for i in range(30)]
+        trainset = [dspy.Example(thing=value(i), answer=f"answer {i % 3}") for i in range(30)]
+        trainset = [example.with_inputs("thing") for example in trainset]
         engine = OrderSensitiveEngine({})
         optimizer = chooser(max_metric_calls=0)
         with using(engine):
             program = optimizer.compile(predict(student), trainset=trainset)
             program.save(tmp_path / "p.json")
-            for each in (program, load_program(predict(student), tmp_path / "p.json")):
-                each(**trainset[4].inputs())
+            program(**trainset[4].inputs())
+            loaded = load_program(predict(student), tmp_path / "p.json")
+            loaded(**trainset[4].inputs())
         assert list(engine.requests.values()) == [2]
-        assert optimizer.report.original.num_demos == 0 < optimizer.report.returned.num_demos
+        report = optimizer.report
+        assert report.original.num_demos == 0 < report.returned.num_demos
         with pytest.raises(ValueError, match="with a budget of calls"):
             optimizer.program_with(8)
 
@@ -232,19 +290,29 @@ class TestChoice:
         for demos in ("retrieved", "auto"):
             engine = by_colour()
             program, _ = compiled(engine, demos=demos, trainset=[long, *examples()], **limits)
-            assert max(map(len, engine.shown)) in (1, 2)  # and never none for the sake of one that is too long
-            assert not [demo for demos in engine.shown for demo in demos if demo.startswith("long")]
-        program, _ = compiled(engine := CopyingEngine(), trainset=examples(), **{**limits, "max_metric_calls": 0})
+            # A demo that is too long does not keep shorter ones out.
+            assert max(map(len, engine.shown)) in (1, 2)
+            demos_shown = chain.from_iterable(engine.shown)
+            assert not [demo for demo in demos_shown if demo.startswith("long")]
+        limits["max_metric_calls"] = 0
+        program, _ = compiled(CopyingEngine(), trainset=examples(), **limits)
         program.save(tmp_path / "p.json")
-        for each in (program, load_program(predict(), tmp_path / "p.json")):
-            *_, nearest = shown = each.shown({"question": examples(1)[0].question})
-            assert len(shown) < 3 and nearest["question"] == examples(1)[0].question
+        question = examples(1)[0].question
+        for finder in (program, load_program(predict(), tmp_path / "p.json")):
+            shown = finder.shown({"question": question})
+            assert len(shown) < 3
+            assert shown[-1]["question"] == question
 
     def test_limits_hold_for_all_predictors_together(self):
+        def both(self, question):
+            answer = self.one(question=question)
+            self.other(question=question)
+            return answer
+
         def report(**options):
-            both = lambda self, **asked: (self.one(**asked), self.other(**asked))[0]  # noqa: E731
             student = Program(both, one=predict(), other=predict())
-            return compiled(by_colour(), student=student, asks=2, **options)[1].report
+            _, optimizer = compiled(by_colour(), student=student, asks=2, **options)
+            return optimizer.report
 
         tokens = report(max_metric_calls=0).returned.demo_tokens
         limited = report(max_metric_calls=0, max_demo_tokens=tokens // 2 + 2)
@@ -252,29 +320,36 @@ class TestChoice:
 
     @MODES
     def test_an_async_program_that_is_made_to_wait(self, demos):
-        _, optimizer = compiled(by_colour(), student=dspy.syncify(fakes.OnlyAsync(predict())), demos=demos)
+        student = dspy.syncify(fakes.OnlyAsync(predict()))
+        _, optimizer = compiled(by_colour(), student=student, demos=demos)
         assert optimizer.report.comparison is not None
 
     @MODES
     def test_no_prompt_is_paid_for_twice(self, demos):
-        """Variations that show an example the same demos share its call, also with fixed arrangements."""
+        """Variations and fixed orders that show an example the same demos share its call."""
         engine = by_colour()
-        trainset = examples(12)
-        given = {"max_demos": 2, "min_demos": 2}
-        compiled(engine, demos=demos, trainset=trainset, max_metric_calls=150, **given)
+        options = {"max_demos": 2, "min_demos": 2, "max_metric_calls": 150}
+        compiled(engine, demos=demos, trainset=examples(12), **options)
         assert max(engine.requests.values()) == 1
 
     def test_it_goes_on_from_its_folder(self, tmp_path):
-        """What was paid for holds in another order of the trainset, but not where something else compares inputs."""
-        compiled(engine := by_colour(), log_dir=tmp_path)
-        letters = dspy.Embedder(lambda texts: np.array([[len(t), 1.0] for t in texts]), caching=False)
-        resumed = []
-        for limit, embedder in ((240, None), (240, letters)):
-            options = {"log_dir": tmp_path, "max_metric_calls": limit, "embedder": embedder}
+        """The log holds for another order of the trainset, and less of it for an embedder."""
+        engine = by_colour()
+        compiled(engine, log_dir=tmp_path)
+
+        def lengths(texts):
+            return np.array([[len(text), 1.0] for text in texts])
+
+        def num_resumed(embedder):
+            options = {"log_dir": tmp_path, "max_metric_calls": 240}
+            optimizer = chooser(embedder=embedder, **options)
             with using(engine):
-                (other := chooser(**options)).compile(predict(), trainset=examples()[::-1])
-            resumed.append(other.report.program_calls["resumed"])
-        assert resumed[0] > resumed[1] > 0
+                optimizer.compile(predict(), trainset=examples()[::-1])
+            return optimizer.report.program_calls["resumed"]
+
+        by_words = num_resumed(None)
+        by_length = num_resumed(dspy.Embedder(lengths, caching=False))
+        assert by_words > by_length > 0
 
     def test_reports(self, tmp_path):
         for limit in (0, 120):
@@ -289,9 +364,13 @@ class TestChoice:
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 
     def test_a_vote_leaves_the_example_itself_out(self):
-        pairs = [dspy.Example(question=f"word{i // 2}", answer=str(i % 2)).with_inputs("question") for i in range(40)]
-        trainset = [each.copy(question=f"{each.question} {'a' * i}") for i, each in enumerate(pairs)]
-        _, optimizer = compiled(CopyingEngine(), trainset=trainset, max_demos=1, max_metric_calls=0)
+        def example(i):
+            question = f"word{i // 2} {''.ljust(i, 'a')}"
+            return dspy.Example(question=question, answer=str(i % 2)).with_inputs("question")
+
+        trainset = [example(i) for i in range(40)]
+        options = {"max_demos": 1, "max_metric_calls": 0}
+        _, optimizer = compiled(CopyingEngine(), trainset=trainset, **options)
         assert optimizer.report.vote.score == 0.0
 
     def test_a_vote_calls_no_model(self):
@@ -299,18 +378,21 @@ class TestChoice:
             dspy.Predict("answer -> question")(answer=prediction.answer)
             return exact_match(example, prediction)
 
+        optimizer = without_calls(metric)
         with using(OrderSensitiveEngine({})) as engine:
-            (optimizer := chooser(metric=metric, max_metric_calls=0)).compile(predict(), trainset=examples())
-        assert engine.num_calls == 0 and optimizer.report.vote is None
+            optimizer.compile(predict(), trainset=examples())
+        assert engine.num_calls == 0
+        assert optimizer.report.vote is None
 
     def test_a_vote_that_takes_long_or_fails_is_left_out(self, monkeypatch):
-        """It is scored by what the metric reads, which may be more than a neighbour has."""
+        """The metric may read more than a neighbour has."""
 
         def metric(example, prediction):
             return len(prediction["reasoning"]) > 0
 
         asking = dspy.ChainOfThought("question -> answer")
-        _, optimizer = compiled(CopyingEngine(), student=asking, metric=metric, max_metric_calls=0)
+        options = {"metric": metric, "max_metric_calls": 0}
+        _, optimizer = compiled(CopyingEngine(), student=asking, **options)
         assert optimizer.report.vote is None
         monkeypatch.setattr("plr_dspy.optimizer.yardsticks.LONGEST", 0.0)
         _, optimizer = compiled(by_colour(), max_metric_calls=0)
@@ -334,22 +416,29 @@ class TestStudentsThatFindTheirDemos:
 def test_without_calls_labels_of_neighbours_count_in_a_large_pool():
     trainset = [LABELLED[i % 2].copy(text=f"text {i}") for i in range(320)]
     with using(Engine(), "fake/x"):
-        program = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset)
-        few = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=trainset[:40])
+        program = without_calls().compile(classifier(), trainset=trainset)
+        few = without_calls().compile(classifier(), trainset=trainset[:40])
     assert program.retrieval.nearest.prefer == "frequent labels"
     assert few.retrieval.nearest.prefer == "nearest"
 
 
 def test_a_calibrated_one_is_loaded(tmp_path):
     with using(Engine(), "fake/x"):
-        inner = chooser(metric=exact, max_metric_calls=0).compile(classifier(), trainset=LABELLED)
-        program = BatchCalibration(num_inputs=20, display_progress=False).compile(inner, trainset=LABELLED)
+        inner = without_calls().compile(classifier(), trainset=LABELLED)
+        calibration = BatchCalibration(num_inputs=20, display_progress=False)
+        program = calibration.compile(inner, trainset=LABELLED)
         program.save(tmp_path / "p.json")
         with pytest.raises(KeyError):
             classifier().load(tmp_path / "p.json")
-        said = program(text="text 7")
-        assert load_program(classifier(), tmp_path / "p.json")(text="text 7").toDict() == said.toDict()
-    assert isinstance(program, CalibratedProgram) and set(said.probabilities) == set(LABELS)
+        loaded = load_program(classifier(), tmp_path / "p.json")
+        prediction = program(text="text 7")
+        assert loaded(text="text 7").toDict() == prediction.toDict()
+    assert isinstance(program, CalibratedProgram)
+    assert set(prediction.probabilities) == set(LABELS)
+
+
+def words_in(text):
+    return [float(word in text) for word in WORDS]
 
 
 class TestBadInput:
@@ -365,12 +454,13 @@ class TestBadInput:
         ],
     )
     def test_an_embedder_that_makes_no_vectors(self, embedder):
-        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=r"embedder must (return|be callable)"):
+        message = r"embedder must (return|be callable)"
+        with using(CopyingEngine()) as engine, pytest.raises(ValueError, match=message):
             chooser(embedder=embedder).compile(predict(), trainset=examples())
         assert engine.num_calls == 0
 
     def test_an_embedder_that_fails_now_and_then(self, tmp_path):
-        """Costs a few calls, and its key is told to nobody; each text is embedded once, by an estimate or later."""
+        """It costs a few calls; its key stays hidden and each text is embedded once."""
         asked = Counter()
         failed = []
 
@@ -379,42 +469,51 @@ class TestBadInput:
             if len(texts) == 1 and {*failed} <= {*texts} and len(failed) < 6:
                 failed.append(texts[0])
                 raise ConnectionError(f"refused: {api_key}")
-            return [[float(word in text) for word in WORDS] for text in texts]
+            return list(map(words_in, texts))
 
         embedder = dspy.Embedder(embed, caching=False, api_key="topsecretvalue")
         optimizer = chooser(embedder=embedder, log_dir=tmp_path)
+        data = {"trainset": examples(), "valset": examples(20, first=45)}
         with using(by_colour()):
             optimizer.estimate(predict(), trainset=examples())
             assert len(asked) == 45
-            optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
+            optimizer.compile(predict(), **data)
             (error,) = optimizer.report.errors
-            optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
+            optimizer.compile(predict(), **data)
         assert optimizer.report.comparison is not None
-        assert error.message == "refused: [hidden]" and error.count <= len(failed)
-        assert "topsecret" not in (tmp_path / "calls.jsonl").read_text() + (tmp_path / "report.json").read_text()
+        assert error.message == "refused: [hidden]"
+        assert error.count <= len(failed)
+        for name in ("calls.jsonl", "report.json"):
+            assert "topsecret" not in (tmp_path / name).read_text()
         assert {count for text, count in asked.items() if text not in failed} == {1}
 
     def test_the_time_that_an_embedder_takes_counts(self):
-        """And when it is up, none is asked any more."""
+        """The embedder is not asked any more once the time is up."""
         asked = []
-        embed = lambda texts: asked.extend(texts) or time.sleep(0.2) or [[1.0]] * len(texts)  # noqa: E731
-        slow = dspy.Embedder(embed, caching=False)
+
+        def embed(texts):
+            asked.extend(texts)
+            time.sleep(0.2)
+            return [[1.0] for _ in texts]
+
+        optimizer = chooser(embedder=dspy.Embedder(embed, caching=False), max_seconds=0.1)
         with using(by_colour()) as engine:
-            optimizer = chooser(embedder=slow, max_seconds=0.1)
             optimizer.compile(predict(), trainset=examples(), valset=examples(20, first=45))
-        assert (engine.num_calls, optimizer.report.stopped) == (0, "time limit, nothing compared")
+        assert engine.num_calls == 0
+        assert optimizer.report.stopped == "time limit, nothing compared"
         assert len(asked) == 45
 
     def test_nothing_to_find(self):
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
-        with using(CopyingEngine()), pytest.raises(ValueError, match="demos='retrieved' needs demos"):
-            renaming = Program(lambda self, question: self.answer(query=question), answer=student)
+        renaming = Program(lambda self, question: self.answer(query=question), answer=student)
+        message = "demos='retrieved' needs demos"
+        with using(CopyingEngine()), pytest.raises(ValueError, match=message):
             chooser(max_metric_calls=0).compile(renaming, trainset=examples())
 
 
 class Private(dspy.Module):
-    """Keeps its predictor in an attribute that begins with an underscore."""
+    """A program with its predictor in a private attribute."""
 
     def __init__(self):
         super().__init__()

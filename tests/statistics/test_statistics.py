@@ -28,34 +28,34 @@ TABLES = SCORES.map(lambda scores: log_softmax(scores, axis=1))
 
 class TestBatchOffsets:
     def test_a_prior_and_labels_that_were_not_among_them(self):
-        """The probability of a label that was not among the likeliest counts as none."""
+        """A label that was not among the likeliest has probability 0."""
         table = np.log([[0.9, 0.1], [0.7, 0.3]])
         prior = [0.25, 0.75]
         expected = np.log(prior) - np.log([0.8, 0.2])
         assert batch_offsets(table, prior=prior) == pytest.approx(expected - expected.mean())
         table = np.log([[0.6, 0.4], [0.9, 0.1]])
-        found = batch_offsets(table, unseen=[[False, False], [False, True]])
-        assert found[1] - found[0] == pytest.approx(np.log(0.75 / 0.2))
+        offsets = batch_offsets(table, unseen=[[False, False], [False, True]])
+        assert offsets[1] - offsets[0] == pytest.approx(np.log(0.75 / 0.2))
 
     @given(TABLES)
     def test_probabilities_over_their_means_are_one_on_the_mean(self, table):
-        """Before they are normalised anew."""
+        """The probabilities are not normalised again."""
         moved = np.exp(table + batch_offsets(table)).mean(axis=0)
         np.testing.assert_allclose(moved, moved[0], rtol=1e-9)
 
     def test_of_several_means_at_once(self):
-        """What was never seen gets the smallest offset of the others in each row; no share is none to reach."""
+        """A label that was never seen gets the smallest offset of the others in its row."""
         means = np.log([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05]])
         even = np.full(3, 1 / 3)
         held = np.array([False, False, True])
-        found = label_offsets(means, even, held=held)
-        for row, p in zip(found, means, strict=True):
+        offsets = label_offsets(means, even, held=held)
+        for row, p in zip(offsets, means, strict=True):
             assert row == pytest.approx(batch_offsets(p[None], unseen=[held]))
             assert row[2] == row[:2].min()
         assert label_offsets(means, even, held=~held)[0].tolist() == [0, 0, 0]
         assert label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=~held | held).tolist() == [0, 0, 0]
-        found = label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=np.zeros(3, dtype=bool))
-        assert found[2] == found[:2].min()
+        offsets = label_offsets(means[0], np.array([0.5, 0.5, 0.0]), held=np.zeros(3, dtype=bool))
+        assert offsets[2] == offsets[:2].min()
 
 
 class TestUnevenLabels:
@@ -80,18 +80,18 @@ class TestUnevenLabels:
 class TestCalibrated:
     @given(TABLES, st.data())
     def test_a_label_that_was_not_seen_does_not_become_the_likeliest(self, table, data):
-        """Two labels of one probability would make the first of them the answer."""
+        """If two labels were equally likely, the first would become the answer."""
         unseen = data.draw(arrays(bool, table.shape))
         table = log_softmax(np.where(unseen, table.min(), table), axis=1)
         offsets = data.draw(arrays(np.float64, table.shape[1], elements=st.floats(-20, 20)))
-        told = calibrated(table, offsets, unseen=unseen)
-        np.testing.assert_allclose(np.exp(told).sum(axis=1), 1)
-        for answer, hidden in zip(told.argmax(axis=1), unseen, strict=True):
+        moved = calibrated(table, offsets, unseen=unseen)
+        np.testing.assert_allclose(np.exp(moved).sum(axis=1), 1)
+        for answer, hidden in zip(moved.argmax(axis=1), unseen, strict=True):
             assert hidden.all() or not hidden[answer]
 
     def test_scales(self):
-        told = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
-        assert np.exp(told) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
+        moved = calibrated(np.log([0.2, 0.8]), [0, 0], scales=[2, 2])
+        assert np.exp(moved) == pytest.approx([0.04 / 0.68, 0.64 / 0.68])
 
 
 def test_a_metric_that_rare_labels_decide_leaves_answers_as_they_are_at_first():
@@ -110,7 +110,7 @@ class TestIntervals:
         better = 12
         worse = 4
         same = 24
-        differences = [1.0] * better + [-1.0] * worse + [0.0] * same
+        differences = np.repeat([1.0, -1.0, 0.0], [better, worse, same]).tolist()
         n = better + worse + same + 2
         b = better + 0.5
         c = worse + 0.5
