@@ -50,6 +50,7 @@ class SearchRounds:
     def __post_init__(self) -> None:
         plan = self.plan
         effective = self.evaluator.effective
+        self.search.model.information_weights = effective.information_weights
         self.observations = Observations(effective, favoured=self.original)
         self.schedule = ExampleSchedule(
             effective.strata(self.num_train),

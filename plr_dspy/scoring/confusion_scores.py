@@ -99,6 +99,7 @@ class ConfusionScores(EffectiveScores):
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
         self._means = np.zeros(len(self.labels))  # of n D over the reference, by label
+        self._variances = np.ones(len(self.labels))  # of scores, by label
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
@@ -117,6 +118,9 @@ class ConfusionScores(EffectiveScores):
         self._value = self._value_of(reference)
         self._means = _mean_by_row(influences, reference)
         self._scores = self._value + influences - self._means[:, None]
+        # Smoothed counts leave a variance where all answers agree.
+        deviations = influences - _mean_by_row(influences, smoothed)[:, None]
+        self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
@@ -194,6 +198,18 @@ class ConfusionScores(EffectiveScores):
             (values,) = self.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
             counted[candidate] = dict(zip(row, values, strict=True))
         return counted
+
+    def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
+        """Return how many scores on random examples tell as much as one of these, ``[m]``.
+
+        It is above 1 for scores on the few examples that decide, such as those of a rare label.
+        """
+        counts = known @ self._is_of_label[examples]
+        shares = self._shares * (counts > 0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        errors = (shares**2 / np.maximum(1, counts)) @ self._variances
+        errors_at_random = shares @ self._variances / counts.sum(axis=1)
+        return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
 
     def gains(self, answered: Sequence[Pair]) -> Array:
         """Return the differences of the scores of two programs on examples, as they count, ``[e]``."""

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Scores
 
@@ -28,6 +31,10 @@ class EffectiveScores:
     def counted(self, scores: Scores) -> Scores:
         """Return scores by example so that their mean is the score of a candidate."""
         return scores
+
+    def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return how many scores on random examples tell as much as one of the known ones ``[m, e]``, ``[m]``."""
+        return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
         """Return groups of the first examples, on which candidates are scored in turn."""

@@ -189,6 +189,36 @@ def test_labels_count_in_the_shares_of_all_examples(rows):
         assert weights[known].mean() == pytest.approx(share)
 
 
+@pytest.mark.parametrize("counts", [(10, 10, 0), (2, 40, 8), (1, 1, 1)])
+def test_scores_are_worth_what_the_variance_of_their_mean_says(counts):
+    """Compare with answers that are drawn anew from those of the reference."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([*"abc"], [60, 440, 100])
+    answers = np.where(rng.random(600) < 0.6, labels, rng.choice([*"abc"], size=600))
+    confusion = ConfusionScores(F1("a"), labels.tolist())
+    confusion.linearize_at(enumerate(answers.tolist()))
+    scores = np.array([confusion.score(i, answer) for i, answer in enumerate(answers)])
+    examples = []
+    drawn = []
+    sizes = []
+    variances = []
+    for label, count in zip("abc", counts, strict=True):
+        if count == 0:
+            continue
+        with_label = np.flatnonzero(labels == label)
+        examples.append(with_label[:count])
+        drawn.append(scores[rng.choice(with_label, (8_000, count))])
+        sizes.append(len(with_label))
+        variances.append(scores[with_label].var())
+    examples = np.concatenate(examples)
+    means = confusion.reweighted(np.concatenate(drawn, axis=1), examples).mean(axis=1)
+    of_mean = means.var() * (600 / sum(sizes)) ** 2
+    at_random = np.average(variances, weights=sizes)
+    known = np.ones((1, len(examples)), dtype=bool)
+    (weight,) = confusion.information_weights(known, examples)
+    assert weight == pytest.approx(at_random / len(examples) / of_mean, rel=0.1)
+
+
 class Mood(enum.Enum):
     GOOD = "good"
     BAD = "bad"

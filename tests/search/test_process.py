@@ -47,6 +47,8 @@ class TestCrossedEffects:
     def test_are_shrunk_the_more_the_fewer_examples(self):
         table = ScoreTable(np.array([[1.0] * 8, [0.0] * 8, [1.0] * 2 + [np.nan] * 6]))
         np.testing.assert_allclose(table.shrinkage, [8 / 33, 8 / 33, 2 / 27])
+        weighted = ScoreTable(table.scores, information_weights=np.array([0.5, 1.0, 4.0]))
+        np.testing.assert_allclose(weighted.shrinkage, [4 / 29, 8 / 33, 8 / 33])
 
     @pytest.mark.parametrize(
         ("scores", "expected"),
@@ -192,6 +194,22 @@ def preferred(world):
     sharp = [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(linear, lengths, strict=True)]
     shares = preference_shares([*linear, *sharp], rest, table.known)
     return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
+
+
+def test_rows_whose_scores_are_worth_less_say_less():
+    errors = []
+    noisy = np.arange(40) % 2 == 0
+    for seed in range(6):
+        world = World(known=40, seed=seed)
+        rng = np.random.default_rng(seed)
+        scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
+        for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
+            process = AdditiveProcess(world.known, table)
+            rest = process.mean - world.truth
+            errors.append((rest - rest.mean()).var())
+        assert process.variances[noisy].mean() > 1.2 * process.variances[~noisy].mean()
+    alike, told = np.reshape(errors, (6, 2)).mean(axis=0)
+    assert told < 0.9 * alike
 
 
 class TestPosterior:

@@ -27,7 +27,7 @@ from plr_dspy.search.model.features import Features
 from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Mask, Numbers, gain_of_calibration
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, LabelTable, ResponseModel
-from plr_dspy.search.model.score_table import ScoreTable
+from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
 # Orderings that the process is fitted to, which bounds its time: one half the most promising, and for contrast some of
@@ -75,7 +75,7 @@ class _Data:
             label_table = LabelTable(label_table.logs[cells], label_table.unseen[cells])
         return _Data(
             [self.candidates[row] for row in rows],
-            ScoreTable(self.scored.scores[cells], self.scored.examples[columns]),
+            ScoreTable(self.scored.scores[cells], self.scored.examples[columns], self.scored.information_weights[rows]),
             label_table,
             self.is_program[rows],
             self.is_outsider[rows],
@@ -83,7 +83,13 @@ class _Data:
 
 
 class OrderingModel:
-    """What scores of orderings on some examples tell of other orderings, and of other examples."""
+    """What scores of orderings on some examples tell of other orderings, and of other examples.
+
+    Attributes:
+        information_weights: Says how much scores tell, see `ScoreTable`; None if all tell the same.
+    """
+
+    information_weights: InformationWeights | None = None
 
     def __init__(
         self,
@@ -162,7 +168,7 @@ class OrderingModel:
 
     def _data(self, scores: Scores) -> _Data:
         candidates = list(scores)
-        scored = ScoreTable.from_rows([*scores.values()])
+        scored = ScoreTable.from_rows([*scores.values()], self.information_weights)
         label_table = None
         if self._responses is not None:
             label_table = self._responses.table(scores, scored.examples)

@@ -130,14 +130,16 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
         sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
     kernels = [*kernels, *sharper]
-    shares = preference_shares(kernels, table.residuals(table.adjusted_means), table.known)
+    # Times these roots, the residuals of all orderings are equally noisy.
+    roots = np.sqrt(table.information_weights)[:, None]
+    shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
     size = len(table.counts)
     preferences = np.zeros((size, size))
     for share, kernel in zip(shares, kernels, strict=True):
         preferences = preferences + share * kernel
     of_one_call = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
-    weights = table.known / np.maximum(1, table.counts)[:, None]
-    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.counts))
+    weights = table.known / np.maximum(1, table.counts)[:, None] / roots
+    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.sizes))
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
@@ -194,8 +196,7 @@ class _ScoreMeasurement:
             return values, 1.0
         count = table.counts.sum()
         degrees = count - (float(np.vdot(covariance, inverse)) + table.num_example_parameters)
-        residuals = table.residuals(self.effects)
-        squares = float(np.vdot(residuals, residuals))
+        squares = table.squares(table.residuals(self.effects))
         return values, max(squares / max(degrees, MIN_FREE_SHARE * count), 1e-6 * self.variance)
 
 
@@ -234,7 +235,7 @@ class AdditiveProcess:
         self._outsiders: Array = OUTSIDER_VARIANCE * np.diag(is_outsider.astype(np.float64))
         own_effects = np.diag((~is_outsider).astype(np.float64))
         self._unit = float(np.nanmax(np.abs(table.scores))) or 1.0
-        table = ScoreTable(table.scores / self._unit)
+        table = ScoreTable(table.scores / self._unit, information_weights=table.information_weights)
         effects = table.shrunk_means
         kernels = kernels_of(features)
         self._label_bias: LabelBias | None = None
@@ -243,7 +244,7 @@ class AdditiveProcess:
             bias = LabelBias(features, [*kernels, own_effects], table, classes, references, bias_variances)
             self._label_bias = bias
             bias_variances = bias.variances
-            table = ScoreTable(table.scores - bias.explained)
+            table = table.minus(bias.explained)
         self._num_examples = int(table.seen.sum())
         self._errors = covariance_of_means(kernels, table)
         self._features = self._all_features(features)

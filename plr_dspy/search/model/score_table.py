@@ -7,19 +7,23 @@ y       scores               [m, E]  score of ordering o on example e, NaN if un
 t       adjusted_means       [m]     effects of orderings
 a       example_effects      [E]     effects of examples, shrunk
 n       counts               [m]     known scores
+w       information_weights  [m]     scores on random examples that one score is worth
 h       shrinkage            [m]     factor of t that leaves its posterior mean
 r       noise_ratio                  variance of the noise over that of a
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
 from plr_dspy.search.model.components import PRIOR_VARIANCE
-from plr_dspy.search.model.gains import Array, Numbers
+from plr_dspy.search.model.gains import Array, Mask, Numbers
+
+InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # from known scores [m, E] on examples [E] to [m]
 
 PRIOR_NOISE_RATIO = 3.0
 PRIOR_EXAMPLES = 10.0  # that this prior counts as
@@ -31,10 +35,13 @@ NUM_ALTERNATIONS = 10
 class ScoreTable:
     """Scores of orderings on examples that are given by number."""
 
-    def __init__(self, scores: Array, examples: Numbers | None = None) -> None:
+    def __init__(
+        self, scores: Array, examples: Numbers | None = None, information_weights: Array | None = None
+    ) -> None:
         self.scores = scores
         self.known = ~np.isnan(scores)
         self.examples = np.arange(scores.shape[1]) if examples is None else examples
+        self.information_weights = np.ones(len(scores)) if information_weights is None else information_weights
         self._is_known = self.known.astype(np.float64)
         self._values = np.where(self.known, scores, 0.0)
         self._sums = self._values.sum(axis=1)
@@ -42,16 +49,26 @@ class ScoreTable:
         self._example_counts = self.known.sum(axis=0)
         self.counts = self.known.sum(axis=1)
         self.seen = self._example_counts > 0
-        self.shrinkage: Array = self.counts / (self.counts + 0.5 / PRIOR_VARIANCE)
+        self.sizes = self.counts * self.information_weights
+        self.shrinkage: Array = self.sizes / (self.sizes + 0.5 / PRIOR_VARIANCE)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[int, float]]) -> ScoreTable:
+    def from_rows(
+        cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
+    ) -> ScoreTable:
         """Make the table of scores by example, its columns in ascending order of the examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
             scores[number, np.searchsorted(examples, [*row])] = [*row.values()]
-        return cls(scores, examples)
+        weights = None
+        if information_weights is not None:
+            weights = information_weights(~np.isnan(scores), examples)
+        return cls(scores, examples, weights)
+
+    def minus(self, values: Array) -> ScoreTable:
+        """Return the table after subtraction of values ``[m, E]``."""
+        return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
     def noise_ratio(self) -> float:
@@ -63,7 +80,8 @@ class ScoreTable:
         size = len(counts)
         means = self._example_sums[is_repeated] / counts
         deviations = np.where(self.known[:, is_repeated], self._values[:, is_repeated] - means, 0.0)
-        within = float((deviations * deviations).sum() / (counts - 1).sum())
+        squares = (deviations * deviations).sum(axis=1)
+        within = float(self.information_weights @ squares / (counts - 1).sum())
         if within <= 0.0:
             return MIN_NOISE_RATIO if means.var() > 0.0 else PRIOR_NOISE_RATIO
         between = float(means.var(ddof=min(1, size - 1)) - within * (1.0 / counts).mean())
@@ -89,6 +107,10 @@ class ScoreTable:
     def residuals(self, effects: Array) -> Array:
         """Return the scores minus effects of orderings and examples, 0 if unknown, ``[m, E]``."""
         return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
+
+    def squares(self, residuals: Array) -> float:
+        """Return the sum of the squared residuals, weighted by information."""
+        return float(self.information_weights @ (residuals * residuals).sum(axis=1))
 
     @cached_property
     def adjusted_means(self) -> Array:
