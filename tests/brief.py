@@ -1,4 +1,4 @@
-"""The first words of the bundled reviews: what a model reads, it reads for milliseconds a token."""
+"""The first words of the bundled reviews, which a model reads fast."""
 
 import json
 from typing import Literal
@@ -18,14 +18,16 @@ def accuracy(example, prediction, trace=None):
 
 
 def brief_reviews(part, count=None, *, words=4):
-    return [
-        dspy.Example(review=" ".join(e.review.split()[:words]), sentiment=e.sentiment).with_inputs("review")
-        for e in load_reviews(part)[:count]
-    ]
+    examples = []
+    for example in load_reviews(part)[:count]:
+        review = " ".join(example.review.split()[:words])
+        brief = dspy.Example(review=review, sentiment=example.sentiment)
+        examples.append(brief.with_inputs("review"))
+    return examples
 
 
 def write_task(folder, *, skip=0):
-    """The files of the task "mr" from such reviews, of the test part without the first few; gives the folder."""
+    """Write the task "mr" from brief reviews, and return its folder."""
     folder.mkdir(exist_ok=True)
     for part, left_out in (("train", 0), ("test", skip)):
         rows = [{"text": e.review, "label": e.sentiment} for e in brief_reviews(part)[left_out:]]

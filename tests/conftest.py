@@ -22,21 +22,21 @@ os.environ["TQDM_DISABLE"] = "1"
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-# Shells start jobs of the background with SIGINT ignored, and Python leaves it so: Ctrl-C is tested all the same.
+# Shells start background jobs with SIGINT ignored, but Ctrl-C is tested here too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("plr_dspy", deadline=None, max_examples=50)
 settings.load_profile("plr_dspy")
 
-# Other processes of the tests share the cores: threads that wait for it by spinning make both slower.
+# Test processes share the cores: spinning threads would slow them all down.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["CI"] = "true"  # one thread for local models
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 LOCAL_MODEL = ["test_cli", "test_completion", "test_end_to_end", "test_local"]
 LOCAL_MODEL += ["test_paper_run", "test_quickstart"]
-"""Files whose tests need it run one after another in one process: two servers would share the cores."""
+"""Files whose tests need it run in one process, as two servers share the cores."""
 CHILDREN = ("test_paper_failures", "test_resume")
 """They share a server that forks processes, which takes seconds to start."""
 LONGEST = ("test_every_optimizer", "test_docs", "test_release", "test_imports")
@@ -45,11 +45,12 @@ LONGEST = ("test_every_optimizer", "test_docs", "test_release", "test_imports")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*LOCAL_MODEL, *CHILDREN, *LONGEST]
-    items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
+    places = {name: place for place, name in enumerate(order)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(order)))
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage what has been imported by now.
+    """Take what has been imported so far out of garbage collection.
 
     And pydantic the schema of a text: DSPy has a new one made for each field of each demo of each prompt,
     which was a seventh of all the time.
@@ -77,7 +78,7 @@ def server() -> Iterator["LocalServer"]:  # noqa: F821
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Knows the answers of the `EXAMPLES` of a test's file; the LM that asks it is DSPy's."""
+    """Yield an engine that knows the `EXAMPLES` of the test's file."""
     import dspy
     from fakes import fake_lm
 
@@ -88,7 +89,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of the local model together, and those of a file, which share what they made.
+    """Keep the tests of a file, and those of the local model, together.
 
     Marks of a group would do the same, but pytest 9.2 and xdist 3.8 overlook them together.
     """
@@ -97,7 +98,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0]).stem
-            return "local model" if file in LOCAL_MODEL else "children" if file in CHILDREN else file
+            if file in LOCAL_MODEL:
+                return "local model"
+            return "children" if file in CHILDREN else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

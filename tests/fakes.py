@@ -1,12 +1,13 @@
 """A language model whose answers depend on the order of the demos, in place of a paid API.
 
-It reads the prompt that DSPy really sent (any chat-format prompt with ``[[ ## field ## ]]`` headers)
-and answers in the same format, so that adapters, parsing and errors are DSPy's own.
+It reads the prompt that DSPy really sent (any chat-format prompt with
+``[[ ## field ## ]]`` headers) and answers in the same format, so that adapters, parsing and errors are DSPy's own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -33,9 +34,10 @@ WANTED = re.compile(r"`\[\[ ## (\w+) ## \]\]`")
 
 
 class OrderSensitiveEngine:
-    """Right more often the more the demos are in ascending order of their text's digest: the prompt alone decides.
+    """Answers better the more its demos ascend by their texts' digests.
 
-    Of `answers` by question; `at` is what is done at the beginning of calls, by number, and `mumbles` tells of which
+    Of `answers` by question; `at` is what is done when calls begin, by
+    number, and `mumbles` tells of which
     conversations the reply follows no format. `requests` counts the conversations.
     """
 
@@ -58,27 +60,37 @@ class OrderSensitiveEngine:
         return chat_response(said, prompt_tokens=sum(map(len, texts)) // 4)
 
     def answer(self, system: str, texts: list[str]) -> str:
-        """The answer to a conversation, of which the system message is not part."""
+        """Return the answer to a conversation without its system message."""
         demos = [digest(text) for text in texts[:-1:2]]
-        pairs = [(a, b) for i, a in enumerate(demos) for b in demos[i + 1 :]]
-        sorted_share = sum(a < b for a, b in pairs) / len(pairs) if pairs else 0.5
+        sorted_share = ascending_share(demos)
         values = [value.strip() for _, value in FIELD.findall(texts[-1])]
-        gold = next((self.answers[value] for value in values if value in self.answers), "unknown")
+        known = [self.answers[value] for value in values if value in self.answers]
+        gold = known[0] if known else "unknown"
         difficulty = digest(" ".join(values)) * 0.9
         answer = gold if difficulty < 0.1 + 0.8 * sorted_share else "wrong"
         return self.formatted(system, texts, answer)
 
     @staticmethod
     def formatted(system: str, texts: list[str], answer: str) -> str:
-        declared = re.findall(r"`(\w+)`", system.split("Your output fields are:")[-1].split("All interactions")[0])
+        outputs = system.split("Your output fields are:")[-1]
+        declared = re.findall(r"`(\w+)`", outputs.split("All interactions")[0])
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"] or declared
         fixed = {"reasoning": "because", "next_thought": "done", "next_tool_name": "finish", "next_tool_args": "{}"}
-        body = "\n\n".join(f"[[ ## {name} ## ]]\n{fixed.get(name, answer)}" for name in wanted)
+        fields = [f"[[ ## {name} ## ]]\n{fixed.get(name, answer)}" for name in wanted]
+        body = "\n\n".join(fields)
         return f"{body}\n\n[[ ## completed ## ]]"
 
     @property
     def num_calls(self) -> int:
         return sum(self.requests.values())
+
+
+def ascending_share(numbers: list[float]) -> float:
+    """Return the share of pairs in ascending order, or .5 without a pair."""
+    pairs = list(itertools.combinations(numbers, 2))
+    if not pairs:
+        return 0.5
+    return sum(first < second for first, second in pairs) / len(pairs)
 
 
 def digest(text: str) -> float:
@@ -89,29 +101,36 @@ def digest(text: str) -> float:
 def chat_response(text: str, *, prompt_tokens: int = 10, logprobs: Any = None) -> Any:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5}
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 5}
+    usage["total_tokens"] = prompt_tokens + 5
     reply = {"id": "fake", "model": "fake", "choices": [choice], "usage": usage}
     return lm15.response_from_openai_chat(reply)
 
 
 def logprobs_of(tokens: list[dict[str, float]]) -> dict[str, Any]:
-    """Log-probabilities of a chat reply: at each place the likeliest of some tokens was said."""
+    """Return a reply's log-probabilities; the likeliest tokens are said."""
 
-    def told(token: str, p: float) -> dict[str, Any]:
-        return {"token": token, "logprob": math.log(p) if p > 0 else -9999.0}
-
-    said = [told(max(top, key=top.__getitem__), max(top.values())) for top in tokens]
-    likely = [[told(token, p) for token, p in top.items()] for top in tokens]
-    return {"content": [{**one, "top_logprobs": top} for one, top in zip(said, likely, strict=True)]}
+    content = []
+    for top in tokens:
+        likely = []
+        for token, probability in top.items():
+            logprob = math.log(probability) if probability > 0 else -9999.0
+            likely.append({"token": token, "logprob": logprob})
+        said = max(likely, key=lambda entry: entry["logprob"])
+        content.append({**said, "top_logprobs": likely})
+    return {"content": content}
 
 
 def questions(count: int, *, classes: int = 3) -> list[dspy.Example]:
-    pairs = [{"question": f"question {i}", "answer": f"answer {i % classes}"} for i in range(count)]
-    return [dspy.Example(pair).with_inputs("question") for pair in pairs]
+    examples = []
+    for i in range(count):
+        example = dspy.Example(question=f"question {i}", answer=f"answer {i % classes}")
+        examples.append(example.with_inputs("question"))
+    return examples
 
 
 def student(demos: Any = 6, signature: str = "question -> answer", **config: Any) -> dspy.Predict:
-    """A predictor that shows demos: these, or the first so many of `questions`."""
+    """Return a predictor with these demos, or as many `questions`."""
     program = dspy.Predict(signature, **config)
     program.demos = questions(demos) if isinstance(demos, int) else list(demos)
     return program
@@ -153,15 +172,21 @@ class Program(dspy.Module):
 
 
 def two_predictors() -> Program:
-    """A program whose second predictor reads what the first one says."""
-    in_turn = lambda self, question: self.answer(question=question, hint=self.hint(question=question).hint)  # noqa: E731
-    parts = {"hint": dspy.Predict("question -> hint"), "answer": dspy.ChainOfThought("question, hint -> answer")}
-    return Program(in_turn, **parts)
+    """Return a program whose second predictor reads the first one's hint."""
+
+    def in_turn(self, question):  # type: ignore[no-untyped-def]
+        hint = self.hint(question=question).hint
+        return self.answer(question=question, hint=hint)
+
+    hint = dspy.Predict("question -> hint")
+    answer = dspy.ChainOfThought("question, hint -> answer")
+    return Program(in_turn, hint=hint, answer=answer)
 
 
 class CopyingEngine(OrderSensitiveEngine):
-    """Knows nothing: it copies the answer of the first demo that asks something like the question, the same unless it
-    is told otherwise, whatever the case and white space.
+    """Copies the answer of the first demo that asks something like the question.
+
+    By default that is the same question, whatever the case and white space.
 
     Attributes:
         copied: How often a demo asked the same.
@@ -175,12 +200,18 @@ class CopyingEngine(OrderSensitiveEngine):
         self.shown = list[list[str]]()
 
     def answer(self, system: str, texts: list[str]) -> str:
-        asked, *demos = (" ".join(_fields(text)["question"].split()).casefold() for text in [texts[-1], *texts[:-1:2]])
+        asked = _question_of(texts[-1])
+        demos = list(map(_question_of, texts[:-1:2]))
         with self._lock:
             self.shown.append(demos)
             self.copied += asked in demos
-        found = [text for demo, text in zip(demos, texts[1:-1:2], strict=True) if self.like(demo, asked)]
-        return self.formatted(system, texts, _fields(found[0])["answer"].strip() if found else self.otherwise(asked))
+        for demo, reply in zip(demos, texts[1:-1:2], strict=True):
+            if self.like(demo, asked):
+                answer = _fields(reply)["answer"].strip()
+                break
+        else:
+            answer = self.otherwise(asked)
+        return self.formatted(system, texts, answer)
 
     def otherwise(self, asked: str) -> str:
         return "wrong"
@@ -190,18 +221,23 @@ def _fields(text: str) -> dict[str, str]:
     return dict(FIELD.findall(text))
 
 
+def _question_of(text: str) -> str:
+    return " ".join(_fields(text)["question"].split()).casefold()
+
+
 def failure() -> None:
     """What an engine does at a call: as a server that is down."""
     raise ConnectionError("down")
 
 
 def interrupt() -> None:
-    """What an engine does at a call: as where a user presses Ctrl-C."""
+    """Stand for a user who presses Ctrl-C during a call."""
     raise KeyboardInterrupt
 
 
 def engine_for(examples: list[dspy.Example], **options: Any) -> OrderSensitiveEngine:
-    return OrderSensitiveEngine({example.question: example.answer for example in examples}, **options)
+    answers = {example.question: example.answer for example in examples}
+    return OrderSensitiveEngine(answers, **options)
 
 
 def lm_of(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> dspy.LM:
@@ -219,23 +255,24 @@ class Async:
 
 @contextmanager
 def using(engine: Any, model: str = "fake/order-sensitive", **options: Any) -> Iterator[Any]:
-    """Such an LM is DSPy's, and a reply that cannot be read is not asked for again."""
+    """Use an LM of this engine, without DSPy's fallback to JSON."""
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     with dspy.context(lm=lm_of(engine, model, **options), adapter=adapter):
         yield engine
 
 
 def fake_lm(examples: list[dspy.Example]) -> tuple[dspy.LM, OrderSensitiveEngine]:
-    """An LM that knows the examples' answers and can be fine-tuned, and its engine."""
+    """Return an LM that can be fine-tuned, and its engine."""
     engine = engine_for(examples)
-    return dspy.LM("fake/order-sensitive", engine=engine, cache=False, provider=FineTuning()), engine
+    options = {"engine": engine, "cache": False, "provider": FineTuning()}
+    return dspy.LM("fake/order-sensitive", **options), engine
 
 
 class FineTuning(Provider):
-    """Takes training data; the model that comes of them has another name, and answers as before.
+    """Takes training data; the new model has another name, and answers as before.
 
     Attributes:
-        jobs: The training data of each job, a list of conversations, each a list of messages' contents.
+        jobs: The conversations of each job, as lists of messages' contents.
     """
 
     def __init__(self) -> None:
@@ -246,7 +283,11 @@ class FineTuning(Provider):
     def finetune(  # type: ignore[override]
         self, job: Any, model: str, train_data: Any, train_data_format: Any, train_kwargs: Any = None
     ) -> str:
-        self.jobs.append([[message["content"] for message in data["messages"]] for data in train_data])
+        conversations = []
+        for data in train_data:
+            contents = [message["content"] for message in data["messages"]]
+            conversations.append(contents)
+        self.jobs.append(conversations)
         return f"{model}-tuned"
 
 
@@ -255,32 +296,39 @@ def exact_match(example: dspy.Example, prediction: Any, trace: Any = None) -> bo
 
 
 def scored(scorer: Any, orderings: Any, examples: Any) -> list[float]:
-    """Mean score of each ordering on the examples that ran for any of them."""
+    """Return each ordering's mean score on the examples that ran for any."""
     _, rows = scorer.table(orderings, examples)
     return [sum(row) / len(row) for row in rows]
 
 
 def printed_whatever_the_hashes(code: str) -> str:
-    """What code prints in new processes, which must not depend on how they hash strings."""
+    """Return what code prints in new processes with other hash seeds."""
     folders = map(str, [Path(__file__).parent, *Path(__file__).parent.iterdir()])
-    command = [sys.executable, "-c", f"import sys; sys.path[:0] = sys.argv[1:]; {code}", *folders]
-    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
-    first, second = (subprocess.check_output(command, env=each, text=True) for each in environments)
-    assert first == second
-    return first
+    program = f"import sys; sys.path[:0] = sys.argv[1:]; {code}"
+    command = [sys.executable, "-c", program, *folders]
+    outputs = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        output = subprocess.check_output(command, env=environment, text=True)
+        outputs.append(output)
+    assert outputs[0] == outputs[1]
+    return outputs[0]
 
 
 class LabelEngine:
-    """Answers with a label whose probabilities only the order of the demos and the input decide.
+    """Answers with a label that the order of the demos and the input decide.
 
-    Chat replies tell those of a few tokens, as OpenAI's do. `probabilities` makes a distribution of the
-    demos' texts, in their order, and the input's; `refusal` is raised where log-probabilities are asked for.
+    Chat replies have log-probabilities of a few tokens, as OpenAI's do.
+    `probabilities` takes the demos' texts, in their order, and the input's.
+    `refusal` is raised if a request asks for log-probabilities.
 
     Attributes:
-        prompts, asked: Texts of each request in turn, and how many log-probabilities it asked for at each place.
-        at, silent: What is done at the beginning of calls, by number; calls whose replies have no log-probabilities.
-        mumbles: Tells of which demos and texts the reply is no label.
-        written: Inputs that it was asked to write, and did: few, so that some come twice.
+        prompts: Texts of each request in turn.
+        asked: How many log-probabilities each request asked for.
+        at: Functions to call when calls begin, by number.
+        silent: Calls whose replies have no log-probabilities.
+        mumbles: Tells for which demos and texts the reply is no label.
+        written: Inputs that it was asked to write; some come twice.
     """
 
     def __init__(self, labels: list[str], probabilities: Any, *, logprobs: bool = True, refusal: Any = None) -> None:
@@ -317,36 +365,43 @@ class LabelEngine:
             raise self.refusal
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         examples = _fields(texts[-1]).get("examples")
-        tops = [{self.write(examples.strip(), wanted): 1.0}] if examples else self.tops(texts, wanted)
+        tops = self.tops(texts, wanted)
+        if examples:
+            tops = [{self.write(examples.strip(), wanted): 1.0}]
         said = "".join(max(top, key=top.__getitem__) for top in tops)
-        told = logprobs_of(tops)
-        told = told if self.logprobs and asked is not None and count not in self.silent else None
-        return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=told)
+        logprobs = None
+        if self.logprobs and asked is not None and count not in self.silent:
+            logprobs = logprobs_of(tops)
+        return chat_response(said, prompt_tokens=self.prompt_tokens, logprobs=logprobs)
 
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
-        """The tokens of a reply, each with the probabilities of what might stand there; the label comes last."""
+        """Return a reply's tokens, each with probabilities; the label is last."""
         *others, last = wanted
         p = zip(self.labels, self.probabilities(*self.shown(texts)), strict=True)
         before = [{f"[[ ## {name} ## ]]\nbecause\n\n": 1.0} for name in others]
         label = {label: share for label, share in p if share > 0}
         if self.mumbles(*self.shown(texts)):
             label = {"maybe": 1.0}
-        return [*before, {f"[[ ## {last} ## ]]\n": 1.0}, label, {"\n\n[[ ## completed ## ]]": 1.0}]
+        header = {f"[[ ## {last} ## ]]\n": 1.0}
+        footer = {"\n\n[[ ## completed ## ]]": 1.0}
+        return [*before, header, label, footer]
 
     @staticmethod
     def shown(texts: tuple[str, ...]) -> tuple[list[str], str]:
-        *demos, text = (FIELD.findall(text)[0][1].strip() for text in [*texts[:-1:2], texts[-1]])
+        shown = [*texts[:-1:2], texts[-1]]
+        *demos, text = (FIELD.findall(text)[0][1].strip() for text in shown)
         return demos, text
 
     def write(self, examples: str, wanted: list[str]) -> str:
         text = f"made up {int(digest(examples) * 6)}"
         with self._lock:
             self.written[text] += 1
-        return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name in wanted), "[[ ## completed ## ]]"])
+        fields = [f"[[ ## {name} ## ]]\n{text}" for name in wanted]
+        return "\n\n".join([*fields, "[[ ## completed ## ]]"])
 
 
 class PlainLabels(LabelEngine):
-    """Answers plain prompts with a label whose probability its name, its lean and the whole prompt decide."""
+    """Answers plain prompts with a label that the whole prompt decides."""
 
     def __init__(self, name: str = "", *, lean: float = 0.0) -> None:
         super().__init__([], lambda prompt: (1.0 - lean) * digest(f"{name}{prompt}"))

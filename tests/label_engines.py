@@ -1,4 +1,4 @@
-"""Engines that answer with labels whose probabilities are known, in the format that they are asked for."""
+"""Engines that answer with labels whose probabilities are known."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ REFUSAL = lm15.InvalidRequestError("logprobs are not supported by this model", s
 
 
 def classifier(kind: Any = KIND, *, module=dspy.Predict, **config):
-    return module(dspy.Signature("text -> label").with_updated_fields("label", type_=kind), **config)
+    signature = dspy.Signature("text -> label").with_updated_fields("label", type_=kind)
+    return module(signature, **config)
 
 
 def around(call: Any) -> Program:
-    """A program that calls such a classifier in some way: `call(classify, text)` gives its answer."""
+    """Return a program whose answer is `call(classify, text)`."""
     return Program(lambda self, text: call(self.predict, text), predict=classifier())
 
 
@@ -32,10 +33,10 @@ def exact(example, prediction, trace=None):
 
 
 class Classifier(LabelEngine):
-    """Answers in the format of ChatAdapter, JSONAdapter or PlainTextAdapter, whatever the demos.
+    """Answers in the format that the adapter asks for.
 
-    `probabilities` makes of the input's text a distribution over labels, by their texts; those of 0 are not among the
-    likeliest tokens. `unreadable` replies have no format.
+    `probabilities` returns a distribution over labels for a text; labels of
+    probability 0 are no likely tokens. `unreadable` replies have no format.
     """
 
     def __init__(self, probabilities, *, unreadable=lambda text: False, **options):
@@ -54,7 +55,8 @@ class Classifier(LabelEngine):
     def tops(self, texts: tuple[str, ...], wanted: list[str]) -> list[dict[str, float]]:
         last = texts[-1]
         text = self.text_of(texts[-1])
-        answer = {label: share for label, share in self.probabilities(text).items() if share > 0} | NOISE
+        shares = self.probabilities(text)
+        answer = {label: share for label, share in shares.items() if share > 0} | NOISE
         if self.unreadable(text):
             before = [{"I would think that it is ": 1.0}, answer, {", as all do.": 1.0}]
             return before if len(wanted) < 2 else [{"Let me see": 1.0}]
@@ -71,7 +73,7 @@ class Classifier(LabelEngine):
 
 
 def normal(text: str) -> float:
-    """A number whose distribution over texts is about the standard normal one."""
+    """Return a number that is about standard normal over texts."""
     return sum(digest(f"{text} {i}") for i in range(12)) - 6
 
 
@@ -82,7 +84,7 @@ def softmax(scores: dict[str, float]) -> dict[str, float]:
 
 
 def leaning(labels: list[str], lean: float) -> Any:
-    """Probabilities that would be right but for a lean to the last of the labels."""
+    """Return probabilities that lean to the last of the labels."""
 
     def probabilities(text: str) -> dict[str, float]:
         scores = {label: 1.5 * normal(f"{text} {label}") for label in labels}
@@ -93,7 +95,7 @@ def leaning(labels: list[str], lean: float) -> Any:
 
 
 def gold(labels: list[str], text: str) -> str:
-    """The right label of a text: drawn from the probabilities without any lean."""
+    """Draw the right label of a text from the unbiased probabilities."""
     p = leaning(labels, 0.0)(text)
     at = digest(f"right {text}")
     for label, share in p.items():
@@ -103,12 +105,16 @@ def gold(labels: list[str], text: str) -> str:
     return labels[-1]
 
 
-class Decider:
-    """Answers decision outputs (`dspy.experimental.Choice`, `Noul`, `Score`) with the probabilities that they ask for,
-    and others with the likeliest of the labels.
+def stripped_fields(text: str) -> dict[str, str]:
+    return {name: value.strip() for name, value in FIELD.findall(text)}
 
-    `probabilities` makes of the demos' fields, in the order of the prompt, and of the input's text a distribution over
-    the options, which is stated in two decimals, as models do. `labels` is what is said without probabilities.
+
+class Decider:
+    """Answers DSPy's decision outputs with the probabilities they ask for.
+
+    It answers others with the likeliest label. `probabilities` takes the fields
+    of demos and the input's text, and returns a distribution over the options.
+    Replies state it in two decimals. `labels` are the answers without probabilities.
     """
 
     def __init__(self, probabilities, labels=("negative", "positive")):
@@ -121,13 +127,13 @@ class Decider:
     def complete(self, request: Any) -> Any:
         *before, last = [message.text or "" for message in request.messages]
         listed = re.search(r"Task examples \(labels or evidence\):\s*(\[.*\])", request.system)
-        shown = [{name: value.strip() for name, value in FIELD.findall(text)} for text in before[::2]]
-        demos = listed[1] if listed else json.dumps(shown)
+        demos = listed[1] if listed else json.dumps(list(map(stripped_fields, before[::2])))
         text = FIELD.findall(last)[0][1].strip()
         with self._lock:
             self.prompts.append((demos, text))
             self.asked.append(request.config.logprobs is not None)
-        p = [round(each, 2) for each in self.probabilities(json.loads(demos), text)]
+        exact_shares = self.probabilities(json.loads(demos), text)
+        p = [round(share, 2) for share in exact_shares]
         schema = request.system.replace('\\"', '"')
         options = re.search(r'"required": \[([^\]]*)\], "title": "\w+Probabilities"', schema)
         if options:
@@ -136,10 +142,12 @@ class Decider:
         else:
             said = {"noul": p[-1]} if "NoulEvidence" in schema else None
         value = json.dumps(said) if said else self.labels[p.index(max(p))]
-        *others, name = re.findall(r"`(\w+)`", schema.split("output fields are:")[1].split("All inter")[0])
+        outputs = schema.split("output fields are:")[1].split("All inter")[0]
+        *others, name = re.findall(r"`(\w+)`", outputs)
+        fields = dict.fromkeys(others, "because")
         if "JSON object" in schema:
-            return chat_response(json.dumps({**dict.fromkeys(others, "because"), name: said or value}))
-        fields = {**dict.fromkeys(others, "because"), name: value}
+            return chat_response(json.dumps({**fields, name: said or value}))
+        fields[name] = value
         body = "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
         return chat_response(f"{body}\n\n[[ ## completed ## ]]")
 

@@ -1,4 +1,4 @@
-"""A classifier that tells log-probabilities, and leans to one label or the other by the order of its demos."""
+"""A classifier with log-probabilities, whose lean the order of demos decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from label_engines import KIND, LABELS, classifier, exact, normal
 
 from plr_dspy import PLReorder
 
-EXAMPLES = [dspy.Example(text=f"text {i}", label=LABELS[i % 2]).with_inputs("text") for i in range(60)]
+
+def labelled(text: str, label: str) -> dspy.Example:
+    return dspy.Example(text=text, label=label).with_inputs("text")
+
+
+EXAMPLES = [labelled(f"text {i}", LABELS[i % 2]) for i in range(60)]
 DEMOS = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in (0, 2, 4, 1, 3)]
 FRESH = [f"text {i}" for i in range(1000, 1400)]
 """Texts that no compile has seen."""
@@ -28,9 +33,11 @@ def two(z: float) -> list[float]:
 
 
 def probabilities(demos: list[str], text: str) -> list[float]:
-    """Examples have an effect of their own, and later demos lean the more to their label, as in real models."""
+    """Lean towards the labels of the demos, the later ones more."""
     own = (1 if number(text) % 2 else -1) * 1.2 + 0.8 * normal(text)
-    lean = sum((1 if number(demo) % 2 else -1) * (place + 1) for place, demo in enumerate(demos))
+    lean = 0
+    for place, demo in enumerate(demos, start=1):
+        lean += place if number(demo) % 2 else -place
     return two(own + 0.35 * lean + 0.3 * normal(f"{demos} {text}"))
 
 
@@ -46,14 +53,15 @@ def student(kind: Any = KIND, demos: Any = DEMOS) -> dspy.Predict:
 
 
 def go(engine: Any, *, program=None, trainset=EXAMPLES, valset=None, metric=exact, kind=PLReorder, **options):
-    optimizer = kind(metric, **{"max_metric_calls": 120, "num_threads": 1, "display_progress": False, **options})
+    defaults = {"max_metric_calls": 120, "num_threads": 1, "display_progress": False}
+    optimizer = kind(metric, **{**defaults, **options})
     with using(engine, "fake/x"):
         compiled = optimizer.compile(program or student(), trainset=trainset, valset=valset)
     return compiled, optimizer.report
 
 
 def found(report: Any, *but: str) -> dict[str, Any]:
-    """What a report says, but for what may differ between two compiles of one kind."""
+    """Return a report without what may differ between equal compiles."""
     plain = json.loads(json.dumps(report.to_dict()))
     for name in ("seconds", *but):
         del plain[name]
@@ -64,7 +72,12 @@ def found(report: Any, *but: str) -> dict[str, Any]:
 
 
 def twice() -> Program:
-    return Program(lambda self, text: [self.predict(text=text) for _ in range(2)][-1], predict=student())
+
+    def ask_twice(self, text):  # type: ignore[no-untyped-def]
+        self.predict(text=text)
+        return self.predict(text=text)
+
+    return Program(ask_twice, predict=student())
 
 
 def whole_prediction(example: Any, prediction: Any, trace: Any = None) -> bool:

@@ -20,7 +20,7 @@ def local_lm():
 
 
 def run_notebook(name: str, changes: dict[str, str]) -> str:
-    """Run its cells with other text in some places; returns what they print and show, or raises what they raise."""
+    """Run a notebook with some texts replaced; return what it prints."""
     shutil.copy(NOTEBOOKS / "recorded.json", "recorded.json")
     cells = nbformat.read(NOTEBOOKS / name, as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -29,13 +29,14 @@ def run_notebook(name: str, changes: dict[str, str]) -> str:
         code[place] = code[place].replace(long, short)
     namespace = {"__name__": "notebook"}
     printed = io.StringIO()
-    kept = {each: getattr(dspy.settings, each) for each in ("lm", "adapter")}
+    kept = {name: getattr(dspy.settings, name) for name in ("lm", "adapter")}
     levels = {name: logging.getLogger(name).level for name in ("dspy", "plr_dspy")}
     with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore")
         try:
             for number, source in enumerate(code, start=1):
-                tree = ast.Interactive(ast.parse(source).body)  # which shows the values of expressions
+                # An interactive tree shows the values of expressions.
+                tree = ast.Interactive(ast.parse(source).body)
                 exec(compile(tree, f"{name}, cell {number}", "single"), namespace)
         finally:
             if "server" in namespace:

@@ -30,9 +30,10 @@ def result(*args, **fields):
 
 
 def runs(method, counts, task="mr", num_demos=8, **fields):
-    """One run a seed: how many of 20 examples were right; none where that is None."""
-    return [
-        result(task, num_demos, seed, method, [1.0] * count + [0.0] * (20 - count), **fields)
-        for seed, count in enumerate(counts, start=1)
-        if count is not None
-    ]
+    """Return one run a seed, by how many of 20 examples were right."""
+    results = []
+    for seed, count in enumerate(counts, start=1):
+        if count is not None:
+            scores = [float(number < count) for number in range(20)]
+            results.append(result(task, num_demos, seed, method, scores, **fields))
+    return results

@@ -1,4 +1,4 @@
-"""HTTP servers on this machine that stand for providers, and what the local model's server counts."""
+"""HTTP servers on this machine that stand for providers."""
 
 from __future__ import annotations
 
@@ -109,10 +109,12 @@ def completion(text: str | None, *, plain: bool = True, logprobs: Any = None) ->
         choice["logprobs"] = logprobs
     kind = "text_completion" if plain else "chat.completion"
     usage = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}
-    return {"id": "x", "object": kind, "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    reply = {"id": "x", "object": kind, "created": 1, "model": "m"}
+    return {**reply, "choices": [choice], "usage": usage}
 
 
 def llama_count(server: Any, name: str) -> float:
-    """What a `LocalServer` has counted, such as "prompt_tokens_total": those that were not in its cache."""
+    """Return a counter of a `LocalServer`, such as "prompt_tokens_total"."""
     with urllib.request.urlopen(f"{server.api_base.removesuffix('/v1')}/metrics") as reply:
-        return float(re.search(rf"^llamacpp:{name} (\S+)$", reply.read().decode(), re.M)[1])  # type: ignore[index]
+        metrics = reply.read().decode()
+    return float(re.search(rf"^llamacpp:{name} (\S+)$", metrics, re.M)[1])  # type: ignore[index]

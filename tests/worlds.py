@@ -13,7 +13,7 @@ ORDERINGS = list(OrderingSpace.of_sizes(4).enumerate())
 
 
 class TablePayer:
-    """Pays cells from a table of scores, NaN for calls that fail; after `most` calls the time is up."""
+    """Pays cells from a table of scores; NaN stands for a failed call."""
 
     def __init__(self, table, log=None):
         self.log = log or RunLog()
@@ -32,19 +32,21 @@ class TablePayer:
             self.paid.append((int(fingerprint), example))
             score = float(self.table[int(fingerprint), example])
             failed = CallRecord(None, FAILED, "TimeoutError", "late")
-            self.log.add((fingerprint, example), failed if np.isnan(score) else CallRecord(score), {})
+            record = failed if np.isnan(score) else CallRecord(score)
+            self.log.add((fingerprint, example), record, {})
 
 
 def table(*, seed=0, num_examples=40, broken=()):
-    """0 and 1 with chances that rise from one ordering to the next."""
+    """Return scores of 0 and 1 that rise from ordering to ordering."""
     chances = np.linspace(0.1, 0.9, len(ORDERINGS))[:, None]
-    scores = (np.random.default_rng(seed).random((len(ORDERINGS), num_examples)) < chances).astype(float)
+    draws = np.random.default_rng(seed).random((len(ORDERINGS), num_examples))
+    scores = (draws < chances).astype(float)
     scores[:, list(broken)] = np.nan
     return scores
 
 
 class World:
-    """Scores that are linear in which item stands where, under the effects of examples and noise.
+    """Scores are linear in the places of items, plus example effects and noise.
 
     An ordering is scored on 8 examples at first, and on 16 more each time it comes again.
     """
@@ -59,7 +61,10 @@ class World:
         self.seed = seed
 
     def truth(self, ordering):
-        return sum(float(t[list(o), range(len(o))].sum()) for t, o in zip(self.tables, ordering, strict=True))
+        total = 0.0
+        for table, block in zip(self.tables, ordering, strict=True):
+            total += float(table[list(block), range(len(block))].sum())
+        return total
 
     def height(self, ordering):
         truths = [self.truth(o) for o in random_orderings(self.space, 200)]
@@ -75,7 +80,8 @@ class World:
         return self.known
 
     def _score(self, ordering, example):
-        noise = np.random.default_rng([self.seed, example, zlib.crc32(repr(ordering).encode())]).normal()
+        number = zlib.crc32(repr(ordering).encode())
+        noise = np.random.default_rng([self.seed, example, number]).normal()
         return float(0.1 * (self.truth(ordering) + 4 * self.easiness[example] + 2 * noise))
 
 
@@ -85,11 +91,15 @@ def correlation(first, second):
 
 def random_orderings(space, count, seed=0):
     rng = np.random.default_rng(seed)
-    return [space.canonical([rng.permutation(size).tolist() for size in space.sizes]) for _ in range(count)]
+    orderings = []
+    for _ in range(count):
+        blocks = [rng.permutation(size).tolist() for size in space.sizes]
+        orderings.append(space.canonical(blocks))
+    return orderings
 
 
 def play(search, score, *, rounds=6):
-    """Ask, score and tell; returns the batches asked for, the last of them empty where the search ends."""
+    """Ask, score and tell; return the batches that were asked for."""
     batches = []
     while len(batches) < rounds and [] not in batches:
         batches.append(search.ask())

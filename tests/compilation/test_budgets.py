@@ -12,7 +12,7 @@ EXAMPLES = questions(60)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """An engine each call of which takes a second of a clock that stands still between calls."""
+    """Yield an engine whose calls take a second each."""
     engine = engine_for(EXAMPLES)
     monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
     with dspy.context(lm=lm_of(engine)):
@@ -49,12 +49,17 @@ class TestTime:
         assert calls["final"] == plan.num_finalists * report.comparison.num_examples
         assert 0 < calls["race"] <= share * plan.race_calls
         assert calls["search"] > 0.75 * share * plan.search_calls
-        (chosen,) = [c for c in report.candidates if c.ordering["self"] == report.slots[0].ordering]
-        assert chosen.expected_gain == max(candidate.expected_gain for candidate in report.candidates)
+        best = max(report.candidates, key=lambda candidate: candidate.expected_gain)
+        assert best.ordering["self"] == report.slots[0].ordering
+        orderings = [candidate.ordering["self"] for candidate in report.candidates]
+        assert orderings.count(best.ordering["self"]) == 1
 
     @pytest.mark.parametrize(("limit", "slow", "times"), [(800, 700, 2), (700, 660, 3), (450, 420, 4)])
     def test_calls_that_become_slow_leave_less_to_compare(self, clock, monkeypatch, caplog, limit, slow, times):
-        now = lambda: float(clock.num_calls + (times - 1) * max(0, clock.num_calls - slow))  # noqa: E731
+        def now():
+            num_slow = max(0, clock.num_calls - slow)
+            return float(clock.num_calls + (times - 1) * num_slow)
+
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", now)
         reorder = PLReorder(exact_match, max_seconds=limit, num_threads=1)
         reorder.compile(student(), trainset=EXAMPLES)
@@ -62,10 +67,11 @@ class TestTime:
         assert now() < limit + times
         assert compared.num_candidates in (2, 3)
         assert 2 <= compared.num_examples <= 10
-        assert ("2 of 3 finalists could be compared" in caplog.text) == (compared.num_candidates == 2)
+        warned = "2 of 3 finalists could be compared" in caplog.text
+        assert warned == (compared.num_candidates == 2)
 
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):
-        """A time limit for each night, and the same log_dir: nothing is lost."""
+        """A compile goes on night by night with one log_dir."""
         whole = PLReorder(exact_match, max_metric_calls=400)
         whole.compile(student(), trainset=EXAMPLES)
         options = {"max_metric_calls": 400, "max_seconds": 120}
@@ -82,12 +88,14 @@ class TestTime:
         assert last.comparison.num_candidates == len(last.candidates) == 3
         assert last.comparison.chosen >= whole.report.comparison.original
         assert last.program_calls["total"] <= 400
-        assert len(last.history) >= 0.8 * len(whole.report.history)  # each part compared, at a cost
+        # Each part compared, at a cost.
+        assert len(last.history) >= 0.8 * len(whole.report.history)
 
 
 @pytest.mark.parametrize("budget", [60, 1_000])
 def test_rounds_are_not_made_to_compare_the_original_order_with_nothing(engine, budget):
-    reorder = PLReorder(exact_match, num_iterations=1, num_samples=1, max_metric_calls=budget)
+    options = {"num_iterations": 1, "num_samples": 1, "max_metric_calls": budget}
+    reorder = PLReorder(exact_match, **options)
     reorder.compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == reorder.report.program_calls["search"] == 4
     assert reorder.report.stopped == "all iterations done, nothing compared"

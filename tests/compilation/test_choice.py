@@ -1,7 +1,5 @@
 """The finalists, and the choice among them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,13 +26,17 @@ def result(expected, probability=0.8, *, score=0.5, estimate=None, **gain):
 
 
 def results(gains, probabilities=None):
-    return [result(g, p) for g, p in zip(gains, probabilities or [0.8] * len(gains), strict=True)]
+    if probabilities is None:
+        return [result(gain) for gain in gains]
+    pairs = zip(gains, probabilities, strict=True)
+    return [result(gain, probability) for gain, probability in pairs]
 
 
 def observed(scores):
     observations = Observations(EffectiveScores())
     for ordering, row in scores.items():
-        observations.add({ordering: {example: CallRecord(score) for example, score in row.items()}})
+        records = {example: CallRecord(score) for example, score in row.items()}
+        observations.add({ordering: records})
     return observations
 
 
@@ -48,27 +50,27 @@ def compiled_by_the_paper(scores, **options):
 
 @pytest.mark.parametrize("favourite", [ORDERINGS[0], ORDERINGS[-1]])
 def test_finalists_of_the_paper_are_the_original_the_best_seen_the_mode_and_draws_each_once(favourite):
-    """Also where the distribution has come to draw nothing but the original."""
     scores = table()
     scores[ORDERINGS.index(favourite)] = 1.0
-    search, found = compiled_by_the_paper(scores, num_iterations=30)
-    entries = found.candidates
+    search, decision = compiled_by_the_paper(scores, num_iterations=30)
+    entries = decision.candidates
     orderings = [entry.ordering for entry in entries]
-    assert (entries[0].origin, orderings[0]) == ("original", ORDERINGS[0])
+    assert entries[0].origin == "original"
+    assert orderings[0] == ORDERINGS[0]
     assert len(set(orderings)) == len(orderings) <= 1 + 1 + 1 + 10
     assert {search.mode(), favourite} <= set(orderings)
-    assert found.ordering == favourite
+    assert decision.ordering == favourite
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
 def test_the_paper_takes_the_best_on_the_selection_split_though_its_gain_may_be_chance(seed):
     scores = table()
     scores[:] = np.random.default_rng(seed).random(np.shape(scores)) < 0.6
-    _, found = compiled_by_the_paper(scores, num_iterations=3)
-    means = [each.score for each in found.candidates]
-    assert found.chosen == means.index(max(means))
-    assert found.candidates[found.chosen].ordering == found.ordering
-    assert found.comparison.probability < 0.5
+    _, decision = compiled_by_the_paper(scores, num_iterations=3)
+    means = [candidate.score for candidate in decision.candidates]
+    assert decision.chosen == means.index(max(means))
+    assert decision.candidates[decision.chosen].ordering == decision.ordering
+    assert decision.comparison.probability < 0.5
 
 
 class TestChoice:
@@ -96,16 +98,22 @@ class TestChoice:
 
     def test_the_original_calibrated_must_be_beaten_and_estimates_tell_equals_apart(self):
         odds = ((0.1, 0.5, 0.1), (0.2, 0.4, 0.2))
-        surer, less = (result(g, 0.9, probability_calibrated=p, worse_calibrated=q) for g, p, q in odds)
+        surer, less = (
+            result(gain, 0.9, probability_calibrated=better, worse_calibrated=worse) for gain, better, worse in odds
+        )
         assert choose([result(0.0, 0.0), less]) == 0
         assert choose([result(0.0, 0.0), less, surer]) == 2
-        assert choose([result(0.0, 0.0), result(0.2), result(0.2, estimate=0.3), result(0.2)]) == 2
+        others = [result(0.2), result(0.2, estimate=0.3), result(0.2)]
+        assert choose([result(0.0, 0.0), *others]) == 2
 
     @given(st.lists(st.tuples(st.sampled_from([0.4, 0.6, 0.7]), st.floats(-1, 1), st.floats(0, 1)), max_size=8))
     def test_by_score_the_best_on_the_selection_split_is_chosen_as_by_the_paper(self, others):
-        found = [result(0.0, 0.0), *(replace(result(gain, p), score=score) for score, gain, p in others)]
-        scores = [each.score for each in found]
-        assert choose(found, min_probability=0.0, by_score=True) == scores.index(max(scores))
+        finalists = [result(0.0, 0.0)]
+        for score, gain, probability in others:
+            finalists.append(result(gain, probability, score=score))
+        scores = [finalist.score for finalist in finalists]
+        chosen = choose(finalists, min_probability=0.0, by_score=True)
+        assert chosen == scores.index(max(scores))
 
     @given(st.floats(0.0, 0.2), st.sampled_from([0.0, 0.5, 0.9, 0.97, 0.98, 1.0]), st.floats(0.0, 0.5))
     def test_the_interval_of_a_gain_reaches_below_0_only_where_the_probability_allows_it(self, gain, p, deviation):
@@ -116,17 +124,22 @@ class TestChoice:
         assert low - 1e-6 <= gain <= high
 
     def test_what_few_common_examples_speak_against_is_likelier_worse_than_better(self):
-        """On 15 common examples the original is ahead; each has 20 more of its own, which are for the others."""
+        """The original leads on common examples, but not on all."""
         model = OrderingModel(OrderingSpace.of_sizes(4))
         finalists = dict.fromkeys(ORDERINGS[:6], "seen")
         against = 0
-        chances = np.repeat([np.linspace(0.9, 0.5, 6), np.linspace(0.4, 0.9, 6)], [15, 20], axis=0).T
+        levels = [np.linspace(0.9, 0.5, 6), np.linspace(0.4, 0.9, 6)]
+        chances = np.repeat(levels, [15, 20], axis=0).T
         for seed in range(20):
             table = (np.random.default_rng(seed).random((6, 35)) < chances).astype(float)
             examples = ([*range(15), *range(20 * i + 20, 20 * i + 40)] for i in range(6))
-            rows = [dict(zip(e, row, strict=True)) for e, row in zip(examples, table.tolist(), strict=True)]
+            rows = []
+            for numbers, row in zip(examples, table.tolist(), strict=True):
+                rows.append(dict(zip(numbers, row, strict=True)))
             scores = dict(zip(ORDERINGS, rows, strict=False))
-            decision = compare_finalists(finalists, range(15), observed(scores), model, min_probability=None)
+            observations = observed(scores)
+            arguments = finalists, range(15), observations, model
+            decision = compare_finalists(*arguments, min_probability=None)
             for other, row in zip(decision.candidates, table, strict=True):
                 if other.gain.expected > 0 and row[:15].sum() < table[0, :15].sum():
                     against += 1
@@ -134,31 +147,40 @@ class TestChoice:
         assert against > 5
 
     def test_evidence_and_comparison_by_hand(self):
-        """Example 0 tells nothing apart, 1 does, 2 and 3 were met once."""
+        """Example 0 shows no difference; 2 and 3 were met once."""
         scores = {"a": {0: 1.0, 1: 1.0, 2: 0.0}, "b": {0: 1.0, 1: 0.0}, "c": {1: 0.0, 3: 1.0}}
-        assert count_evidence(scores, "a", "b") == Evidence(num_met=2, num_differing=1, num_compared=2)
-        assert count_evidence(scores, "a", "c") == Evidence(num_met=2, num_differing=1, num_compared=1)
+        counts = {"num_met": 2, "num_differing": 1, "num_compared": 2}
+        assert count_evidence(scores, "a", "b") == Evidence(**counts)
+        counts = {"num_met": 2, "num_differing": 1, "num_compared": 1}
+        assert count_evidence(scores, "a", "c") == Evidence(**counts)
         before = [0.0, 1.0, 1.0, 0.0]
         after = [1.0, 1.0, 1.0, 0.0]
-        found = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
-        assert (found.original, found.chosen, found.gain) == (0.5, 0.75, 0.25)
-        assert found.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
-        assert (found.expected_gain, found.probability) == (0.1, 0.98)
-        assert found.gain_interval == (0.1, 0.25)  # What is shrunk may be as large as it was seen to be.
+        compared = comparison(before, after, num_candidates=4, gain=Gain(0.1, 0.98))
+        assert compared.original == 0.5
+        assert compared.chosen == 0.75
+        assert compared.gain == 0.25
+        assert compared.interval == paired_interval([1.0, 0.0, 0.0, 0.0], num_comparisons=3)
+        assert compared.expected_gain == 0.1
+        assert compared.probability == 0.98
+        # A shrunk gain may be as large as the seen one.
+        assert compared.gain_interval == (0.1, 0.25)
 
     def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
-        found = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
-        assert [choose(found, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
+        finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
+        assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
     def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):
-        """Five of 80, on which the best of many has had no misses, however many are the same."""
+        """Only five of 80 examples tell them apart."""
         original = ORDERINGS[0]
         best = ORDERINGS[10]
         model = OrderingModel(OrderingSpace.of_sizes(4))
-        scores = {o: {e: float(e >= 5) for e in range(80)} for o in ORDERINGS[:6]}
+        row = {example: float(example >= 5) for example in range(80)}
+        scores = dict.fromkeys(ORDERINGS[:6], row)
         scores[best] = dict.fromkeys(range(80), 1.0)
         sure = paired_probability([1.0] * 5 + [0.0] * 75)
         finalists = {original: "original", best: "best seen"}
-        found = compare_finalists(finalists, range(80), observed(scores), model, min_probability=0.985)
-        assert found.candidates[1].gain.probability == pytest.approx(sure) and sure < 0.985
-        assert found.ordering == original
+        arguments = finalists, range(80), observed(scores), model
+        decision = compare_finalists(*arguments, min_probability=0.985)
+        assert decision.candidates[1].gain.probability == pytest.approx(sure)
+        assert sure < 0.985
+        assert decision.ordering == original

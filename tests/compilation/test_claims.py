@@ -1,4 +1,4 @@
-"""What a compile claims, in worlds where nothing is to be found and in others, on landscapes of the benchmarks."""
+"""What a compile claims on landscapes of the benchmarks."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ class TestNothingToFind:
         ],
     )
     def test_a_gain_is_seldom_claimed_and_costs_nothing(self, world, num_demos, num_pool, mode):
-        """At most one of ten, but for the luck of 5 compiles: of two or more the chance is 8 % then."""
+        """With 5 compiles, two claims by luck have a chance of 8 %."""
         outcomes = []
         changes = []
         for seed in range(5):
@@ -36,7 +36,7 @@ class TestNothingToFind:
         assert abs(np.mean(changes)) < 0.03
 
     def test_an_original_unlike_all_others_stays(self):
-        """It is right on 70 % of the examples, and any other order on 60 %: no other says anything of it."""
+        """It is right on 70 % of the examples, all others on 60 %."""
         kept = 0
         for seed in range(5):
             pool = Pool(landscapes.WORLDS["lone original"](8, 500 + seed, 200), 100)
@@ -47,7 +47,7 @@ class TestNothingToFind:
 class TestSomethingToFind:
     @pytest.mark.parametrize("mode", ["light", "logprobs"])
     def test_a_gain_is_claimed_and_is_there(self, mode):
-        """In half of the compiles at least; with log-probabilities by fewer calls."""
+        """In at least half of the compiles."""
         outcomes = []
         gains = []
         for seed in range(6):
@@ -61,7 +61,7 @@ class TestSomethingToFind:
 
     @pytest.mark.parametrize("mode", ["light", "logprobs", "top-k"])
     def test_an_original_that_is_best_by_far_stays(self, mode):
-        """Three demos: all six orders are scored, and the selection split alone would take another in one of six."""
+        """All six orders of three demos are scored."""
         kept = 0
         for seed in range(6):
             landscape = OwnEffectsLandscape(3, 900 + seed, 1_100, common=0.8, own=0.8)

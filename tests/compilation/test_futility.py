@@ -1,5 +1,6 @@
-"""Compiles that can find nothing end soon, and those that were ended early spend no more; counted at the engine."""
+"""Compiles that can find nothing, or are ended early, spend few calls."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ def compile_with(engine, metric=exact_match, program=None, **options):
 
 
 def engine(share=0.0):
-    """A model that follows no format on a share of the questions."""
+    """Return a model that follows no format on a share of questions."""
     return engine_for(EXAMPLES, mumbles=lambda texts: digest(texts[-1]) < share)
 
 
@@ -40,30 +41,40 @@ class TestEnough:
     def said(self, cells, *, num_train=1_000, **options):
         payer = TablePayer(None)
         for key, score in cells.items():
-            payer.log.add(key, score if isinstance(score, CallRecord) else CallRecord(score), {})
-        return FutilityCheck(Evaluator(payer, bootstrapped=cells), num_train, **options).check()
+            record = score if isinstance(score, CallRecord) else CallRecord(score)
+            payer.log.add(key, record, {})
+        evaluator = Evaluator(payer, bootstrapped=cells)
+        return FutilityCheck(evaluator, num_train, **options).check()
 
     @pytest.mark.parametrize(("number", "said"), [(59, ""), (60, "every score was 1 in 60 calls")])
     def test_scores(self, number, said):
-        failed = {("order", number): CallRecord(None, FAILED)}  # which says nothing of scores
+        # A failed call says nothing of scores.
+        failed = {("order", number): CallRecord(None, FAILED)}
         assert self.said({("order", example): 1.0 for example in range(number)} | failed) == said
 
     @pytest.mark.parametrize(("number", "said"), [(124, ""), (125, "no score differed between two prompts")])
     def test_pairs(self, number, said):
-        """Three orders on each example, two pairs; examples are easy or hard."""
-        cells = {(f"order {i}", example): example % 2 for i in range(3) for example in range(number)}
-        found = self.said(cells)
-        assert found.startswith(said) and bool(found) == bool(said)
+        """Examples are easy or hard for three orders alike."""
+        cells = {}
+        for ordering in ("order 0", "order 1", "order 2"):
+            cells |= {(ordering, example): example % 2 for example in range(number)}
+        reason = self.said(cells)
+        assert reason.startswith(said)
+        assert bool(reason) == bool(said)
         cells["order 0", 0] = 1
         assert not self.said(cells)
 
     def test_answers_that_cannot_be_read(self):
-        """That one of an order could be read may be chance; those whose labels were read are none of them."""
-        unread = {(f"order {i}", example): CallRecord(None, WRONG) for i in range(4) for example in range(10)}
-        with pytest.raises(RuntimeError, match="40 of 41 answers could not be parsed"):
+        """One readable answer of an order may be chance."""
+        orderings = ["order 0", "order 1", "order 2", "order 3"]
+        cells = itertools.product(orderings, range(10))
+        unread = dict.fromkeys(cells, CallRecord(None, WRONG))
+        message = "40 of 41 answers could not be parsed"
+        with pytest.raises(RuntimeError, match=message):
             self.said({**unread, ("good", 0): 1.0})
         assert self.said({**unread, ("good", 0): 1.0, ("good", 1): 0.0}) == ""
-        assert self.said({key: replace(cell, label_logprobs=(-1.0, -0.5)) for key, cell in unread.items()}) == ""
+        by_labels = replace(CallRecord(None, WRONG), label_logprobs=(-1.0, -0.5))
+        assert self.said(dict.fromkeys(unread, by_labels)) == ""
 
     def test_those_of_the_selection_split_count_for_nothing(self):
         assert self.said({("order", example): 1.0 for example in range(80)}, num_train=59) == ""
@@ -72,17 +83,16 @@ class TestEnough:
 class TestNothingToFind:
     @pytest.mark.parametrize("seed", range(2))
     def test_the_original_order_stays_where_no_score_differed(self, seed):
-        """Also where the calls were too few to end the search: orders met examples of other difficulty, no more."""
-        optimizer, compiled = compile_with(
-            engine(), lambda example, prediction: digest(example.question), seed=seed, max_metric_calls=200
-        )
+        by_question = lambda example, prediction: digest(example.question)  # noqa: E731
+        optimizer, compiled = compile_with(engine(), by_question, seed=seed, max_metric_calls=200)
         assert compiled.demos == student().demos
         assert "stays" in str(optimizer.report)
 
     def test_a_program_that_ignores_its_demos_does_too(self, caplog):
-        deaf = Program(
-            lambda self, question: dspy.Prediction(answer=f"answer {int(question[-1]) % 2}"), predict=student()
-        )
+        def answer(self, question):
+            return dspy.Prediction(answer=f"answer {int(question[-1]) % 2}")
+
+        deaf = Program(answer, predict=student())
         optimizer, _ = compile_with(engine(), program=deaf)
         assert optimizer.report.program_calls["total"] < 500
         assert "no score differed between two prompts" in caplog.text
@@ -120,7 +130,8 @@ class Opinionated(OrderSensitiveEngine):
     def answer(self, system, texts):
         if (len(texts) == 1) != self.without:
             return super().answer(system, texts)
-        return self.formatted(system, texts, self.answers[FIELD.findall(texts[-1])[0][1].strip()])
+        question = FIELD.findall(texts[-1])[0][1].strip()
+        return self.formatted(system, texts, self.answers[question])
 
 
 @pytest.mark.parametrize("without", [True, False])
@@ -133,9 +144,11 @@ def test_student_without_demos_gets_demos_only_where_they_help(without):
     assert len(compiled.demos) == (0 if without else 8)
     assert (report.comparison.original == 1.0) == without
     assert report.candidates[0].ordering == {"self": []}
-    assert ("your program stays" in str(report)) == ("your program stays" in repr(report)) == without
+    for text in (str(report), repr(report)):
+        assert ("your program stays" in text) == without
     shown = re.findall(r"  demo (\d): ", report.details())
-    assert list(map(int, shown)) == report.slots[0].ordering  # under the chosen order, and no other
+    # The prompts show the chosen order.
+    assert list(map(int, shown)) == report.slots[0].ordering
     assert len(shown) == len(compiled.demos)
     assert f"{len(shown) or 'none'} of 8 demos" in report.details()
     report.plot()

@@ -52,10 +52,12 @@ def test_paper_values():
     plan = paper_plan(ProblemSize(num_train=800, num_selection=200, num_distinct=24))
     shape = (plan.num_iterations, plan.num_samples, plan.elite_fraction, plan.num_final_draws)
     assert shape == (15, 15, 0.2, 10)
-    assert (plan.num_train_examples, plan.num_selection_examples) == (800, 200)
+    assert plan.num_train_examples == 800
+    assert plan.num_selection_examples == 200
     assert (plan.racing, plan.max_metric_calls) == (False, None)
     values = {"num_iterations": 2, "num_samples": 7, "elite_fraction": 0.5, "num_final_draws": 1}
-    plan = paper_plan(ProblemSize(num_train=10, num_selection=5, num_distinct=MANY), **values)
+    options = {"num_train": 10, "num_selection": 5, "num_distinct": MANY}
+    plan = paper_plan(ProblemSize(**options), **values)
     assert {name: getattr(plan, name) for name in values} == values
 
 
@@ -65,7 +67,8 @@ def test_few_examples_cannot_make_use_of_a_large_budget(num_train, num_selection
     plans = [make_plan("light", size, max_metric_calls=budget) for budget in (1_000, 10_000)]
     assert plans[0] == plans[1]
     assert plans[0].program_calls <= most
-    assert make_plan("light", size, max_metric_calls=1_000, num_samples=40).num_samples == 40  # what was asked for
+    # The asked number is kept.
+    assert make_plan("light", size, max_metric_calls=1_000, num_samples=40).num_samples == 40
 
 
 @pytest.mark.parametrize("make", [partial(make_plan, "light"), paper_plan], ids=["light", "paper"])

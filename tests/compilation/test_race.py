@@ -1,4 +1,4 @@
-"""The race of the best orderings, and a whole compile, on scores that are known without a program."""
+"""The race of the best orderings, and a whole compile, on known scores."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,12 +19,12 @@ from plr_dspy.search.search import ThompsonSearch
 
 
 class Raced:
-    """Orderings that race after some of them were scored in a search.
+    """Orderings that race, of which a search has scored some.
 
     Args:
         payer: Pays for all calls.
         searched: Orderings that were scored before.
-        original: What winners are to be compared with, which takes part from the beginning with a share of the calls.
+        original: The ordering to compare winners with, which always takes part.
     """
 
     def __init__(self, payer, searched, *, num_first=4, original=ORDERINGS[-1], original_share=0.0):
@@ -33,7 +33,8 @@ class Raced:
         num_train = payer.table.shape[1]
         sizes = {"num_train_examples": num_train, "num_first_examples": num_first, "num_more_examples": 8}
         self.plan = Plan(original_share=original_share, **sizes)
-        model = SimpleNamespace(calibrating=False, fit=lambda scores: SimpleNamespace(estimates=self.estimates(scores)))
+        fit = lambda scores: SimpleNamespace(estimates=self.estimates(scores))  # noqa: E731
+        model = SimpleNamespace(calibrating=False, fit=fit)
         self.search = SimpleNamespace(model=model)
         self.original = original
         self.observations = Observations(self.evaluator.effective, favoured=original)
@@ -53,7 +54,8 @@ class Raced:
         return records
 
     def means(self, scores):
-        self.heats.append({ordering: self.observations.count(ordering) for ordering in ORDERINGS})
+        counts = map(self.observations.count, ORDERINGS)
+        self.heats.append(dict(zip(ORDERINGS, counts, strict=True)))
         return {ordering: sum(row.values()) / len(row) for ordering, row in scores.items()}
 
     def run(self, entrants, *, num_calls=300, num_winners=2, kept=0):
@@ -100,7 +102,8 @@ class TestRace:
     def test_takes_the_same_course_when_run_again(self, num_calls, num_known, num_new, paid, failing):
         scores = table()
         entrants = ORDERINGS[: num_known + num_new]
-        some = scores[:, 20:]  # Where half of the first examples fail, a compile ends.
+        # Where half of the first examples fail, a compile ends.
+        some = scores[:, 20:]
         some[np.random.default_rng(paid).random(some.shape) < 0.4 * failing] = np.nan
         payer = TablePayer(scores)
         whole = TablePayer(scores)
@@ -122,17 +125,19 @@ class TestRace:
         assert counts[5 + joining :] == [0] * (10 - joining)
 
     def test_goes_by_the_estimates(self):
-        """The worst of the orderings, by those who have a say in it; the best has no estimate and is out."""
-        told = []
+        """Return the worst ordering that has an estimate."""
+        seen = []
 
         def estimate(scores):
-            told.append(scores)
-            return {ordering: -ORDERINGS.index(ordering) for ordering in scores if ordering != ORDERINGS[0]}
+            seen.append(scores)
+            numbers = {ordering: -ORDERINGS.index(ordering) for ordering in scores}
+            numbers.pop(ORDERINGS[0], None)
+            return numbers
 
         raced = Raced(TablePayer(table()), ORDERINGS[:20])
         raced.estimate = estimate
         assert raced.run(ORDERINGS[:20]) == ORDERINGS[1:3]
-        assert told[-1] == raced.observations.scores()
+        assert seen[-1] == raced.observations.scores()
 
     @pytest.mark.parametrize(("num_calls", "most"), [(0, 10_000), (300, 90)])
     def test_without_calls_or_time_what_is_known_decides(self, num_calls, most):
@@ -175,8 +180,10 @@ class TestCompilation:
         plan = make_plan(
             "light", ProblemSize(num_train=30, num_selection=10, num_distinct=24), max_metric_calls=num_calls
         )
-        search = ThompsonSearch(OrderingSpace.of_sizes(4), num_examples=30, num_samples=6, num_initial=20, seed=0)
-        outcome = CompileRun(search, scorer, plan=plan, num_train=30, original=original).run()
+        options = {"num_examples": 30, "num_samples": 6, "num_initial": 20, "seed": 0}
+        search = ThompsonSearch(OrderingSpace.of_sizes(4), **options)
+        options = {"plan": plan, "num_train": 30, "original": original}
+        outcome = CompileRun(search, scorer, **options).run()
         scored = {}
         for row, example in payer.paid:
             scored.setdefault(ORDERINGS[row], set()).add(example)
@@ -185,36 +192,38 @@ class TestCompilation:
 
     def test_all_scores_are_evidence_and_failures_of_the_original_count_for_nothing(self):
         outcome, scored = self.ended(table(seed=1))
-        found = outcome.decision
-        assert found.ordering != ORDERINGS[0]
-        assert found.evidence.num_met == 40
-        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[found.ordering]) > 10
+        decision = outcome.decision
+        assert decision.ordering != ORDERINGS[0]
+        assert decision.evidence.num_met == 40
+        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[decision.ordering]) > 10
         scores = np.ones((24, 40))
         scores[:, :30] = table(seed=1)[:, :30]
         scores[0, 30:35] = np.nan
         outcome, _ = self.ended(scores)
-        found = outcome.decision
-        assert found.candidates[0].score == 1.0
+        decision = outcome.decision
+        assert decision.candidates[0].score == 1.0
 
     def test_an_original_that_stays_is_a_finalist_once_and_is_held_against_the_most_promising_other(self):
         outcome, scored = self.ended(table(seed=1)[::-1], num_calls=260)
-        found = outcome.decision
-        assert found.ordering == ORDERINGS[0]
-        assert (found.comparison.gain, found.comparison.expected_gain, found.comparison.interval) == (0, 0, (0, 0))
-        orderings = [result.ordering for result in found.candidates]
+        decision = outcome.decision
+        assert decision.ordering == ORDERINGS[0]
+        assert decision.comparison.gain == 0
+        assert decision.comparison.expected_gain == 0
+        assert decision.comparison.interval == (0, 0)
+        orderings = [result.ordering for result in decision.candidates]
         assert orderings[0] == ORDERINGS[0]
         assert len(set(orderings)) == len(orderings) == 3
-        other = max(found.candidates[1:], key=lambda result: result.gain.probability).ordering
-        assert found.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
-        assert found.evidence.num_compared < len(scored[ORDERINGS[0]])
+        other = max(decision.candidates[1:], key=lambda result: result.gain.probability).ordering
+        assert decision.evidence.num_compared == len(scored[ORDERINGS[0]] & scored[other])
+        assert decision.evidence.num_compared < len(scored[ORDERINGS[0]])
 
     @pytest.mark.parametrize("most", [0, 60, 300])
     def test_ends_with_what_is_known_when_the_time_is_up(self, most):
         outcome, _ = self.ended(table(seed=1), most=most)
-        found = outcome.decision
+        decision = outcome.decision
         assert outcome.program_calls["total"] == most
-        assert found.comparison is None
-        assert found.ordering == ORDERINGS[0]
+        assert decision.comparison is None
+        assert decision.ordering == ORDERINGS[0]
 
     def test_a_round_whose_calls_all_fail_ends_the_compile(self):
         """Something that the program calls is down."""

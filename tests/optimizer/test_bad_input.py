@@ -1,4 +1,4 @@
-"""Every mistake gets an error that names the argument and the cure, before any call is paid."""
+"""Every mistake gets an error with a cure, before any call is paid."""
 
 import inspect
 import re
@@ -16,7 +16,8 @@ EXAMPLES = questions(120)
 
 
 def optimizer(**options):
-    return PLReorder(**{"metric": exact_match, "num_threads": 4, "display_progress": False, **options})
+    defaults = {"metric": exact_match, "num_threads": 4, "display_progress": False}
+    return PLReorder(**{**defaults, **options})
 
 
 class Async(Wrapped):
@@ -33,8 +34,13 @@ UNSMOOTHED = SimpleNamespace(name="mine", weighted=False, initial=print, update=
 
 CONSTRUCTOR = {
     "metric": [
-        *(None, "exact_match", lambda: 1.0, lambda example: 1.0, lambda example, prediction, *, limit: 1.0),
-        *(dspy.evaluate.SemanticF1, async_metric),
+        None,
+        "exact_match",
+        lambda: 1.0,
+        lambda example: 1.0,
+        lambda example, prediction, *, limit: 1.0,
+        dspy.evaluate.SemanticF1,
+        async_metric,
     ],
     "update": ["adam", 3],
     "auto": ["extreme", None],
@@ -86,15 +92,21 @@ COMPILE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, v in CONSTRUCTOR.items() for value in v])
+def wrong_values():
+    for name, values in CONSTRUCTOR.items():
+        for value in values:
+            yield name, value
+
+
+@pytest.mark.parametrize(("name", "value"), wrong_values())
 def test_constructor(name, value):
-    """When it is given, and where it can be checked later, too."""
+    options = {"max_metric_calls": None} if name == "auto" else {}
     with pytest.raises((TypeError, ValueError), match=name):
-        optimizer(**{"max_metric_calls": None, name: value} if name == "auto" else {name: value})
+        optimizer(**{**options, name: value})
 
 
 def flags_and_numbers():
-    """Each argument that is a bool, with a text, and each that is a whole number, with a bool."""
+    """Yield arguments of each class with a value of the wrong type."""
     baselines = (TopKOrder, StaticOrder, PDO, LocalE, DEmO)
     for kind in (PLReorder, PLFewShot, BatchCalibration, order_sensitivity, *baselines):
         for name, parameter in inspect.signature(kind).parameters.items():
@@ -159,28 +171,32 @@ def test_compile(engine, make, options, message):
 
 def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(engine, caplog):
     reorder = optimizer(max_metric_calls=500)
-    reorder.compile(student(EXAMPLES[:3]), trainset=EXAMPLES[-6:] * 20, valset=[EXAMPLES[10]] * 5 + EXAMPLES[11:13])
-    assert (reorder.report.settings["num_train"], reorder.report.settings["num_selection"]) == (6, 3)
+    trainset = EXAMPLES[-6:] * 20
+    valset = [EXAMPLES[10]] * 5 + EXAMPLES[11:13]
+    reorder.compile(student(EXAMPLES[:3]), trainset=trainset, valset=valset)
+    assert reorder.report.settings["num_train"] == 6
+    assert reorder.report.settings["num_selection"] == 3
     assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     reorder = optimizer(max_metric_calls=60)
     reorder.compile(student(demos), trainset=EXAMPLES)
     assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
-    assert (reorder.report.returned.num_demos, sorted(reorder.report.slots[0].ordering)) == (3, [0, 1, 2])
+    assert reorder.report.returned.num_demos == 3
+    assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("value", "field"), [(np.zeros(2), "answer"), ({1: "a"}, "note"), (10**30, "answer")])
 def test_demos_that_json_cannot_hold_are_warned_of(engine, caplog, tmp_path, value, field):
-    """The budget is well spent: the program can be pickled, and used as it is."""
     demos = [dspy.Example(**{**example, field: value}) for example in EXAMPLES[:3]]
     program = student([*EXAMPLES[3:5], *demos])
     for _ in range(2):
         reorder = optimizer(max_metric_calls=60, log_dir=tmp_path / "log")
         result = reorder.compile(program, trainset=EXAMPLES)
     assert reorder.report.program_calls["resumed"] == reorder.report.program_calls["total"] > 0
-    warnings = [record.getMessage() for record in caplog.records if "x.json" in record.getMessage()]
+    warnings = [message for message in caplog.messages if "x.json" in message]
     assert len(warnings) == 2  # one a compile
-    assert f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}" in warnings[0]
+    said = f"demo 2 of predictor 'self' holds a {type(value).__name__} in field {field!r}"
+    assert said in warnings[0]
     with pytest.raises(RuntimeError):
         result.save(tmp_path / "x.json")
     result.save(tmp_path / "x.pkl")
@@ -205,7 +221,8 @@ def test_an_lm_on_the_program_is_enough(engine):
 
 
 def least(error):
-    return int(re.search(r"max_metric_calls must be at least (\d+)", str(error.value)).group(1))
+    number = re.search(r"max_metric_calls must be at least (\d+)", str(error.value))
+    return int(number.group(1))
 
 
 def compiled(reorder=None, program=None, **data):
@@ -214,34 +231,40 @@ def compiled(reorder=None, program=None, **data):
 
 
 class TestCures:
-    """What an error tells a user to do, done: it works, or at least the next error is another one."""
+    """Following the advice of an error cures it."""
 
     def test_of_sets_that_overlap(self, engine):
-        with pytest.raises(ValueError, match=r"of the 60 examples of trainset 0 are left, the others are .* in valset"):
+        message = r"of the 60 examples of trainset 0 are left, the others are .* in valset"
+        with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])
-        with pytest.raises(ValueError, match=r"trainset and valset must each hold an example.*pass more examples"):
+        message = r"trainset and valset must each hold an example.*pass more examples"
+        with pytest.raises(ValueError, match=message):
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(valset=EXAMPLES[5:6])
 
     def test_of_too_many_samples(self, engine):
         options = {"max_metric_calls": 60, "num_samples": 50}
-        with pytest.raises(ValueError, match=r"for num_samples=50; .*or lower num_samples$") as error:
+        message = r"for num_samples=50; .*or lower num_samples$"
+        with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(**options))
         for cure in ({"num_samples": 5}, {"max_metric_calls": least(error)}):
             optimizer(**{**options, **cure}).estimate(student(5), trainset=EXAMPLES[:60])
 
     def test_of_the_papers_settings(self, engine):
-        with pytest.raises(ValueError, match=r"raise it, or use auto='light'$") as error:
+        message = r"raise it, or use auto='light'$"
+        with pytest.raises(ValueError, match=message) as error:
             compiled(optimizer(auto="paper", max_metric_calls=100))
-        for options in ({"auto": "paper", "max_metric_calls": least(error)}, {"max_metric_calls": 100}):
+        enough = {"auto": "paper", "max_metric_calls": least(error)}
+        for options in (enough, {"max_metric_calls": 100}):
             optimizer(**options).estimate(student(5), trainset=EXAMPLES[:60])
 
     def test_of_frozen_parts(self, engine):
         program = Wrapped()
         program.answer = Wrapped()
         program.answer._compiled = True
-        with pytest.raises(ValueError, match="compile the sub-module itself, or set its _compiled to False"):
+        message = "compile the sub-module itself, or set its _compiled to False"
+        with pytest.raises(ValueError, match=message):
             compiled(program=program)
         compiled(program=program.answer)
         program.answer._compiled = False
@@ -249,14 +272,17 @@ class TestCures:
 
     def test_of_an_ensemble_and_of_no_demos(self, engine):
         members = [student(5), student(EXAMPLES[:4])]
-        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile([compiled(program=m) for m in members])
+        members = [compiled(program=member) for member in members]
+        ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         assert ensemble(question="question 50").answer
-        with pytest.raises(ValueError, match=r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"):
+        message = r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"
+        with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
         with pytest.raises(ValueError, match="of which there must be more than 2"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
-        with pytest.raises(ValueError, match=r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"):
+        message = r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"
+        with pytest.raises(ValueError, match=message):
             order_sensitivity(student([]), exact_match, EXAMPLES)
 
 
@@ -274,19 +300,23 @@ TALKING = {
 
 
 class TestHistories:
-    """Of a program that goes on with a conversation, examples may be its beginning."""
+    """An example may hold the beginning of a conversation."""
 
     @pytest.fixture(params=TALKING)
     def program(self, request):
-        made = TALKING[request.param]()
-        made.predictors()[0].demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
-        return made
+        program = TALKING[request.param]()
+        demos = [dspy.Example(reasoning="r", talk=None, **e) for e in EXAMPLES[:4]]
+        program.predictors()[0].demos = demos
+        return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
         cure = r"give each example talk=dspy\.History\(messages=\[\]\), and name it in with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0
-        trainset = [e.copy(talk=dspy.History(messages=[])).with_inputs("question", "talk") for e in EXAMPLES[4:40]]
+        trainset = []
+        for example in EXAMPLES[4:40]:
+            talking = example.copy(talk=dspy.History(messages=[]))
+            trainset.append(talking.with_inputs("question", "talk"))
         optimizer(max_metric_calls=60).compile(program, trainset=trainset)
         assert engine.num_calls > 0

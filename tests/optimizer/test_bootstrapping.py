@@ -1,4 +1,4 @@
-"""The demos that `PLFewShot` has a teacher make: from which answers, and what the teacher is shown."""
+"""The demos that `PLFewShot` bootstraps from the answers of a teacher."""
 
 import contextlib
 import random
@@ -18,6 +18,7 @@ from plr_dspy.labels.reader import NoProbabilities
 from plr_dspy.optimizer.fewshot import PLFewShot
 
 EXAMPLES = questions(60)
+CLOCK = "plr_dspy.scoring.budget.time.monotonic"
 UNLABELLED = [example.without("answer").with_inputs("question") for example in EXAMPLES]
 
 
@@ -28,8 +29,14 @@ def predict(kind=dspy.Predict, demos=()):
 
 
 def chooser(metric=exact_match, **options):
-    plain = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
-    return PLFewShot(metric, **{**plain, **options})
+    defaults = {"max_metric_calls": 150, "max_demos": 4, "candidates": "bootstrapped", "display_progress": False}
+    return PLFewShot(metric, **{**defaults, **options})
+
+
+def warning_without_demos(caplog):
+    start = "no demo was bootstrapped"
+    (warning,) = [line for line in caplog.messages if line.startswith(start)]
+    return warning
 
 
 def shown(optimizer):
@@ -58,7 +65,6 @@ class TestTeachers:
     @pytest.mark.parametrize("whose", ["student", "teacher"])
     @pytest.mark.parametrize(("num_demos", "is_compiled"), [(0, False), (0, True), (4, False)])
     def test_each_keeps_its_own_model(self, engine, whose, num_demos, is_compiled):
-        """Without demos of its own the teacher is shown labelled ones, unless it was compiled so, and keeps none."""
         own = engine_for(EXAMPLES)
         programs = {name: predict() for name in ("student", "teacher")}
         programs[whose].set_lm(fakes.lm_of(own, "fake/own"))
@@ -66,20 +72,26 @@ class TestTeachers:
         programs["teacher"]._compiled = is_compiled
         optimizer = chooser(candidates="both")
         teacher = programs["teacher"] if whose == "teacher" else None
+        teachers = [teacher] if teacher else None
         with dspy.context(lm=None if whose == "student" else dspy.settings.lm):
-            optimizer.compile(programs["student"], trainset=EXAMPLES, teacher=[teacher] if teacher else None)
+            optimizer.compile(programs["student"], trainset=EXAMPLES, teacher=teachers)
         calls = optimizer.report.program_calls
-        assert own.num_calls == (calls["total"] if whose == "student" else calls["bootstrap"]) > 0
+        phase = "total" if whose == "student" else "bootstrap"
+        assert own.num_calls == calls[phase] > 0
         assert optimizer.report.tokens["fake/own"]["total_tokens"] > 0
-        assert any(origin.startswith("bootstrapped") for origin in optimizer.report.slots[0].origins)
+        origins = optimizer.report.slots[0].origins
+        assert any(origin.startswith("bootstrapped") for origin in origins)
         if whose == "teacher":
-            labelled = {text for texts in own.requests for text in texts[:-1:2]}
+            labelled = set()
+            for texts in own.requests:
+                labelled.update(texts[:-1:2])
             assert len(labelled) == (0 if is_compiled else 4)
             assert len(teacher.demos) == num_demos
 
     def test_failed_calls_are_no_right_answers_that_nobody_saw(self, engine):
         engine.at = dict.fromkeys(range(4), fakes.failure)
-        (optimizer := chooser()).compile(predict(), trainset=EXAMPLES)
+        optimizer = chooser()
+        optimizer.compile(predict(), trainset=EXAMPLES)
         assert optimizer.report.program_calls["bootstrap"] > 8
 
     @pytest.mark.parametrize("message", [None, "too long"])
@@ -88,7 +100,7 @@ class TestTeachers:
             raise lm15.ContextLengthError(message)
 
         model = engine_for(EXAMPLES)
-        found = []
+        errors = []
         if message is None:
             error = "AdapterParseError"
             message = "could not read the reply 'Well, let me see ...'"
@@ -101,15 +113,17 @@ class TestTeachers:
             optimizer = chooser(max_errors=1, log_dir=tmp_path)
             with using(model):
                 optimizer.compile(predict(), trainset=EXAMPLES)
-            found.append(optimizer.report.errors[0])
+            errors.append(optimizer.report.errors[0])
             assert f"5 calls gave no demo: {error}: " in optimizer.report.details()
             assert 1 <= len(shown(optimizer)) <= 10
             assert optimizer.report.program_calls["bootstrap"] == 15
             assert model.num_calls == optimizer.report.program_calls["total"] <= 150
-        assert found[0] == found[-1]
-        assert (found[0].type, found[0].outcome, found[0].count) == (error, "gave no demo", 5)
-        assert message in found[0].message
-        assert found[0].examples[0].startswith("trainset[")
+        assert errors[0] == errors[-1]
+        assert errors[0].type == error
+        assert errors[0].outcome == "gave no demo"
+        assert errors[0].count == 5
+        assert message in errors[0].message
+        assert errors[0].examples[0].startswith("trainset[")
 
     @pytest.mark.parametrize(("candidates", "num_demos"), [("both", 15), ("bootstrapped", 0)])
     def test_one_that_makes_no_demo_leaves_the_other_ones(self, caplog, candidates, num_demos):
@@ -120,9 +134,10 @@ class TestTeachers:
             compiled = optimizer.compile(predict(), trainset=EXAMPLES)
         assert sum(slot.num_demos for slot in optimizer.report.slots) == num_demos
         assert num_demos or compiled.demos == []
-        (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
+        warning = warning_without_demos(caplog)
         assert "15 of 15 calls of the teacher ended in AdapterParseError" in warning
-        assert warning.endswith("or a larger max_tokens if replies are cut") and "PlainTextAdapter" in warning
+        assert warning.endswith("or a larger max_tokens if replies are cut")
+        assert "PlainTextAdapter" in warning
 
     @pytest.mark.parametrize(
         ("error", "cure"), [(lm15.ContextLengthError, "max_demo_tokens"), (lm15.RateLimitError, "num_threads")]
@@ -133,7 +148,7 @@ class TestTeachers:
 
         with using(engine_for(EXAMPLES, at=dict.fromkeys(range(15), fail))):
             chooser(candidates="both", max_errors=100).compile(predict(), trainset=EXAMPLES)
-        (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
+        warning = warning_without_demos(caplog)
         assert cure in warning
         assert "teacher or" not in warning
 
@@ -142,8 +157,9 @@ class TestTeachers:
             return exact_match(example, prediction) / (trace is None)
 
         with using(engine_for(EXAMPLES)):
-            chooser(metric, candidates="both", max_errors=100).compile(predict(), trainset=EXAMPLES)
-        (warning,) = [line for line in caplog.messages if line.startswith("no demo was bootstrapped")]
+            optimizer = chooser(metric, candidates="both", max_errors=100)
+            optimizer.compile(predict(), trainset=EXAMPLES)
+        warning = warning_without_demos(caplog)
         assert "ended in ZeroDivisionError" in warning
         assert warning.endswith("mend the program or the metric, or pass another teacher")
 
@@ -156,45 +172,58 @@ class TestMetrics:
         def metric(example, prediction):
             raise error
 
-        with pytest.raises(type(error)) as told:
+        with pytest.raises(type(error)) as raised:
             chooser(metric, max_errors=3).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 3
-        (note,) = told.value.__notes__
+        (note,) = raised.value.__notes__
         assert "trainset[" in note
         assert "the last of 3 failures (max_errors=3)" in note
         assert "candidates='labeled'" in note
 
     @pytest.mark.parametrize(("threshold", "wrong"), [(0, False), (-1, True), (None, None)])
     def test_a_threshold_of_zero_is_one(self, engine, threshold, wrong, caplog):
-        """Without one, no answer is right that scores 0 or less, and a warning says so where none is."""
+        """Without a threshold, any answer above 0 is right."""
         optimizer = chooser(lambda e, p: exact_match(e, p) - 1, metric_threshold=threshold)
         optimizer.compile(predict(), trainset=EXAMPLES)
         assert wrong is None or ("wrong" in shown(optimizer)) == wrong
-        assert ("none of 15 calls of the teacher gave an answer that scores enough" in caplog.text) == (wrong is None)
-        assert ("the metric compares the right fields" in caplog.text) == (wrong is None)
+        for warning in (
+            "none of 15 calls of the teacher gave an answer that scores enough",
+            "the metric compares the right fields",
+        ):
+            assert (warning in caplog.text) == (wrong is None)
 
 
 @pytest.mark.parametrize("candidates", ["both", "bootstrapped"])
 def test_answers_make_demos_where_the_examples_cannot(engine, candidates):
     gold = {example.question: example.answer for example in EXAMPLES}
-    rename = lambda self, question: dspy.Prediction(answer=self.inner(asked=question).said)  # noqa: E731
+
+    def rename(self, question):
+        return dspy.Prediction(answer=self.inner(asked=question).said)
+
     renaming = fakes.Program(rename, inner=dspy.Predict("asked -> said"))
-    for program, trainset, field in [(predict(), UNLABELLED, "answer"), (renaming, EXAMPLES, "said")]:
-        optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates=candidates)
+
+    def is_right(example, prediction):
+        return gold[example.question] == prediction.answer
+
+    cases = [(predict(), UNLABELLED, "answer"), (renaming, EXAMPLES, "said")]
+    for program, trainset, field in cases:
+        optimizer = chooser(is_right, candidates=candidates)
         estimate = optimizer.estimate(program, trainset=trainset)
-        assert (estimate.bootstrap_calls, estimate.program_calls <= 150) == (15, True)
+        assert estimate.bootstrap_calls == 15
+        assert estimate.program_calls <= 150
         optimizer.compile(program, trainset=trainset)
         (slot,) = optimizer.report.slots
         assert slot.num_demos > 1
         assert all(demo[field] != "..." for demo in slot.demos)
-    with pytest.raises(ValueError, match=r"its prompts must show the fields of the examples.* PLFewShot"):
+    message = r"its prompts must show the fields of the examples.* PLFewShot"
+    with pytest.raises(ValueError, match=message):
         PLReorder(exact_match).compile(renaming, trainset=EXAMPLES)
 
 
 def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monkeypatch, caplog):
-    """A run that goes on, whose time begins anew, has more demos to choose from."""
-    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
-    optimizer = chooser(max_seconds=40, max_metric_calls=60, log_dir=tmp_path, num_threads=1)
+    monkeypatch.setattr(CLOCK, lambda: float(engine.num_calls))
+    options = {"max_seconds": 40, "max_metric_calls": 60, "log_dir": tmp_path, "num_threads": 1}
+    optimizer = chooser(**options)
     optimizer.compile(predict(), trainset=EXAMPLES)
     assert optimizer.report.program_calls["bootstrap"] == 10
     assert engine.num_calls == optimizer.report.program_calls["total"] <= 40
@@ -206,10 +235,11 @@ def test_a_slow_teacher_leaves_three_quarters_of_the_time(engine, tmp_path, monk
 
 
 def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
+    monkeypatch.setattr(CLOCK, lambda: float(engine.num_calls))
     engine.mumbles = lambda texts: engine.num_calls <= 11
     gold = {example.question: example.answer for example in EXAMPLES}
-    optimizer = chooser(lambda e, p: gold[e.question] == p.answer, candidates="both", max_seconds=40, log_dir=tmp_path)
+    options = {"candidates": "both", "max_seconds": 40, "log_dir": tmp_path}
+    optimizer = chooser(lambda e, p: gold[e.question] == p.answer, **options)
     assert not optimizer.compile(predict(), trainset=UNLABELLED).demos
     assert engine.num_calls == 10
     optimizer.compile(predict(), trainset=UNLABELLED)
@@ -218,7 +248,7 @@ def test_time_that_left_no_choice_leaves_the_student_and_the_next_part_goes_on(e
 
 def test_what_a_call_tells_is_asked_after_a_slow_teacher_too(engine, monkeypatch):
     """That has a call of its own."""
-    monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(min(10, engine.num_calls)))
+    monkeypatch.setattr(CLOCK, lambda: float(min(10, engine.num_calls)))
     labels = Literal[tuple(example.answer for example in EXAMPLES)]
     program = predict()
     program.signature = program.signature.with_updated_fields("answer", type_=labels)
@@ -239,19 +269,26 @@ def test_other_demos_reuse_what_is_paid(engine, tmp_path, earlier):
     assert calls["total"] <= 300
 
 
+def question_of(text):
+    return dict(fakes.FIELD.findall(text))["question"].strip()
+
+
 def noted(log_dir, trainset, *, last=10_000, **options):
-    """The calls of a compile that is killed after so many of them: what was asked, and which questions were shown."""
+    """Return asked and shown questions of a compile killed after `last` calls."""
     engine = engine_for(EXAMPLES, at={last: fakes.interrupt})
     optimizer = chooser(log_dir=log_dir, num_threads=1, **options)
     with using(engine), contextlib.suppress(KeyboardInterrupt):
         optimizer.compile(predict(), trainset=trainset)
-    told = [[dict(fakes.FIELD.findall(text))["question"].strip() for text in texts[::-2]] for texts in engine.requests]
-    return [(asked, frozenset(shown)) for asked, *shown in told[:last]], optimizer.report
+    calls = []
+    for texts in list(engine.requests)[:last]:
+        asked, *shown = map(question_of, texts[::-2])
+        calls.append((asked, frozenset(shown)))
+    return calls, optimizer.report
 
 
 @pytest.mark.parametrize(("changed", "accepted"), [(0, False), (0, True), (20, True)])
 def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, accepted):
-    """The trainset is in another order, or some of its examples are others, when the compile goes on."""
+    """Examples are shuffled or replaced before the compile resumes."""
     whole, uninterrupted = noted(None, EXAMPLES)
     attempts = uninterrupted.program_calls["bootstrap"]
     first, _ = noted(tmp_path, EXAMPLES, last=attempts - 3)
@@ -260,11 +297,14 @@ def test_no_demo_is_scored_on_its_own_example_after_a_kill(tmp_path, changed, ac
     second, report = noted(tmp_path, trainset, accept_changes=accepted)
     assert not [asked for asked, shown in second if asked in shown]
     (slot,) = report.slots
-    numbers = {each.question: f"bootstrapped from trainset[{i}]" for i, each in enumerate(trainset)}
-    assert slot.origins == [numbers[demo["question"]] for demo in slot.demos]
+    questions_asked = [example.question for example in trainset]
+    for origin, demo in zip(slot.origins, slot.demos, strict=True):
+        number = questions_asked.index(demo["question"])
+        assert origin == f"bootstrapped from trainset[{number}]"
     if not changed:
         assert report.program_calls["bootstrap"] == attempts
-        assert [asked for asked, _ in first + second[:3]] == [asked for asked, _ in whole[:attempts]]
+        asked = [question for question, _ in first + second[:3]]
+        assert asked == [question for question, _ in whole[:attempts]]
         assert report.program_calls["total"] == len(first) + len(second)
 
 
@@ -294,5 +334,7 @@ def test_calls_that_nobody_sees_make_no_demo_and_can_be_resumed(engine, caplog, 
         optimizer = chooser(lambda example, prediction: True, log_dir=tmp_path)
         optimizer.compile(program, trainset=EXAMPLES)
     calls = optimizer.report.program_calls
-    assert (calls["bootstrap"], calls["resumed"]) == (15, calls["total"])
-    assert any("that DSPy's trace holds" in line and "dspy.Parallel" in line for line in caplog.messages)
+    assert calls["bootstrap"] == 15
+    assert calls["resumed"] == calls["total"]
+    warnings = [line for line in caplog.messages if "that DSPy's trace holds" in line]
+    assert any("dspy.Parallel" in line for line in warnings)

@@ -22,11 +22,13 @@ def two_steps(**attributes):
 
 
 def test_it_is_no_part_of_a_students_identity(tmp_path):
-    """A report holds seconds: with it a chain of two would never find its folder again."""
+    """A report holds seconds, which differ from run to run."""
     optimizer = PLReorder(exact_match, max_metric_calls=100, log_dir=tmp_path)
     for _ in range(2):
-        first = PLReorder(exact_match, max_metric_calls=100).compile(two_steps(), trainset=EXAMPLES)
-        first.candidate_programs = [{"score": 0.5, "program": two_steps(), "seconds": time.perf_counter()}]
+        before = PLReorder(exact_match, max_metric_calls=100)
+        first = before.compile(two_steps(), trainset=EXAMPLES)
+        entry = {"score": 0.5, "program": two_steps(), "seconds": time.perf_counter()}
+        first.candidate_programs = [entry]
         second = optimizer.compile(first, trainset=EXAMPLES)
     assert optimizer.report.program_calls["resumed"] == optimizer.report.program_calls["total"]
     assert not hasattr(second, "candidate_programs")
@@ -35,7 +37,7 @@ def test_it_is_no_part_of_a_students_identity(tmp_path):
 
 @pytest.mark.parametrize("kept", [[], ["mine"], "text"])
 def test_attributes_of_the_users_own_stay(kept):
-    """A program has an attribute of a name that compiled programs have, and reads it when it runs."""
+    """The program's own attribute has the name that DSPy uses."""
     optimizer = PLReorder(exact_match, max_metric_calls=100)
     program = optimizer.compile(two_steps(candidate_programs=kept), trainset=EXAMPLES)
     assert program.candidate_programs == kept

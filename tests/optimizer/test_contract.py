@@ -1,4 +1,4 @@
-"""PLReorder in chains with DSPy's optimizers, and PLFewShot in their place, on programs of every shape."""
+"""Chains with DSPy's optimizers, on programs of every shape."""
 
 import json
 from functools import partial
@@ -17,7 +17,11 @@ def with_frozen_part():
     frozen = dspy.ChainOfThought("question -> answer")
     frozen.predict.demos = [dspy.Example(reasoning="r", **e) for e in EXAMPLES[50:53]]
     frozen._compiled = True
-    in_turn = lambda self, **inputs: (self.frozen(**inputs), self.answer(**inputs))[1]  # noqa: E731
+
+    def in_turn(self, **inputs):
+        self.frozen(**inputs)
+        return self.answer(**inputs)
+
     return Program(in_turn, frozen=frozen, answer=dspy.Predict("question -> answer"))
 
 
@@ -36,11 +40,22 @@ PROGRAMS = {
 
 
 def state(program):
-    return [(name, list(map(id, p.demos)), p.signature, id(p.lm)) for name, p in program.named_predictors()]
+    states = []
+    for name, predictor in program.named_predictors():
+        demos = list(map(id, predictor.demos))
+        states.append((name, demos, predictor.signature, id(predictor.lm)))
+    return states
+
+
+def sorted_fields(demo):
+    return repr(sorted(dict(demo).items()))
 
 
 def multiset(program):
-    return {n: sorted(repr(sorted(dict(d).items())) for d in p.demos) for n, p in program.named_predictors()}
+    demos = {}
+    for name, predictor in program.named_predictors():
+        demos[name] = sorted(map(sorted_fields, predictor.demos))
+    return demos
 
 
 def prompts(program):
@@ -49,11 +64,12 @@ def prompts(program):
 
 
 def check(shape, make, student, folder):
-    """The student is not changed, one and eight threads find the same, and the program is saved and loaded."""
+    """Check that a compile changes no student, repeats itself and is saved."""
     before = state(student)
     runs = []
     for num_threads in (1, 8):
-        optimizer = make(num_threads=num_threads, max_metric_calls=70, seed=2, display_progress=False)
+        options = {"num_threads": num_threads, "max_metric_calls": 70, "seed": 2, "display_progress": False}
+        optimizer = make(**options)
         runs.append((optimizer.compile(student, trainset=EXAMPLES), optimizer.report))
     (compiled, report), (again, report_again) = runs
     assert state(student) == before, "the student was changed"
@@ -72,7 +88,8 @@ def check(shape, make, student, folder):
 
 @pytest.mark.parametrize("shape", sorted(PROGRAMS))
 def test_what_others_chose_is_ordered(shape, engine, tmp_path):
-    choosing = dspy.BootstrapFewShot(metric=exact_match, max_bootstrapped_demos=3, max_labeled_demos=5)
+    options = {"metric": exact_match, "max_bootstrapped_demos": 3, "max_labeled_demos": 5}
+    choosing = dspy.BootstrapFewShot(**options)
     choosing = dspy.LabeledFewShot(k=5) if shape in ("predict", "frozen_part") else choosing
     student = choosing.compile(PROGRAMS[shape](), trainset=EXAMPLES)
     student.set_lm(dspy.settings.lm)
@@ -85,9 +102,9 @@ def test_what_others_chose_is_ordered(shape, engine, tmp_path):
 def test_choosing_demos(shape, engine, tmp_path):
     make = partial(PLFewShot, exact_match, max_demos=3, max_bootstrapped=3)
     compiled, report = check(shape, make, PROGRAMS[shape](), tmp_path)
-    assert {slot.predictor for slot in report.slots} == {
-        name for name, _ in compiled.named_predictors() if not name.startswith("frozen")
-    }
+    names = {name for name, _ in compiled.named_predictors()}
+    free = {name for name in names if not name.startswith("frozen")}
+    assert {slot.predictor for slot in report.slots} == free
 
 
 @pytest.mark.parametrize("name", chains.CHAINS)
@@ -97,7 +114,8 @@ def test_the_example_of_each_family(name, engine, monkeypatch):
     program = chains.CHAINS[name](student, EXAMPLES, exact_match, dspy.settings.lm)
     assert not student.demos
     assert program(question=EXAMPLES[0].question).answer
-    reports = [m.reorder_report for m in [program, *getattr(program, "programs", [])] if hasattr(m, "reorder_report")]
+    members = [program, *getattr(program, "programs", [])]
+    reports = [m.reorder_report for m in members if hasattr(m, "reorder_report")]
     assert reports or name == "better_together", "it returns the best of its steps, which may be the first"
     assert all(report["program_calls"]["total"] <= chains.CALLS for report in reports)
 
@@ -118,18 +136,20 @@ def test_inside_better_together(engine):
     report = programs[strategy].reorder_report
     assert report["settings"]["seed"] == 4
     assert report["settings"]["num_selection"] <= 10
-    before, after = (sorted(demo.question for demo in programs[name].demos) for name in ("few", strategy))
+    before = sorted(demo.question for demo in programs["few"].demos)
+    after = sorted(demo.question for demo in programs[strategy].demos)
     assert before == after
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [dspy.Predict, dspy.ChainOfThought])
 def test_members_of_an_ensemble_are_saved_one_by_one(module, tmp_path):
-    """As docs/order.md advises: DSPy's file of the ensemble itself holds no member that is compiled."""
+    """DSPy's file of the ensemble itself holds no compiled member."""
     make = partial(module, "question -> answer")
     with using(engine_for(EXAMPLES)):
         members = [dspy.LabeledFewShot(k=4).compile(make(), trainset=EXAMPLES) for _ in range(2)]
-        optimizer = PLReorder(exact_match, max_metric_calls=40, num_threads=1, display_progress=False)
+        options = {"max_metric_calls": 40, "num_threads": 1, "display_progress": False}
+        optimizer = PLReorder(exact_match, **options)
         members = [optimizer.compile(member, trainset=EXAMPLES) for member in members]
         ensemble = dspy.Ensemble(reduce_fn=dspy.majority).compile(members)
         ensemble.save(tmp_path / "ensemble.json")

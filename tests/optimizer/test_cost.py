@@ -27,7 +27,7 @@ class PricedEngine(OrderSensitiveEngine):
     """Adds up what its calls cost, and knows the dearest of them.
 
     Args:
-        tokens: Those of a prompt and its answer, by the request; what it leaves out is as these have it.
+        tokens: Returns the token counts to replace, by the request.
     """
 
     def __init__(self, tokens=lambda request: {}):
@@ -39,7 +39,8 @@ class PricedEngine(OrderSensitiveEngine):
     def complete(self, request):
         tokens = self.tokens(request)
         response = super().complete(request)
-        object.__setattr__(response, "usage", usage := replace(response.usage, **tokens))
+        usage = replace(response.usage, **tokens)
+        object.__setattr__(response, "usage", usage)
         cost = usage.input_tokens * PROMPT + usage.output_tokens * COMPLETION
         with self._lock:
             self.cost += cost
@@ -87,16 +88,18 @@ class TestPrices:
 
     def test_cached_tokens_count_once_and_what_a_cache_takes_in_is_never_free(self, monkeypatch):
         for also in ({"cached_tokens": 600}, {}):
-            tokens = {"prompt_tokens": 1000, "completion_tokens": 10, "cache_read_input_tokens": 600, **also}
+            tokens = {"prompt_tokens": 1000, "completion_tokens": 10}
+            tokens |= {"cache_read_input_tokens": 600, **also}
             assert cost_of({MODEL: tokens}) == pytest.approx(460 * PROMPT + 10 * COMPLETION)
         tokens = {MODEL: {"prompt_tokens": 1000, "cache_creation_tokens": 400}}
-        for written, expected in [(None, 1000 * PROMPT), (0.0, 1000 * PROMPT), (3 * PROMPT, 1800 * PROMPT)]:
-            monkeypatch.setitem(litellm.model_cost[MODEL], "cache_creation_input_token_cost", written)
-            assert cost_of(tokens) == pytest.approx(expected)
+        for written, expected in [(None, 1000), (0.0, 1000), (3 * PROMPT, 1800)]:
+            prices = {"cache_creation_input_token_cost": written}
+            monkeypatch.setitem(litellm.model_cost, MODEL, litellm.model_cost[MODEL] | prices)
+            assert cost_of(tokens) == pytest.approx(expected * PROMPT)
 
     @pytest.mark.parametrize(("price_of_cached", "expected"), [(0.0, 400), (None, 1000)])
     def test_what_the_cache_held_may_be_free(self, monkeypatch, price_of_cached, expected):
-        """As of several providers; where no price is told it is that of a prompt."""
+        """Without a price for cached tokens, the price of a prompt counts."""
         monkeypatch.setitem(litellm.model_cost[MODEL], "cache_read_input_token_cost", price_of_cached)
         tokens = {"prompt_tokens": 1000, "cached_tokens": 600}
         assert cost_of({MODEL: tokens}) == pytest.approx(expected * PROMPT)
@@ -113,33 +116,38 @@ class TestReport:
     def test_and_the_estimate_are_unknown_where_a_price_is(self, engine):
         with dspy.context(lm=lm_of(engine, "fake/other")):
             report = compiled(max_metric_calls=100)
-            found = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
-        assert report.cost is found.cost is None
-        assert "$" not in report.details() + str(found)
+            estimate = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES)
+        assert report.cost is estimate.cost is None
+        assert "$" not in report.details() + str(estimate)
 
 
 class TestEstimate:
     def test_what_a_predictor_reads_of_another_is_taken_from_its_demos(self, engine):
         program = fakes.two_predictors()
         hint, answer = program.predictors()
-        rows = [dspy.Example(example, hint="a hint of five words", reasoning="so") for example in EXAMPLES]
+        more = {"hint": "a hint of five words", "reasoning": "so"}
+        rows = [dspy.Example(example, **more) for example in EXAMPLES]
         hint.demos = rows[:4]
         answer.demos = rows[4:8]
-        found = PLReorder(exact_match, max_cost=1.0, num_demos=None).estimate(program, trainset=EXAMPLES[8:])
-        one = dspy.ChatAdapter().format(answer.signature, answer.demos, {"question": "q", "hint": "h"})
-        assert found.prompt_tokens > litellm.token_counter("gpt-4o", messages=one) * found.program_calls
-        assert found.cost > 0
+        reorder = PLReorder(exact_match, max_cost=1.0, num_demos=None)
+        estimate = reorder.estimate(program, trainset=EXAMPLES[8:])
+        inputs = {"question": "q", "hint": "h"}
+        prompt = dspy.ChatAdapter().format(answer.signature, answer.demos, inputs)
+        num_tokens = litellm.token_counter("gpt-4o", messages=prompt)
+        assert estimate.prompt_tokens > num_tokens * estimate.program_calls
+        assert estimate.cost > 0
 
     def test_prices_the_prompts_and_answers_as_long_as_the_demos(self, engine):
         program = student()
-        found = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
-        messages = dspy.ChatAdapter().format(program.signature, program.demos, {"question": "question 50"})
+        estimate = PLReorder(exact_match).estimate(program, trainset=EXAMPLES)
+        inputs = {"question": "question 50"}
+        messages = dspy.ChatAdapter().format(program.signature, program.demos, inputs)
         answers = [message for message in messages if message["role"] == "assistant"]
         count = litellm.token_counter("gpt-4o", messages=messages)
         answer = litellm.token_counter("gpt-4o", messages=answers) / len(answers)
-        expected = found.program_calls * (count * PROMPT + answer * COMPLETION)
-        assert found.cost == pytest.approx(expected, rel=0.02)
-        assert f"about {dollars(found.cost)} (answers as long as the demos')" in str(found)
+        expected = estimate.program_calls * (count * PROMPT + answer * COMPLETION)
+        assert estimate.cost == pytest.approx(expected, rel=0.02)
+        assert f"about {dollars(estimate.cost)} (answers as long as the demos')" in str(estimate)
         assert engine.num_calls == 0
 
     @pytest.mark.parametrize(
@@ -152,12 +160,12 @@ class TestEstimate:
         ],
     )
     def test_says_no_fewer_calls_than_are_made_where_all_orders_are_scored(self, kind, options, demos):
-        made = kind(exact_match, seed=0, display_progress=False, **options)
+        optimizer = kind(exact_match, seed=0, display_progress=False, **options)
         engine = engine_for(EXAMPLES)
         with using(engine):
-            found = made.estimate(student(demos), trainset=EXAMPLES)
-            made.compile(student(demos), trainset=EXAMPLES)
-        assert 0 < engine.num_calls <= found.program_calls
+            estimate = optimizer.estimate(student(demos), trainset=EXAMPLES)
+            optimizer.compile(student(demos), trainset=EXAMPLES)
+        assert 0 < engine.num_calls <= estimate.program_calls
 
     @pytest.mark.parametrize(("kind", "demos"), [(PLReorder, 6), (PLFewShot, 0), (TopKOrder, 6)])
     def test_says_when_max_cost_ends_it(self, engine, kind, demos):
@@ -166,24 +174,26 @@ class TestEstimate:
 
         without = asked()
         limit = round(0.25 * without.cost, 4)
-        found = asked(max_cost=limit)
+        estimate = asked(max_cost=limit)
         ample = asked(max_cost=2 * without.cost)
         assert without.affordable_calls == ample.affordable_calls == without.program_calls
-        assert found.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
-        assert (found.cost, found.program_calls) == (without.cost, without.program_calls)
-        says = f"; max_cost ends it earlier, after about {found.affordable_calls:,} calls"
-        assert str(found).splitlines()[0].endswith(says)
+        assert estimate.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
+        assert estimate.cost == without.cost
+        assert estimate.program_calls == without.program_calls
+        says = f"; max_cost ends it earlier, after about {estimate.affordable_calls:,} calls"
+        assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
 
 
 def uneven(*, spread, failing, seed):
-    """Calls cost very different amounts, by the spread of the logarithms of token counts, and a share of them fails."""
+    """Token counts are spread widely, and a share of calls fails."""
 
     def tokens(request):
         texts = [message.text or "" for message in request.messages]
         if digest(f"{seed} fails {texts}") < failing:
             fakes.failure()
-        prompt = round(400 * math.exp(spread * NormalDist().inv_cdf(digest(f"{seed} {texts}") or 0.5)))
+        deviation = NormalDist().inv_cdf(digest(f"{seed} {texts}") or 0.5)
+        prompt = round(400 * math.exp(spread * deviation))
         return {"input_tokens": prompt, "output_tokens": 5}
 
     return PricedEngine(tokens)
@@ -205,21 +215,26 @@ class TestMaxCost:
         assert report.cost == pytest.approx(engine.cost)
         assert 0.5 * limit < engine.cost <= limit + (engine.dearest if spread > 1 else 1e-12)
         assert report.stopped.startswith("cost limit")
-        if spread < 1:  # where one call takes a fifth of the money, none may be left
+        # Where one call takes a fifth of the money, none may be left.
+        if spread < 1:
             assert report.stopped == "cost limit"
             # The money of 50 calls of very different prices may not be enough for three orders on 8 examples.
             assert report.comparison.num_candidates >= 3 - (share < 0.5 and spread > 0)
             assert report.comparison.num_examples >= 4
 
     def test_more_of_it_lets_a_search_that_it_ended_go_on(self, engine, tmp_path):
-        limits = [share * PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost for share in (0.1, 0.3)]
-        first, second = (compiled(max_cost=limit, log_dir=tmp_path).program_calls["search"] for limit in limits)
+        whole = PLReorder(exact_match).estimate(student(), trainset=EXAMPLES).cost
+        calls = []
+        for share in (0.1, 0.3):
+            report = compiled(max_cost=share * whole, log_dir=tmp_path)
+            calls.append(report.program_calls["search"])
+        first, second = calls
         assert second > 2 * first
 
     @pytest.mark.parametrize(("limit", "failing", "seed"), [(80, 0.1, 0), (150, 0.0, 1)])
     def test_demos_that_are_made_get_a_part_of_it(self, tmp_path, limit, failing, seed):
         engine = uneven(spread=0.3, failing=failing, seed=seed)
-        found = []
+        runs = []
         for _ in range(2):  # the second goes the same way at no call
             options = {"max_metric_calls": 200, "max_errors": 1000, "num_threads": 4, "log_dir": tmp_path}
             chooser = PLFewShot(exact_match, max_cost=limit * A_CALL, seed=seed, **options)
@@ -228,15 +243,15 @@ class TestMaxCost:
             assert chooser.report.cost == pytest.approx(engine.cost)
             assert dollars(engine.cost) in str(chooser.report)
             assert chooser.report.comparison
-            found.append((engine.num_calls, chooser.report.comparison, program.demos))
-        assert found[0] == found[1]
+            runs.append((engine.num_calls, chooser.report.comparison, program.demos))
+        assert runs[0] == runs[1]
         assert 0.5 * limit * A_CALL < engine.cost <= limit * A_CALL
         assert chooser.report.program_calls["bootstrap"] <= 0.25 * limit
 
     @pytest.mark.parametrize("kind", [PLReorder, TopKOrder])
     @pytest.mark.parametrize("judge", [False, True])
     def test_holds_for_a_model_that_thinks_in_many_threads(self, kind, judge):
-        """Its answers are far longer than those of demos, and what a judge costs is not known before its first call."""
+        """The cost of a judge is unknown before its first call."""
 
         def tokens(request):
             time.sleep(0.02)
@@ -261,14 +276,15 @@ class TestMaxCost:
         teacher.set_lm(lm_of(dear, "fake/dear"))
         options = {"max_metric_calls": 200, "num_threads": 4, "display_progress": False}
         chooser = PLFewShot(exact_match, max_cost=0.25, **options)
-        with pytest.raises(ValueError, match="max_cost needs a price for fake/dear"):
+        message = "max_cost needs a price for fake/dear"
+        with pytest.raises(ValueError, match=message):
             chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert engine.num_calls == dear.num_calls == 0
         prices = {"input_cost_per_token": 50 * PROMPT, "output_cost_per_token": 50 * COMPLETION}
         monkeypatch.setitem(litellm.model_cost, "fake/dear", {**prices, "litellm_provider": "fake"})
-        found = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
+        estimate = chooser.estimate(student(0), teacher=teacher, trainset=EXAMPLES)
         alone = chooser.estimate(student(0), trainset=EXAMPLES)
-        assert found.cost > 3 * alone.cost
+        assert estimate.cost > 3 * alone.cost
         chooser.compile(student(0), teacher=teacher, trainset=EXAMPLES)
         assert 0 < 50 * dear.cost <= 0.25 * 0.25
         assert chooser.report.cost == pytest.approx(engine.cost + 50 * dear.cost)
@@ -277,11 +293,10 @@ class TestMaxCost:
     @pytest.mark.parametrize("method", ["compile", "estimate"])
     @pytest.mark.parametrize("model", ["fake/other", "lm_studio/gpt-4o-mini"])
     def test_needs_a_price(self, engine, method, model):
-        with (
-            dspy.context(lm=lm_of(engine, model)),
-            pytest.raises(ValueError, match=f"max_cost needs a price for {model}: pass max_metric_calls"),
-        ):
-            getattr(PLReorder(exact_match, max_cost=1.0), method)(student(), trainset=EXAMPLES)
+        message = f"max_cost needs a price for {model}: pass max_metric_calls"
+        method_of = getattr(PLReorder(exact_match, max_cost=1.0), method)
+        with dspy.context(lm=lm_of(engine, model)), pytest.raises(ValueError, match=message):
+            method_of(student(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
     def test_too_little_ends_it_without_a_comparison(self, engine):
@@ -297,7 +312,8 @@ class TestMaxCost:
             return response
 
         monkeypatch.setattr(engine, "complete", complete)
-        with pytest.raises(ValueError, match=f"max_cost needs the number of tokens in each reply of {MODEL}"):
+        message = f"max_cost needs the number of tokens in each reply of {MODEL}"
+        with pytest.raises(ValueError, match=message):
             PLReorder(exact_match, max_cost=10.0, num_threads=4).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls == 1
         report = compiled(max_metric_calls=60)
@@ -314,6 +330,7 @@ class TestMaxCost:
             judge("is that right?")
             return exact_match(example, prediction)
 
-        with pytest.raises(ValueError, match="max_cost needs a price for fake/hidden"):
+        message = "max_cost needs a price for fake/hidden"
+        with pytest.raises(ValueError, match=message):
             PLReorder(metric, max_cost=10.0, num_threads=2).compile(student(), trainset=EXAMPLES)
         assert engine.num_calls <= 2 * 2

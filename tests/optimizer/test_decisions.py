@@ -1,4 +1,4 @@
-"""DSPy's decision outputs, whose demos are a JSON list in the system message, and whose probabilities replies state."""
+"""DSPy's decision outputs, whose replies state probabilities."""
 
 from typing import Annotated, Literal
 
@@ -6,6 +6,7 @@ import dspy
 import numpy as np
 import pytest
 from dspy.experimental import Choice, Noul, Score
+from fakes import ascending_share
 from label_engines import Decider, normal
 from label_world import number, two
 
@@ -54,12 +55,12 @@ def exact(example, prediction, trace=None):
 
 def ascending(demos):
     numbers = [number(demo["text"]) for demo in demos]
-    pairs = [a < b for i, a in enumerate(numbers) for b in numbers[i + 1 :]]
-    return sum(pairs) / len(pairs) if pairs else 0.5
+    return ascending_share(numbers)
 
 
 def sharp(demos, text):
-    return two((1 if number(text) % 2 else -1) * (3 * ascending(demos) - 0.5) + normal(text))
+    sign = 1 if number(text) % 2 else -1
+    return two(sign * (3 * ascending(demos) - 0.5) + normal(text))
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def check_saved(engine, program, kind, folder):
     loaded = student(kind, numbers=())
     loaded.load(folder / "program.json")
     engine.prompts.clear()
-    answers = [plain(each(text="text 7").label) for each in (program, loaded)]
+    answers = [plain(copy(text="text 7").label) for copy in (program, loaded)]
     assert answers[0] == answers[1]
     assert engine.prompts[0] == engine.prompts[1]
 
@@ -89,7 +90,8 @@ def shown(program):
 
 
 def accuracy(program, kind, count=40):
-    return np.mean([exact(each, program(**each.inputs())) for each in examples(kind, count, first=1000)])
+    fresh = examples(kind, count, first=1000)
+    return np.mean([exact(example, program(**example.inputs())) for example in fresh])
 
 
 class TestOrders:
@@ -114,7 +116,7 @@ class TestOrders:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_not_calibrated(engine, kind):
-    cure = r"is not possible: replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
+    cure = r"replies of 'self' state probabilities themselves.*dspy\.experimental\.ReAnchor"
     with pytest.raises(ValueError, match=cure):
         BatchCalibration().compile(student(kind), trainset=examples(kind))
     with pytest.raises(ValueError, match="ReAnchor"):
@@ -129,10 +131,13 @@ def test_scores_are_ordered(engine):
     signature = dspy.Signature("text -> label").with_updated_fields("label", desc="how good")
     program = dspy.Predict(signature.with_updated_fields("label", type_=Score["poor", "fair", "good"]))
     program.demos = [dspy.Example(text=f"demo {i}", label=i % 3) for i in (4, 3, 2, 1, 0)]
-    engine.probabilities = lambda demos, text: [
-        0.1 + 0.8 * ((number(text) + (ascending(demos) < 0.6)) % 3 == i) for i in range(3)
-    ]
-    trainset = [each.without("label").with_inputs("text") for each in examples("choice")]
+
+    def probabilities(demos, text):
+        level = (number(text) + (ascending(demos) < 0.6)) % 3
+        return [0.9 if i == level else 0.1 for i in range(3)]
+
+    engine.probabilities = probabilities
+    trainset = [e.without("label").with_inputs("text") for e in examples("choice")]
     optimizer = PLReorder(close, max_metric_calls=150, display_progress=False)
     compiled = optimizer.compile(program, trainset=trainset)
     assert "ReAnchor" in optimizer.report.signal.reason

@@ -1,4 +1,4 @@
-"""What every optimizer promises: hard limits, kills that cost nothing, the same result at any number of threads."""
+"""Every optimizer keeps limits, survives kills and repeats its results."""
 
 import re
 from collections import Counter
@@ -35,23 +35,26 @@ OFTEN = {"demos for each input": 3}
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
-    limits = {} if options.keys() & {"max_cost", "max_seconds"} else {"max_metric_calls": BUDGET.get(kind, 100)}
+    limits = {}
+    if not options.keys() & {"max_cost", "max_seconds"}:
+        limits["max_metric_calls"] = BUDGET.get(kind, 100)
     metric = metric or METRICS.get(kind, exact)
-    optimizer = KINDS[kind](metric, **{**limits, "num_threads": 1, "display_progress": False, **options})
+    limits |= {"num_threads": 1, "display_progress": False}
+    optimizer = KINDS[kind](metric, **{**limits, **options})
     with using(engine, "fake/x"):
         return optimizer.compile(program or student(), trainset=trainset), optimizer
 
 
 @pytest.fixture(scope="module")
 def finished():
-    """Of compiles that nothing stopped: the student, the program and the optimizer."""
-    made = {}
+    """Return student, program and optimizer of uninterrupted compiles."""
+    compiles = {}
 
     def of(kind):
-        if kind not in made:
+        if kind not in compiles:
             program = student()
-            made[kind] = program, *compiled(kind, Engine(), program=program)
-        return made[kind]
+            compiles[kind] = program, *compiled(kind, Engine(), program=program)
+        return compiles[kind]
 
     return of
 
@@ -68,7 +71,7 @@ def kind(request):
 
 class TestLimits:
     def test_calls_are_counted_and_never_passed_at_any_number_of_threads(self, kind, whole):
-        """Nor is one paid twice, nor more than the estimate said; threads change nothing that is found."""
+        """Neither retries nor threads change what a compile finds."""
         engine = Engine()
         budget = BUDGET.get(kind, 100)
         _, optimizer = compiled(kind, engine, num_threads=8)
@@ -88,7 +91,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("kind", ["PLReorder", "paper", "PLFewShot"])
     def test_another_seed_has_a_budget_of_its_own_in_the_same_folder(self, kind, tmp_path):
-        """It pays for no call again, and its result is that of a run without the folder.
+        """A second run pays for no call again.
 
         A teacher may be asked what a student was asked under another seed.
         """
@@ -99,7 +102,8 @@ class TestLimits:
             calls = optimizer.report.program_calls
             assert len(engine.prompts) - before == calls["total"] - calls["resumed"]
             assert calls["total"] <= BUDGET.get(kind, 100)
-            assert sum(n for name, n in calls.items() if name not in ("total", "resumed")) == calls["total"]
+            phases = calls.keys() - {"total", "resumed"}
+            assert sum(calls[phase] for phase in phases) == calls["total"]
         most = 2 if kind == "PLFewShot" else OFTEN.get(kind, 1)
         assert max(Counter(engine.prompts).values()) <= most
         _, alone = compiled(kind, Engine(), seed=1)
@@ -110,14 +114,15 @@ class TestLimits:
         [*((kind, "max_seconds") for kind in KINDS), ("calibrated", "max_cost"), ("TopKOrder", "max_cost")],
     )
     def test_time_and_money_are_not_passed_and_leave_a_comparison(self, kind, limit, monkeypatch):
-        """Each call takes a second of a clock that stands still between calls, and as many dollars as any other."""
+        """Each call takes a second and costs a dollar."""
         engine = Engine()
         most = 1.5 * BUDGET.get(kind, 100)
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
         price = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6, "litellm_provider": "fake"}
         monkeypatch.setitem(litellm.model_cost, "fake/x", price)
         a_call = 2e-6 * engine.prompt_tokens + 8e-6 * 5
-        _, optimizer = compiled(kind, engine, **{limit: most * (a_call if limit == "max_cost" else 1)})
+        unit = a_call if limit == "max_cost" else 1
+        _, optimizer = compiled(kind, engine, **{limit: most * unit})
         assert 0.65 * most < len(engine.prompts) == optimizer.report.program_calls["total"] <= most
         assert optimizer.report.cost == pytest.approx(a_call * len(engine.prompts))
         assert optimizer.report.comparison is not None
@@ -131,7 +136,7 @@ class TestGoingOn:
         [*((kind, interrupt, 4) for kind in KINDS), *((kind, failure, 1) for kind in BROKEN)],
     )
     def test_wherever_it_was_stopped(self, kind, whole, how, num_threads, tmp_path):
-        """Again and again: only calls that were under way are made again, and the report is that of one go."""
+        """Only calls that were under way are repeated."""
         engine = Engine()
         stops = (0, 2, 30, 15)
         options = {"num_threads": num_threads, "max_errors": 1, "log_dir": tmp_path}
@@ -165,10 +170,12 @@ class TestGoingOn:
         paid = len(engine.prompts)
         budget = 1.5 * BUDGET.get(kind, 100)
         assert optimizer.report.program_calls["resumed"] == paid
-        with pytest.raises(ValueError, match=r"metric changed.*another log_dir.*accept_changes=True"):
+        message = r"metric changed.*another log_dir.*accept_changes=True"
+        with pytest.raises(ValueError, match=message):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
         assert len(engine.prompts) == paid
-        for options in ({"accept_changes": True}, {}):  # What was accepted is no change any more.
+        # What was accepted is no change any more.
+        for options in ({"accept_changes": True}, {}):
             compiled(kind, engine, metric=other, log_dir=tmp_path, **options)
         paid = len(engine.prompts)
         _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=int(budget), log_dir=tmp_path)
@@ -183,12 +190,14 @@ class TestResult:
     def test_is_a_copy_with_a_report_that_can_be_kept(self, kind, finished, tmp_path):
         engine = Engine()
         (program, result, optimizer) = finished(kind)
-        assert (program.dump_state(), program.demos) == (student().dump_state(), student().demos)
+        assert program.dump_state() == student().dump_state()
+        assert program.demos == student().demos
         assert not getattr(program, "_compiled", False)
         inner = getattr(result, "program", result)
         assert result.reorder_report == optimizer.report.to_dict()
         if kind not in CHOOSING:
-            assert sorted(demo["text"] for demo in inner.demos) == sorted(demo["text"] for demo in DEMOS)
+            texts = sorted(demo["text"] for demo in inner.demos)
+            assert texts == sorted(demo["text"] for demo in DEMOS)
         optimizer.report.save(tmp_path / "report.json")
         assert Report.load(tmp_path / "report.json") == optimizer.report
         inner.save(tmp_path / "program.json")
@@ -217,12 +226,14 @@ class TestMistakes:
                 raise LookupError("gone")
             return exact(example, prediction)
 
-        optimizer = KINDS[kind](metric, max_metric_calls=300, num_threads=2, display_progress=False)
+        options = {"max_metric_calls": 300, "num_threads": 2, "display_progress": False}
+        optimizer = KINDS[kind](metric, **options)
         with using(engine, "fake/x"), pytest.raises(LookupError, match="gone"):
             optimizer.compile(student(), trainset=EXAMPLES)
         report = optimizer.report
-        assert (report.stopped, report.comparison) == ("ended by LookupError", None)
-        (error,) = [each for each in report.errors if each.type == "LookupError"]
+        assert report.stopped == "ended by LookupError"
+        assert report.comparison is None
+        (error,) = [error for error in report.errors if error.type == "LookupError"]
         assert re.match(r"trainset\[\d+\]", error.examples[0])
         assert report.program_calls["total"] >= 60
         assert optimizer.best_program.reorder_report == report.to_dict()

@@ -1,10 +1,11 @@
-"""What a report of PLFewShot expects of arrangements: one estimate of each, wherever it is said."""
+"""A report of PLFewShot gives one estimate of an arrangement everywhere."""
 
 import dspy
 import numpy as np
 import pytest
 from fakes import LabelEngine, digest, student, using
 from label_engines import exact
+from label_world import labelled
 
 from plr_dspy import PLReorder
 from plr_dspy.optimizer.fewshot import PLFewShot
@@ -14,7 +15,7 @@ CALLS = 120
 
 
 class MumblingEngine(LabelEngine):
-    """Without demos, nine replies of ten say what is no label; with demos, these decide how many are right.
+    """Mumbles to most prompts without demos; demos decide the rest.
 
     Args:
         salt: Of everything random.
@@ -27,19 +28,21 @@ class MumblingEngine(LabelEngine):
         self.mumbles = lambda demos, text: not demos and digest(f"{text}{salt}") < 0.9
 
     def chances(self, demos, text):
-        """Probabilities of the labels: worth of the demos, and how hard the text is."""
+        """Return label probabilities by the demos and the text."""
         worth = sum(digest(f"{self.salt}{demo}") - 0.3 for demo in demos)
         hard = digest(f"{self.salt}{text}") + 0.2 * digest("".join([*demos, text]))
         right = 1 / (1 + 2.0 ** (4 * hard - 4 * worth - 2))
-        return (right, 1 - right) if label_of(text) == "yes" else (1 - right, right)
+        if label_of(text) == "yes":
+            return right, 1 - right
+        return 1 - right, right
 
     def true_score(self, demos, texts):
         shown = [demo["text"] for demo in demos]
-        right = [
-            not self.mumbles(shown, text) and self.chances(shown, text)[LABELS.index(label_of(text))] > 0.5
-            for text in texts
-        ]
-        return sum(right) / len(right)
+        num_right = 0
+        for text in texts:
+            chance = self.chances(shown, text)[LABELS.index(label_of(text))]
+            num_right += not self.mumbles(shown, text) and chance > 0.5
+        return num_right / len(texts)
 
 
 def label_of(text):
@@ -48,7 +51,7 @@ def label_of(text):
 
 def compiled(engine, seed, **options):
     texts = [f"text {seed}, {i}" for i in range(60)]
-    trainset = [dspy.Example(text=text, label=label_of(text)).with_inputs("text") for text in texts]
+    trainset = [labelled(text, label_of(text)) for text in texts]
     options |= {"max_metric_calls": CALLS, "max_demos": 4, "candidates": "labeled", "seed": seed}
     chooser = PLFewShot(exact, display_progress=False, **options)
     with using(engine, "openai/fake"):
@@ -62,11 +65,11 @@ def by_number(report):
 
 @pytest.fixture(scope="module", params=["log-probabilities", "scores", "calibrate"])
 def compiles(request):
-    found = []
+    cases = []
     for seed in range(3):
         engine = MumblingEngine(seed, logprobs=request.param != "scores")
-        found.append((engine, *compiled(engine, seed, calibrate=request.param == "calibrate")))
-    return found
+        cases.append((engine, *compiled(engine, seed, calibrate=request.param == "calibrate")))
+    return cases
 
 
 class TestOneEstimate:
@@ -80,42 +83,44 @@ class TestOneEstimate:
             assert best[chosen].score - before == pytest.approx(gain, abs=2e-6)
             assert 0 <= before <= best[0].score + 1e-6 <= best[chosen].score + 2e-6 <= 1 + 2e-6
             assert report.candidates[0].expected_gain == 0
-            if (effect := report.calibration) is not None:
+            effect = report.calibration
+            if effect is not None:
                 reached = effect.chosen_calibrated if report.settings["calibrate"] else effect.chosen
                 expected = effect.original, reached
                 assert expected == pytest.approx((before, best[chosen].score), abs=2e-6)
 
     def test_all_calls_of_the_student_count_and_hardly_any_others(self, compiles):
         for engine, chooser, _ in compiles:
-            found = by_number(chooser.report)[0]
+            best = by_number(chooser.report)[0]
             without = [prompt for prompt in engine.prompts if len(prompt) == 1]
-            assert found.num_examples == len(without)
+            assert best.num_examples == len(without)
             observed = 1 - np.mean([engine.mumbles(*engine.shown(prompt)) for prompt in without])
-            assert found.score <= observed + 0.12
+            assert best.score <= observed + 0.12
 
     @pytest.mark.parametrize("compiles", ["log-probabilities", "scores"], indirect=True)
     def test_intervals_hold_the_scores_on_other_examples(self, compiles):
-        """The engine's true scores are those of answers that are not calibrated."""
+        """The true scores are those of answers without calibration."""
         others = [f"other {i}" for i in range(1_000)]
         held = []
         for engine, chooser, _ in compiles:
-            for found in chooser.report.best_by_number:
-                low, high = found.interval
-                true = engine.true_score(chooser.program_with(found.num_demos).demos, others)
+            for best in chooser.report.best_by_number:
+                low, high = best.interval
+                true = engine.true_score(chooser.program_with(best.num_demos).demos, others)
                 held.append(low <= true <= high)
         assert len(held) > 11
         assert sum(held) >= 0.9 * len(held)
 
 
 def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **options):
-    """What a compile says of a student where the shown demos decide how often an answer is right."""
+    """Return the comparison of a compile where demos decide the accuracy."""
 
     def chances(shown, text):
         right = digest(f"{seed} {shown} {text}") < chance(shown)
         return (0.8, 0.2) if right == (label_of(text) == "yes") else (0.2, 0.8)
 
     demos = [dspy.Example(text=f"demo {i}", label=LABELS[i % 2]) for i in range(num_demos)]
-    trainset = [dspy.Example(text=f"text {i}", label=label_of(f"text {i}")).with_inputs("text") for i in range(60)]
+    texts = [f"text {i}" for i in range(60)]
+    trainset = [labelled(text, label_of(text)) for text in texts]
     optimizer = kind(exact, num_threads=1, display_progress=False, **options)
     with using(LabelEngine(LABELS, chances, logprobs=logprobs), "openai/fake"):
         optimizer.compile(student(demos, "text -> label: Literal['yes', 'no']"), trainset=trainset)
@@ -124,19 +129,22 @@ def compared(chance, kind=PLReorder, *, seed, num_demos, logprobs=True, **option
 
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_a_student_unlike_all_other_orders_is_told_by_its_own_calls(logprobs):
-    """Right on nine of ten texts in its own order, and on half of them in any other: most intervals hold that."""
+    """The student's order scores .9 and all others .5."""
     inside = 0
     own = [f"demo {i}" for i in range(5)]
     options = {"num_demos": 5, "logprobs": logprobs, "max_metric_calls": 150}
     for seed in range(12):
-        found = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)
-        _, low, high = found.expected_original
+        comparison = compared(lambda shown: 0.9 if shown == own else 0.5, seed=seed, **options)
+        _, low, high = comparison.expected_original
         inside += low <= 0.9 <= high
     assert inside >= 11
 
 
 def test_near_the_highest_score_a_few_misses_of_the_student_are_no_effect():
-    """Each answer is right with a chance of .95, whatever demos are shown."""
+    """Every answer is right with probability .95."""
     options = {"num_demos": 8, "candidates": "labeled", "max_metric_calls": 600, "signal": "score"}
-    found = [compared(lambda shown: 0.95, PLFewShot, seed=seed, **options) for seed in range(12)]
-    assert sum(each.probability >= 0.9 for each in found) <= 1
+    num_claims = 0
+    for seed in range(12):
+        comparison = compared(lambda shown: 0.95, PLFewShot, seed=seed, **options)
+        num_claims += comparison.probability >= 0.9
+    assert num_claims <= 1

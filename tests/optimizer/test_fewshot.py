@@ -15,8 +15,9 @@ EXAMPLES = questions(90)
 
 
 def optimizer(**options):
-    plain = {"max_metric_calls": 150, "max_demos": 4, "max_bootstrapped": 4, "display_progress": False}
-    return PLFewShot(exact_match, **{**plain, **options})
+    limits = {"max_metric_calls": 150, "max_demos": 4, "max_bootstrapped": 4}
+    defaults = {**limits, "display_progress": False}
+    return PLFewShot(exact_match, **{**defaults, **options})
 
 
 def predict():
@@ -29,7 +30,7 @@ def chosen(program=None, trainset=EXAMPLES, **options):
 
 
 def shown(program):
-    return [[dict(demo) for demo in predictor.demos] for predictor in program.predictors()]
+    return [list(map(dict, predictor.demos)) for predictor in program.predictors()]
 
 
 class TestChoice:
@@ -61,23 +62,26 @@ class TestChoice:
 
     def test_numbers_of_demos(self, engine):
         program, chooser = chosen(candidates="labeled", min_demos=2, max_demos=3)
-        best = {found.num_demos: found for found in chooser.report.best_by_number}
+        best = {entry.num_demos: entry for entry in chooser.report.best_by_number}
         assert set(best) <= {0, 2, 3}
         assert {2, 3} <= set(best)
-        for number, found in best.items():
+        for number, entry in best.items():
             shown_then = chooser.program_with(num_demos=number).demos
-            assert len(shown_then) == number == len(found.ordering["self"])
-            assert (found.tokens > 0) == (number > 0)
+            assert len(shown_then) == number == len(entry.ordering["self"])
+            assert (entry.tokens > 0) == (number > 0)
         assert len(program.demos) in best
         assert shown(chooser.program_with(len(program.demos))) == shown(program)
-        with pytest.raises(ValueError, match=r"num_demos must be one of \[.*2, 3\]"):
+        message = r"num_demos must be one of \[.*2, 3\]"
+        with pytest.raises(ValueError, match=message):
             chooser.program_with(num_demos=7)
 
     def test_two_predictors_have_pools_of_their_own(self, engine):
         program, chooser = chosen(fakes.two_predictors(), max_metric_calls=200)
         hint, answer = chooser.report.slots
-        assert (hint.predictor, answer.predictor) == ("hint", "answer.predict")
-        assert all(origin.startswith("bootstrapped") for origin in hint.origins)  # examples have no hint
+        assert hint.predictor == "hint"
+        assert answer.predictor == "answer.predict"
+        # Examples have no hint.
+        assert all(origin.startswith("bootstrapped") for origin in hint.origins)
         assert any(origin.startswith("trainset") for origin in answer.origins)
         assert chooser.report.program_calls["bootstrap"] > 0
         assert len(program.predictors()) == 2
@@ -119,20 +123,24 @@ class TestLeaks:
         _, chooser = chosen(trainset=EXAMPLES[:40] * 2, candidates="labeled")
         pooled = {slot["question"] for slot in chooser.report.slots[0].demos}
         assert len(pooled) == chooser.report.slots[0].num_demos == 10
-        assert chooser.report.settings["num_train"] + chooser.report.settings["num_selection"] == 30
+        settings = chooser.report.settings
+        assert settings["num_train"] + settings["num_selection"] == 30
 
     def test_examples_of_the_valset_are_no_demos(self, engine):
-        (chooser := optimizer(candidates="labeled")).compile(predict(), trainset=EXAMPLES, valset=EXAMPLES[20:])
-        assert {slot["question"] for slot in chooser.report.slots[0].demos} <= {e.question for e in EXAMPLES[:20]}
+        chooser = optimizer(candidates="labeled")
+        chooser.compile(predict(), trainset=EXAMPLES, valset=EXAMPLES[20:])
+        pooled = {demo["question"] for demo in chooser.report.slots[0].demos}
+        assert pooled <= {example.question for example in EXAMPLES[:20]}
 
 
 class TestTokens:
     def test_the_limit_is_the_most_that_may_be_shown_and_holds_for_all_calls(self, engine):
         """Each of these demos has as many tokens as any other."""
+        four = list(map(dict, EXAMPLES[:4]))
 
         def numbers(limit):
             engine.requests.clear()
-            options = {"candidates": list(map(dict, EXAMPLES[:4])), "max_demos": 3, "max_demo_tokens": limit}
+            options = {"candidates": four, "max_demos": 3, "max_demo_tokens": limit}
             _, chooser = chosen(trainset=EXAMPLES[4:], **options)
             most = chooser.report.best_by_number[-1].num_demos
             assert max(len(texts) // 2 for texts in engine.requests) == most
@@ -142,35 +150,45 @@ class TestTokens:
         assert tokens == {number: number * tokens[1] for number in range(4)}
         assert list(numbers(2 * tokens[1])) == [0, 1, 2]
         assert list(numbers(2 * tokens[1] - 1)) == list(numbers(tokens[1])) == [0, 1]
-        # The search has soon seen all that the limit allows, and leaves the comparison its whole share.
-        few = optimizer(candidates=list(map(dict, EXAMPLES[:4])), max_demo_tokens=tokens[1], max_metric_calls=600)
+        # The search soon ends, and leaves the comparison its whole share.
+        limits = {"max_demo_tokens": tokens[1], "max_metric_calls": 600}
+        few = optimizer(candidates=four, **limits)
         few.compile(predict(), trainset=EXAMPLES[4:16], valset=EXAMPLES[16:])
         assert few.report.stopped == "no new ordering left"
-        assert few.report.comparison.num_examples == few.report.settings["num_selection_examples"] > 16
+        num_examples = few.report.comparison.num_examples
+        assert num_examples == few.report.settings["num_selection_examples"] > 16
 
     def test_demos_over_the_limit_are_in_no_pool_but_the_students_own(self, engine):
         long = {"question": "long " * 50, "answer": "answer 1"}
         program = student([dspy.Example(long, question="longer " * 50), EXAMPLES[5]])
-        _, chooser = chosen(program, candidates=[long, *map(dict, EXAMPLES[:4])], max_demo_tokens=70)
+        candidates = [long, *map(dict, EXAMPLES[:4])]
+        _, chooser = chosen(program, candidates=candidates, max_demo_tokens=70)
         (slot,) = chooser.report.slots
         assert slot.origins == ["student", "student", *(f"candidates[{i}]" for i in (1, 2, 3, 4))]
         assert chooser.report.candidates[0].ordering == {"self": [0, 1]}
-        assert not [each for each in chooser.report.candidates[1:] if 0 in each.ordering["self"]]
+        for candidate in chooser.report.candidates[1:]:
+            assert 0 not in candidate.ordering["self"]
 
     def test_a_limit_that_no_demo_fits(self, engine):
-        with pytest.raises(ValueError, match=r"max_demo_tokens must be at least \d\d, the tokens of the shortest"):
+        message = r"max_demo_tokens must be at least \d\d, the tokens of the shortest"
+        with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=3).compile(predict(), trainset=EXAMPLES)
-        with pytest.raises(ValueError, match="with min_demos=4; got 70: raise it, or lower min_demos"):
+        message = "with min_demos=4; got 70: raise it, or lower min_demos"
+        with pytest.raises(ValueError, match=message):
             optimizer(max_demo_tokens=70, min_demos=4).compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0
 
 
 @pytest.mark.parametrize(("least", "limit", "most"), [(0, None, 5), (5, None, 5), (2, 70, 2)])
 def test_log_probabilities_are_taken_where_they_come(least, limit, most):
-    """Also where replies say a label only if as many demos as may be are shown; never above the limit of tokens."""
+    """Replies may say a label only if enough demos are shown."""
     options = {"max_metric_calls": 120, "max_demos": 5, "max_demo_tokens": limit, "candidates": "labeled"}
     chooser = PLFewShot(exact, display_progress=False, **options)
-    engine = fakes.LabelEngine(LABELS, lambda demos, text: (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7))
+
+    def probabilities(demos, text):
+        return (0.6, 0.4) if len(demos) > 1 else (0.3, 0.7)
+
+    engine = fakes.LabelEngine(LABELS, probabilities)
     engine.mumbles = lambda demos, text: len(demos) < least
     with using(engine, "openai/fake"):
         chooser.compile(classifier(), trainset=LABELLED)
@@ -191,10 +209,17 @@ def test_another_teacher_is_asked_and_the_same_one_not_again(engine, tmp_path):
     assert 0 < calls["resumed"] < calls["total"] <= 300
 
 
+WRONG_ARGUMENTS = [
+    ("candidates", "some"),
+    ("candidates", []),
+    ("candidates", ["text"]),
+    ("max_demos", None),
+    ("min_demos", 5),
+]
+
+
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("name", "value"), [*(("candidates", c) for c in ("some", [], ["text"])), ("max_demos", None), ("min_demos", 5)]
-    )
+    @pytest.mark.parametrize(("name", "value"), WRONG_ARGUMENTS)
     def test_arguments(self, name, value):
         with pytest.raises((TypeError, ValueError), match=name):
             optimizer(**{name: value})
@@ -215,6 +240,8 @@ class TestBadInput:
         with pytest.raises(ValueError, match="with a budget of calls first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        with pytest.raises(RuntimeError, match="nothing to choose from: a quarter of max_seconds or max_cost"):
-            optimizer(max_seconds=1e-9, candidates="bootstrapped").compile(predict(), trainset=EXAMPLES)
+        reason = "nothing to choose from: a quarter of max_seconds or max_cost"
+        with pytest.raises(RuntimeError, match=reason):
+            chooser = optimizer(max_seconds=1e-9, candidates="bootstrapped")
+            chooser.compile(predict(), trainset=EXAMPLES)
         assert engine.num_calls == 0

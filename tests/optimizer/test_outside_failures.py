@@ -1,4 +1,4 @@
-"""Calls that failed for a reason outside the program: the advice that fits, and runs after the reason is gone."""
+"""Calls that failed for a reason outside the program, and what to do then."""
 
 import re
 
@@ -47,7 +47,7 @@ def chosen(log_dir, kind=PLReorder, *, demos=5, metric=exact_match, **options):
 
 
 class Failing:
-    """What an engine does at the beginning of a call, as long as its environment is broken."""
+    """Fail at the beginning of a call while the environment is broken."""
 
     def __init__(self, error):
         self.error = error
@@ -84,10 +84,10 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
     with using(engine_for(EXAMPLES)):
         uninterrupted = chosen(None, kind, **options)
     with using(engine):
-        with pytest.raises(Exception, match=r".") as told:
+        with pytest.raises(Exception, match=r".") as raised:
             chosen(tmp_path, kind, **options)
-        assert re.search(advice, advice_of(told.value))
-        assert "larger max_tokens" not in advice_of(told.value)
+        assert re.search(advice, advice_of(raised.value))
+        assert "larger max_tokens" not in advice_of(raised.value)
         num_failed = engine.num_calls - first_failing
         failing.is_broken = False
         caplog.clear()
@@ -100,7 +100,6 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
 
 @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
 def test_a_failure_that_the_run_went_on_after_costs_nothing_again(tmp_path, kind):
-    """The next run would take another course, and pay for other calls."""
     failing = Failing(lm15.RateLimitError)
     engine = engine_for(EXAMPLES, at={10: failing})
     options = {"candidates": "labeled"} if kind is PLFewShot else {}
@@ -114,7 +113,7 @@ def test_a_failure_that_the_run_went_on_after_costs_nothing_again(tmp_path, kind
 
 
 class NotFoundError(Exception):
-    """An error of a user's own tool, of the name that a provider's has."""
+    """A user's own error with the name of a provider's error."""
 
 
 def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, caplog):
@@ -122,9 +121,9 @@ def test_errors_of_the_users_own_are_no_reason_outside_the_program(tmp_path, cap
         raise NotFoundError("no such row")
 
     with using(engine_for(EXAMPLES)) as engine:
-        with pytest.raises(NotFoundError) as told:
+        with pytest.raises(NotFoundError) as raised:
             chosen(tmp_path, metric=metric, max_errors=3)
-        assert "name of the model" not in advice_of(told.value)
+        assert "name of the model" not in advice_of(raised.value)
         assert engine.num_calls == 3
     assert "outside the program" not in caplog.text
 
@@ -135,7 +134,7 @@ def is_long(texts):
 
 
 class Limited(fakes.OrderSensitiveEngine):
-    """Answers no prompt that is too long for it, or that comes too often, as long as its environment is broken."""
+    """Refuses long or frequent prompts while its environment is broken."""
 
     def __init__(self, error):
         super().__init__({example.question: example.answer for example in EXAMPLES})
@@ -162,14 +161,14 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            assert num_last <= 2  # Those that no answered call follows are asked again.
+            # Those that no answered call follows are asked again.
+            assert num_last <= 2
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed
             assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])
         assert found(reports[0]) == found(reports[1]) == found(reports[2])
 
     def test_every_call_is_answered_once_when_the_reason_is_gone(self, tmp_path, error, kind):
-        """Also if that run is interrupted, and another one ends it; no run makes more calls than it may."""
         with using(Limited(error)) as engine:
             chosen(tmp_path, kind, max_errors=1_000)
             num_failed = len(engine.failed)
@@ -200,7 +199,7 @@ def test_a_failure_of_the_metric_stays(tmp_path, caplog):
 
 
 class Provider(Server):
-    """A chat server that refuses requests by a status, until it is mended."""
+    """A chat server that refuses requests until it is mended."""
 
     def __init__(self, status, kind):
         super().__init__(self.answer_or_not)
@@ -226,9 +225,9 @@ def test_servers_that_are_mended(tmp_path, status, route):
     with running(Provider(number, kind)) as server:
         lm = dspy.LM("openai/test", api_base=server.api_base, api_key="k", num_retries=0, cache=False, **route)
         with dspy.context(lm=lm, adapter=adapter):
-            with pytest.raises(Exception, match=r".") as told:
+            with pytest.raises(Exception, match=r".") as raised:
                 chosen(tmp_path, **options)
-            assert re.search(advice, advice_of(told.value))
+            assert re.search(advice, advice_of(raised.value))
             server.is_broken = False
             report = chosen(tmp_path, **options)
     assert report.program_calls["resumed"] == 0
@@ -252,7 +251,7 @@ def test_other_errors_have_the_advice_too(cause, caplog):
 
 def test_one_failed_authentication_ends_a_compile_whatever_class_the_lm_is_of(tmp_path):
     class AuthenticationError(Exception):
-        """As litellm raises it, which a language model of one's own may let through."""
+        """Has the name of the error that litellm raises."""
 
     AuthenticationError.__module__ = "litellm.exceptions"
 

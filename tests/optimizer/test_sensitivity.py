@@ -1,4 +1,4 @@
-"""Whether order matters: the statistics against closed forms and simulations, and the whole with a fake LM."""
+"""Whether order matters: the statistics, and the whole with a fake LM."""
 
 import math
 
@@ -25,7 +25,7 @@ def analysed(scores, num_distinct=HUGE, **options):
 class TestSpread:
     @pytest.mark.parametrize(("better", "worse"), [(9, 1), (12, 9), (0, 6), (3, 3)])
     def test_the_test_of_two_orders_is_mcnemars(self, better, worse):
-        """On right-or-wrong scores: the binomial test of the examples on which they differ."""
+        """Return the p-value of a binomial test on examples that differ."""
         scores = np.ones((2, 40))
         scores[0, :better] = scores[1, better : better + worse] = 0
         expected = stats.binomtest(better, better + worse).pvalue
@@ -46,19 +46,19 @@ class TestSpread:
         assert analysed(scores, 6).deviation == pytest.approx(math.sqrt(variance * 5 / 6))
 
     def test_a_chosen_order_is_no_part_of_what_others_are_like(self):
-        """The program's own order does far better; the others differ by nothing but chance."""
+        """The program's own order does far better than all others."""
         rng = np.random.default_rng(4)
         scores = (rng.random((10, 60)) < 0.5).astype(float)
         scores[0] = 1
-        found = analysed(scores)
-        assert found.p_value < 0.01
-        assert found.deviation < 0.05
-        assert found.expected_gain == pytest.approx(0.0, abs=0.01)
-        assert found.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
+        report = analysed(scores)
+        assert report.p_value < 0.01
+        assert report.deviation < 0.05
+        assert report.expected_gain == pytest.approx(0.0, abs=0.01)
+        assert report.gain_interval == (0.0, pytest.approx(0.0, abs=0.03))
 
 
 def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num_orders=10):
-    """Right-or-wrong scores of orders, and the true ones; with `common`, examples differ in how they like one demo."""
+    """Return scores of orders, and the true ones."""
     rng = np.random.default_rng(7)
     for _ in range(count):
         effects = rng.normal(size=min(num_distinct, 100))
@@ -69,7 +69,8 @@ def tables(count, num_distinct, *, deviation, num_examples=30, common=False, num
         likes = rng.choice([-1.0, 1.0], size=(scored, 1)) if common else 1.0
         likes = likes * rng.normal(size=(1 if common else scored, num_examples))
         easiness = rng.normal(size=num_examples)
-        yield ((math.sqrt(2) * special.ndtri(true)[:scored, None] + easiness + likes > 0).astype(float), true)
+        levels = math.sqrt(2) * special.ndtri(true)[:scored, None]
+        yield (levels + easiness + likes > 0).astype(float), true
 
 
 class TestSimulated:
@@ -81,17 +82,18 @@ class TestSimulated:
     @pytest.mark.parametrize("common", [False, True])
     def test_chance_alone_seldom_looks_like_an_effect(self, common):
         """Nor do likings of the examples that cancel out."""
-        found = [analysed(scores).p_value for scores, _ in tables(300, HUGE, deviation=0.0, common=common)]
-        assert 0.01 < (np.array(found) <= 0.05).mean() < 0.09
+        drawn = tables(300, HUGE, deviation=0.0, common=common)
+        p_values = np.array([analysed(scores).p_value for scores, _ in drawn])
+        assert 0.01 < (p_values <= 0.05).mean() < 0.09
 
     @pytest.mark.parametrize("num_distinct", [2, 6, 24, HUGE])
     @pytest.mark.parametrize("deviation", [0.0, 0.1])
     def test_intervals_hold_the_truth(self, num_distinct, deviation):
         covered = np.zeros(2)
         for scores, true in tables(150, num_distinct, deviation=deviation):
-            found = analysed(scores, num_distinct)
+            report = analysed(scores, num_distinct)
             spread_of_all = true.std() if num_distinct < 100 else deviation
-            ends = (found.deviation_interval, found.gain_interval)
+            ends = (report.deviation_interval, report.gain_interval)
             for i, value in enumerate((spread_of_all, true.max() - true[0])):
                 covered[i] += ends[i][0] - 1e-9 <= value <= ends[i][1] + 1e-9
         assert (covered / 150 > 0.9).all()
@@ -125,14 +127,17 @@ def test_each_cause_has_one_recommendation_at_the_end(changes, says):
 
 
 def student(num_demos=5):
-    return showing([dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(num_demos)])
+    demos = []
+    for i in range(num_demos):
+        demos.append(dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}"))
+    return showing(demos)
 
 
 def measured(examples, program=None, metric=exact_match, engine=None, **options):
     engine = engine or engine_for(examples)
     with using(engine):
-        found = order_sensitivity(program or student(), metric, examples, **options)
-    return found, engine
+        report = order_sensitivity(program or student(), metric, examples, **options)
+    return report, engine
 
 
 SHOWN = [demo.with_inputs("question") for demo in student().demos]
@@ -143,15 +148,16 @@ class TestOrderSensitivity:
         program = student()
         examples = questions(30)
         before = program.dump_state()
-        found, engine = measured(examples, program)
+        report, engine = measured(examples, program)
         with using(engine):
             own = float(np.mean([exact_match(e, program(**e.inputs())) for e in examples]))
-        assert found.program_calls == 10 * 30 == engine.num_calls - 30
-        assert found.matters
-        assert found.scores[0] == pytest.approx(own)
-        assert (len(found.scores), found.num_distinct) == (10, 120)
-        assert 0 < found.gain_interval[0] <= found.expected_gain <= found.gain_interval[1]
-        assert "Recommended: a search (PLReorder), which is worth its calls." in str(found)
+        assert report.program_calls == 10 * 30 == engine.num_calls - 30
+        assert report.matters
+        assert report.scores[0] == pytest.approx(own)
+        assert len(report.scores) == 10
+        assert report.num_distinct == 120
+        assert 0 < report.gain_interval[0] <= report.expected_gain <= report.gain_interval[1]
+        assert "Recommended: a search (PLReorder), which is worth its calls." in str(report)
         assert program.dump_state() == before
 
     @pytest.mark.parametrize(
@@ -162,25 +168,27 @@ class TestOrderSensitivity:
         self, num_demos, limit, orders, num_examples
     ):
         """Not the first ones: these may be of one kind."""
-        found, engine = measured(questions(100), student(num_demos), max_metric_calls=limit)
-        assert (len(found.scores), found.num_examples) == (orders, num_examples)
-        assert found.program_calls == engine.num_calls == orders * num_examples
+        report, engine = measured(questions(100), student(num_demos), max_metric_calls=limit)
+        assert len(report.scores) == orders
+        assert report.num_examples == num_examples
+        assert report.program_calls == engine.num_calls == orders * num_examples
         asked = {texts[-1].split("\n")[1] for texts in engine.requests}
         assert len(asked) == num_examples
         assert asked != {f"question {i}" for i in range(num_examples)} or num_examples == 100
 
     def test_replies_that_cannot_be_read_end_it(self):
-        """They are no verdict on the order, and the first answers are enough to see it."""
         examples = questions(100)
         with pytest.raises(RuntimeError, match=r"20 of 20 .*Well, let me see"):
             measured(examples, engine=engine_for(examples, mumbles=lambda texts: True))
 
     def test_scores_that_are_all_the_same_do_not_say_that_there_is_nothing_to_find(self):
-        """With a score of .9, thirty examples may all be right by chance. A failed call says nothing."""
+        """At a score of .9, thirty right answers may be luck."""
         engine = engine_for(questions(100), at={57: failure})
-        found, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
-        assert (engine.num_calls, found.num_examples) == (300, 30)
-        assert found.gain_interval[1] > 0.05 and "no search yet" in str(found)
+        report, _ = measured(questions(100), metric=lambda example, prediction: 1.0, engine=engine)
+        assert engine.num_calls == 300
+        assert report.num_examples == 30
+        assert report.gain_interval[1] > 0.05
+        assert "no search yet" in str(report)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),

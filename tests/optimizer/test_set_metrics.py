@@ -1,25 +1,22 @@
-"""Optimizers with metrics over a set: what they choose, what they say of it, and what they refuse."""
+"""Optimizers with metrics over a set, such as F1."""
 
 import dspy
 import numpy as np
 import pytest
 from fakes import Program, digest, using
 from label_engines import LABELS, exact, normal
-from label_world import DEMOS, EXAMPLES, Engine, number, student, two
+from label_world import DEMOS, EXAMPLES, Engine, labelled, number, student, two
 
 import plr_dspy
-from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs
+from plr_dspy import F1, BatchCalibration, ConfusionMetric, PLFewShot, PLReorder, evaluate_programs, order_sensitivity
 from plr_dspy.statistics.calibration import batch_offsets
 
-RARE = [
-    dspy.Example(text=f"text {2 * i + (i % 10 == 0)}", label=LABELS[i % 10 == 0]).with_inputs("text")
-    for i in range(100)
-]
+RARE = [labelled(f"text {2 * i + (i % 10 == 0)}", LABELS[i % 10 == 0]) for i in range(100)]
 """One of ten is positive, as the engine knows it by odd numbers."""
 
 
 def shy(demos, text):
-    """It answers the rare label only where the last demo has it, and then to most of the examples that have it."""
+    """Answer the rare label only if the last demo has it."""
     odd = int(text.split()[-1]) % 2
     last = int(demos[-1].split()[-1]) % 2 if demos else 0
     easy = int(text.split()[-1]) // 20 % 5 != 0
@@ -31,7 +28,7 @@ def rare_first():
 
 
 def cost(counts, labels):
-    """A missed positive costs as much as nine false alarms, as does a reply that cannot be read."""
+    """Count a missed positive as nine false alarms."""
     assert labels == LABELS
     missed = counts[1, [0, 2]].sum()
     false_alarms = counts[0, [1, 2]].sum()
@@ -47,12 +44,13 @@ def compiled(kind, metric, *, engine=None, program=None, trainset=RARE, **option
 
 def scored(engine, program, dataset=RARE):
     with using(engine):
-        evaluation = evaluate_programs({"": program}, F1("positive"), dataset, num_threads=1, display_progress=False)
+        options = {"num_threads": 1, "display_progress": False}
+        evaluation = evaluate_programs({"": program}, F1("positive"), dataset, **options)
         return evaluation.programs[""].score
 
 
 def calibrated(engine, trainset=RARE, *, num_inputs=100):
-    """The student calibrated for F1, and what each way to do it would score."""
+    """Return the calibrated student and the score of each way."""
     optimizer = BatchCalibration(metric=F1("positive"), num_inputs=num_inputs, display_progress=False)
     with using(engine):
         return optimizer.compile(student(), trainset=trainset), optimizer.report.scores
@@ -96,23 +94,31 @@ def test_labels_take_turns_however_rare_one_is(options):
 
 @pytest.mark.parametrize("signal", ["score", "logprobs"])
 def test_equal_answers_are_no_evidence_whatever_they_count(signal):
-    engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 2 or number(text) % 7 == 0 else -2.0))
-    _, report = compiled(PLReorder, F1("positive"), engine=engine, signal=signal, max_metric_calls=60)
+
+    def probabilities(demos, text):
+        is_positive = number(text) % 2 or number(text) % 7 == 0
+        return two(2.0 if is_positive else -2.0)
+
+    engine = Engine(probabilities=probabilities)
+    options = {"engine": engine, "signal": signal, "max_metric_calls": 60}
+    _, report = compiled(PLReorder, F1("positive"), **options)
     assert report.evidence.num_met > 0
     assert report.evidence.num_differing == 0
-    assert all(0.0 <= each.score <= 1.0 and each.expected_gain == 0.0 for each in report.candidates)
+    for candidate in report.candidates:
+        assert 0.0 <= candidate.score <= 1.0
+        assert candidate.expected_gain == 0.0
 
 
 def test_labels_count_in_their_shares_where_answers_are_calibrated():
-    """The offsets are those of batch calibration over all examples, of which the search has met half of one label."""
+    """The offsets are those of batch calibration over all examples."""
 
     def unsure(demos, text):
         own = 0.3 if number(text) % 2 else -2.7
         return two(own + 0.6 * normal(text) + 0.2 * normal(f"{demos} {text}"))
 
     _, report = compiled(PLReorder, F1("positive"), engine=Engine(probabilities=unsure), calibrate=True)
-    told = np.log([unsure([], each.text) for each in RARE])
-    offsets = batch_offsets(told, prior=report.calibration.shares)
+    log_probabilities = np.log([unsure([], example.text) for example in RARE])
+    offsets = batch_offsets(log_probabilities, prior=report.calibration.shares)
     assert report.calibration.offsets == pytest.approx(offsets, abs=0.05)
 
 
@@ -121,20 +127,22 @@ def test_report_has_the_metric_itself():
     _, report = compiled(PLReorder, F1("positive"), program=rare_first(), seed=1)
     c = report.comparison
     assert "F1(label='positive'" in report.details()
-    chosen = max(report.candidates, key=lambda each: each.expected_gain)
-    assert (report.candidates[0].score, chosen.score) == (c.original, c.chosen)
+    chosen = max(report.candidates, key=lambda candidate: candidate.expected_gain)
+    assert report.candidates[0].score == c.original
+    assert chosen.score == c.chosen
     assert c.probability >= 0.975 or c.gain_interval[0] <= 0.0
-    assert 0.0 < c.expected_gain < 0.75 * c.gain  # It is shrunk, as by example.
+    # It is shrunk, as by example.
+    assert 0.0 < c.expected_gain < 0.75 * c.gain
     assert all(-1.0 <= value <= 1.0 for value in (*c.interval, *c.gain_interval))
-    shown = [value for each in report.history for value in (each.best_score, each.best_score_so_far)]
-    assert all(0.0 <= value <= 1.0 for value in shown)
+    for iteration in report.history:
+        assert 0.0 <= iteration.best_score <= 1.0
+        assert 0.0 <= iteration.best_score_so_far <= 1.0
 
 
 @pytest.mark.parametrize("probabilities", [shy, lambda demos, text: two(len(text) % 2 - 1.0)])
 @pytest.mark.parametrize("calibrate", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
-    """Also where the original stays: what is said of the others then is why."""
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
     c = report.comparison
@@ -149,8 +157,6 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_calibration_finds_a_label_that_no_order_answers(seed):
-    """Ten examples of it are too few for a gain beyond their error, and one of .3 all the same."""
-
     def timid(demos, text):
         odd = int(text.split()[-1]) % 2
         return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
@@ -162,15 +168,17 @@ def test_calibration_finds_a_label_that_no_order_answers(seed):
 
 
 def test_expects_of_the_original_what_its_own_answers_give():
-    """It answers the rare label to nearly all, far from the best order, where the metric is not linear."""
+    """The original answers the rare label to nearly every text."""
 
     def eager(demos, text):
-        odd, last = (int(each.split()[-1]) % 2 for each in (text, demos[-1]))
-        return two((6 * odd - 3) if last else 1.0 - 3.0 * (int(text.split()[-1]) % 7 == 0))
+        if number(demos[-1]) % 2:
+            return two(6 * (number(text) % 2) - 3)
+        return two(-2.0 if number(text) % 7 == 0 else 1.0)
 
     program = rare_first()
     engine = Engine(probabilities=eager)
-    _, report = compiled(PLReorder, F1("positive"), engine=engine, program=program, signal="score")
+    options = {"engine": engine, "program": program, "signal": "score"}
+    _, report = compiled(PLReorder, F1("positive"), **options)
     value = scored(engine, program)
     assert value > 0.15
     assert report.comparison.expected_original[0] == pytest.approx(value, abs=0.06)
@@ -178,7 +186,7 @@ def test_expects_of_the_original_what_its_own_answers_give():
 
 
 def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answered():
-    """No order answers it, so that the metric is far from linear; calibrated, nearly all answers are right."""
+    """Calibrated, nearly all answers are right."""
     engine = Engine(probabilities=lambda demos, text: two(3.0 * (int(text.split()[-1]) % 2) - 5.0))
     _, report = compiled(PLReorder, F1("positive"), engine=engine)
     effect = report.calibration
@@ -189,15 +197,17 @@ def test_says_what_calibration_alone_gives_where_the_rare_label_is_never_answere
 
 @pytest.mark.parametrize("demos", ["retrieved", "auto"])
 def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
-    """Neighbours say the label, and the model never answers the rare one unless it is calibrated."""
+    """Without calibration the model never answers the rare label."""
 
     def timid(shown, text):
-        odd = [int(each.split()[-1]) % 2 for each in (*shown, text)]
-        return two(sum(odd[:-1]) + 0.5 * odd[-1] - 6.0)
+        of_demos = sum(number(demo) % 2 for demo in shown)
+        return two(of_demos + 0.5 * (number(text) % 2) - 6.0)
 
-    words = {True: "lovely", False: "awful"}
-    texts = [(i % 4 == 0, f"{words[i % 4 == 0]} {2 * i + (i % 4 == 0)}") for i in range(160)]
-    known = [dspy.Example(text=text, label=LABELS[rare]).with_inputs("text") for rare, text in texts]
+    known = []
+    for i in range(160):
+        rare = i % 4 == 0
+        word = "lovely" if rare else "awful"
+        known.append(labelled(f"{word} {2 * i + rare}", LABELS[rare]))
     engine = Engine(probabilities=timid)
     options = {"max_demos": 4, "demos": demos, "candidates": "labeled"}
     options |= {"engine": engine, "program": student(demos=()), "trainset": known[:100], "calibrate": True}
@@ -209,8 +219,9 @@ def test_calibrated_answers_of_rules_are_those_of_the_program_in_use(demos):
 
 class TestBatchCalibration:
     def test_takes_the_shares_that_the_metric_wants_unless_nothing_is_better(self):
-        """The engine leans to the frequent label, and knows the rare one: accuracy hardly sees it."""
-        engine = Engine(probabilities=lambda demos, t: two((1.0 if int(t.split()[-1]) % 2 else -3.0) - 1.5))
+        """The engine leans to the frequent label."""
+        lean = lambda text: -0.5 if number(text) % 2 else -4.5  # noqa: E731
+        engine = Engine(probabilities=lambda demos, text: two(lean(text)))
         program, accuracies = calibrated(engine)
         value = scored(engine, program)
         assert accuracies["as it is"] == 0.0
@@ -219,15 +230,21 @@ class TestBatchCalibration:
         assert max(accuracies.values()) == pytest.approx(value, abs=0.1)
         always_right = Engine(probabilities=lambda demos, text: two(3.0 if number(text) % 2 else -3.0))
         program, accuracies = calibrated(always_right)
-        assert (program.calibration, accuracies["as it is"]) == (None, 1.0)
+        assert program.calibration is None
+        assert accuracies["as it is"] == 1.0
         _, accuracies = calibrated(always_right, num_inputs=2)
         assert accuracies["as it is"] == 1.0, "the label of the metric is among few inputs"
 
     def test_all_labels_take_turns_and_count_in_their_shares(self):
         """One of twenty is positive, and one of five is called so."""
         texts = [f"text {2 * i + (i % 20 == 0)}" for i in range(400)]
-        known = [dspy.Example(text=t, label=LABELS[number(t) % 2]).with_inputs("text") for t in texts]
-        engine = Engine(probabilities=lambda demos, t: two(2.0 if number(t) % 2 or number(t) // 2 % 5 == 1 else -2.0))
+        known = [labelled(text, LABELS[number(text) % 2]) for text in texts]
+
+        def probabilities(demos, text):
+            is_positive = number(text) % 2 or number(text) // 2 % 5 == 1
+            return two(2.0 if is_positive else -2.0)
+
+        engine = Engine(probabilities=probabilities)
         _, accuracies = calibrated(engine, known, num_inputs=40)
         assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
         assert accuracies["as it is"] == pytest.approx(scored(engine, student(), known), abs=0.1)
@@ -236,19 +253,22 @@ class TestBatchCalibration:
 
 def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
     """The paper compares on the selection split alone."""
+    arguments = student(), F1("positive"), RARE
     with using(Engine(probabilities=shy)):
-        found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=None)
-    assert max(found.scores) > 0.5 > min(found.scores) >= -0.01
+        sensitivity = order_sensitivity(*arguments, num_orders=6, max_metric_calls=None)
+    assert max(sensitivity.scores) > 0.5 > min(sensitivity.scores) >= -0.01
     engine = Engine(probabilities=lambda demos, text: two(2.0 if number(text) % 4 != 2 else -2.0))
     known = scored(engine, student())
     engine.prompts.clear()
     engine.asked.clear()
     with using(engine):
-        found = plr_dspy.order_sensitivity(student(), F1("positive"), RARE, num_orders=6, max_metric_calls=120)
+        sensitivity = order_sensitivity(*arguments, num_orders=6, max_metric_calls=120)
     assert np.mean([number(engine.shown(prompt)[1]) % 2 for prompt in engine.prompts]) == 0.5
-    assert found.scores == pytest.approx([known] * 6, abs=0.15)  # Labels count in their shares.
-    assert found.num_examples == 20
-    assert "only" not in caplog.text  # 10 examples are positive: what is scored as a whole is counted as a whole.
+    # Labels count in their shares.
+    assert sensitivity.scores == pytest.approx([known] * 6, abs=0.15)
+    assert sensitivity.num_examples == 20
+    # 10 examples are positive: what is scored as a whole is counted as a whole.
+    assert "only" not in caplog.text
     options = {"auto": "paper", "num_iterations": 2, "num_samples": 4, "num_final_draws": 2}
     _, report = compiled(PLReorder, F1("positive"), max_metric_calls=None, **options)
     assert report.comparison.num_examples == report.settings["num_selection"]
@@ -257,16 +277,18 @@ def test_order_sensitivity_and_the_paper_take_the_metric(caplog):
 def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
     """Calls for a metric by example keep no label."""
     compiled(PLReorder, exact, log_dir=tmp_path)
-    with pytest.raises(ValueError, match="without the answered labels: pass another log_dir"):
+    message = "without the answered labels: pass another log_dir"
+    with pytest.raises(ValueError, match=message):
         compiled(PLReorder, F1("positive"), log_dir=tmp_path, accept_changes=True)
 
 
 def test_labels_that_the_program_never_answers_are_refused_before_any_call():
-    """As where examples write labels otherwise than the program."""
-    trainset = [dspy.Example(text=e.text, label=e.label.title()).with_inputs("text") for e in RARE]
+    trainset = [labelled(example.text, example.label.title()) for example in RARE]
     engine = Engine(probabilities=shy)
-    with pytest.raises(ValueError, match=r"(?s)(one has 'Positive').*no answer can be right"):
-        compiled(PLReorder, F1("Positive"), engine=engine, trainset=trainset, signal="score")
+    message = r"(?s)(one has 'Positive').*no answer can be right"
+    with pytest.raises(ValueError, match=message):
+        options = {"engine": engine, "trainset": trainset, "signal": "score"}
+        compiled(PLReorder, F1("Positive"), **options)
     assert not engine.prompts
 
 
@@ -290,22 +312,25 @@ class TestBadInput:
         def broken(counts, labels):
             raise LookupError("no such table")
 
-        optimizer = kind(ConfusionMetric(broken), max_metric_calls=150, num_threads=1, display_progress=False)
+        options = {"max_metric_calls": 150, "num_threads": 1, "display_progress": False}
+        optimizer = kind(ConfusionMetric(broken), **options)
         with using(Engine(probabilities=shy)), pytest.raises(LookupError, match="no such table"):
             optimizer.compile(student(), trainset=RARE)
-        assert optimizer.report.program_calls["total"] > 0 and optimizer.best_program is not None
+        assert optimizer.report.program_calls["total"] > 0
+        assert optimizer.best_program is not None
 
 
 @pytest.mark.parametrize("seed", [2, 4])
 def test_the_probability_that_is_asked_for_is_no_evidence(seed):
-    """Whoever asks for more gets the same number, or keeps the original; and no gain is beyond what F1 can be."""
     options = {"engine": Engine(), "trainset": EXAMPLES, "signal": "score", "max_metric_calls": 60}
-    sure = ({**options, "min_probability": least} for least in (0.5, 0.9))
-    found = [compiled(PLFewShot, F1("positive"), seed=seed, **each)[1].comparison for each in sure]
-    for c, least in zip(found, (0.5, 0.9), strict=True):
+    comparisons = []
+    for least in (0.5, 0.9):
+        _, report = compiled(PLFewShot, F1("positive"), seed=seed, min_probability=least, **options)
+        comparisons.append(report.comparison)
+    for c, least in zip(comparisons, (0.5, 0.9), strict=True):
         if c.expected_gain > 0:
             assert c.probability >= least
-            assert c.probability == found[0].probability
+            assert c.probability == comparisons[0].probability
             assert c.expected_chosen[0] == pytest.approx(c.expected_original[0] + c.expected_gain)
         else:
             assert c.expected_chosen[0] == c.expected_original[0]
@@ -317,15 +342,16 @@ def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
     alike = []
     for seed in range(8):
         report = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1]
-        assert all(each.probability > 0 for each in report.candidates if each.expected_gain > 0)
-        c = report.comparison
-        alike += [c] if c.gain == 0.0 else []
+        promising = [c for c in report.candidates if c.expected_gain > 0]
+        assert all(candidate.probability > 0 for candidate in promising)
+        if report.comparison.gain == 0.0:
+            alike.append(report.comparison)
     assert alike or calibrate  # Calibrated answers are seldom the same.
     assert all(c.expected_gain == c.probability == 0.0 for c in alike)
 
 
 def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_better():
-    """No order has an effect, and 4 of 40 examples have the rare label: in these worlds many look good by chance."""
+    """No order has an effect; many look good by chance."""
     labels = ["b"] * 4 + ["a"] * 36
     trainset = [dspy.Example(number=i, label=label).with_inputs("number") for i, label in enumerate(labels)]
     inner = dspy.Predict("number -> label")
@@ -334,12 +360,13 @@ def test_the_best_of_many_orders_by_four_examples_of_a_label_is_not_called_bette
     for seed in range(9, 22, 3):
 
         def answer(self, number, seed=seed):
-            told = f"{seed} {[demo.number for demo in self.predict.demos]} {number}"
-            right = digest(told) < 0.25 + 0.6 * digest(f"{seed} {number}")
+            call = f"{seed} {[demo.number for demo in self.predict.demos]} {number}"
+            right = digest(call) < 0.25 + 0.6 * digest(f"{seed} {number}")
             return dspy.Prediction(label="ab"[(labels[number] == "a") != right])
 
         optimizer = PLReorder(plr_dspy.BalancedAccuracy(), max_metric_calls=300, display_progress=False)
         with using(Engine()):
             optimizer.compile(Program(answer, predict=inner), trainset=trainset)
         sure.append(optimizer.report.comparison.probability)
-    assert max(sure) < 0.9 and any(each > 0 for each in sure)
+    assert max(sure) < 0.9
+    assert any(probability > 0 for probability in sure)

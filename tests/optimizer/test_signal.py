@@ -1,4 +1,4 @@
-"""What PLReorder learns from a call: the score alone, or the log-probabilities of labels as well."""
+"""PLReorder learns from scores, or from log-probabilities as well."""
 
 import time
 
@@ -39,8 +39,8 @@ class TestScoresWhereThereIsNothingElse:
         other = Engine()
         failing = options.get("failing", ())
         options = {name: value for name, value in options.items() if name != "failing"}
-        for each in (engine, other):
-            each.at = dict.fromkeys(failing, failure)
+        for one in (engine, other):
+            one.at = dict.fromkeys(failing, failure)
         program, report = go(engine, **options)
         expected, plain = go(other, signal="score", **options)
         refused = engine.refusal is not None
@@ -49,16 +49,17 @@ class TestScoresWhereThereIsNothingElse:
         for one, two in zip(program.predictors(), expected.predictors(), strict=True):
             assert [demo["text"] for demo in one.demos] == [demo["text"] for demo in two.demos]
         assert found(report, "signal") == found(plain, "signal")
-        assert (report.signal.used, report.signal.labels) == ("score", [])
+        assert report.signal.used == "score"
+        assert report.signal.labels == []
         assert report.signal.reason == reason
         assert f"learnt from scores alone: {reason}" in report.details()
-        assert (plain.signal.used, plain.signal.reason) == ("score", "")
+        assert plain.signal.used == "score"
+        assert plain.signal.reason == ""
         assert "learnt from" not in plain.details()
 
     @pytest.mark.parametrize("stopped_at", [2, 6])
     @pytest.mark.parametrize("options", [{}, {"kind": PLFewShot}, {"kind": PLFewShot, "demos": "auto"}])
     def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
-        """It looks for them no further than the part before, so that it finds what one in one go finds."""
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
         engine = Engine(logprobs=False)
         engine.at = {stopped_at: interrupt}
@@ -77,7 +78,8 @@ class TestScoresWhereThereIsNothingElse:
             engine = Engine()
             for option in ({"signal": "logprobs"}, {"calibrate": True}):
                 (name,) = option
-                with pytest.raises(ValueError, match=rf"{name}.* needs the log-probabilities .*{reason}"):
+                message = rf"{name}.* needs the log-probabilities .*{reason}"
+                with pytest.raises(ValueError, match=message):
                     go(engine, **option, **options)
             assert not engine.prompts
 
@@ -96,7 +98,9 @@ def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both
     for signal in ("auto", "logprobs"):
         _, report = go(engine, max_metric_calls=150, signal=signal, log_dir=tmp_path)
         found = report.signal
-        assert (found.used, found.reason, found.labels) == ("logprobs", "", label_world.LABELS)
+        assert found.used == "logprobs"
+        assert found.reason == ""
+        assert found.labels == label_world.LABELS
         assert "learnt from the probabilities of labels that came with the calls" in report.details()
         assert len(engine.prompts) == report.program_calls["total"]
 
@@ -120,7 +124,6 @@ def some(name, share):
     ],
 )
 def test_programs_of_every_shape(options):
-    """One class, few examples, few orders, several best labels, failures, replies without log-probabilities."""
     engine = Engine()
     options = {"max_metric_calls": 80, **options}
     engine.at = options.pop("at", {})

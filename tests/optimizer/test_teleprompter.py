@@ -42,7 +42,8 @@ class TestCompile:
         reorder = PLReorder(exact_match, max_metric_calls=240, update=Prior(torch.tensor(0.5)), log_dir=tmp_path)
         reorder.compile(student(), trainset=EXAMPLES)
         settings = Report.load(tmp_path / "report.json").settings["update"]
-        assert settings.pop("pull").startswith("#")  # An object is told by a digest of what it holds.
+        # An object is told by a digest of what it holds.
+        assert settings.pop("pull").startswith("#")
         assert settings == {"name": "prior", "weighted": True}
 
     @pytest.mark.parametrize(("demos", "options"), [([EXAMPLES[0]] * 3, {}), (EXAMPLES[:1], {"max_metric_calls": 1})])
@@ -59,7 +60,7 @@ class TestCompile:
 
     def test_an_interrupt_in_the_first_round_leaves_the_order_as_it_was(self, engine):
         def backwards(self, question):
-            """Right the more often, the later the first demo stood at first; it asks no LM."""
+            """Answers better the later the first demo stands; asks no LM."""
             first = EXAMPLES.index(self.predict.demos[0])
             return dspy.Prediction(right=digest(question) < 0.1 + 0.12 * first)
 
@@ -78,9 +79,9 @@ class TestCompile:
 
     def test_the_callers_inference_mode_and_default_device_change_nothing(self, engine):
         reorder = PLReorder(exact_match, max_metric_calls=100)
-        found = []
+        results = []
         for mode in (nullcontext, torch.inference_mode, lambda: torch.device("meta")):
             with mode():
                 reorder.compile(student(), trainset=EXAMPLES)
-            found.append(reorder.report.candidates)
-        assert found[0] == found[1] == found[2]
+            results.append(reorder.report.candidates)
+        assert results[0] == results[1] == results[2]

@@ -1,4 +1,4 @@
-"""Values of any type: demos that a teacher makes, and what a metric over a set reads, are those that it answered."""
+"""Demos and metrics get values of any type as the program answered them."""
 
 import dataclasses
 import enum
@@ -106,7 +106,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 class Said(dspy.ChatAdapter):
-    """Reads the same answer from every reply, as if a language model had said that."""
+    """Reads the same answer from every reply."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__(use_json_adapter_fallback=False)
@@ -117,7 +117,8 @@ class Said(dspy.ChatAdapter):
 
 
 def asking(kind: Any) -> dspy.Predict:
-    given_kind = dict if is_typeddict(kind) else kind  # DSPy takes no other as an input.
+    # DSPy takes no other as an input.
+    given_kind = dict if is_typeddict(kind) else kind
     fields = {"given": (str, dspy.InputField()), "of": (given_kind, dspy.InputField())}
     fields["answer"] = (kind, dspy.OutputField())
     return dspy.Predict(dspy.Signature(fields, "Answer."))
@@ -125,7 +126,11 @@ def asking(kind: Any) -> dspy.Predict:
 
 def examples(value: Any, count: int = 24) -> list[dspy.Example]:
     """Examples with the value as an input."""
-    return [dspy.Example(given=f"question {i}", of=value, gold=value).with_inputs("given", "of") for i in range(count)]
+    rows = []
+    for i in range(count):
+        example = dspy.Example(given=f"question {i}", of=value, gold=value)
+        rows.append(example.with_inputs("given", "of"))
+    return rows
 
 
 def shown(program: dspy.Predict, demos: list[Any]) -> list[str]:
@@ -138,7 +143,7 @@ def right(example: Any, prediction: Any, trace: Any = None) -> bool:
 
 
 def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[list[str], Any]:
-    """How the two demos of a program are shown, and the report."""
+    """Return how the two demos are shown, and the report."""
     limits = {"max_metric_calls": 35, "min_demos": 2, "max_demos": 2, "max_bootstrapped": 3}
     plain = {"candidates": "bootstrapped", "display_progress": False, "num_threads": 1}
     optimizer = PLFewShot(right, **{**plain, **limits, **options})
@@ -152,16 +157,18 @@ def bootstrapped(kind: Any, answer: Any, given: Any, **options: Any) -> tuple[li
 def test_bootstrapped_demos_are_shown_as_those_of_dspy_before_and_after_a_resume(kind, value, tmp_path, caplog):
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(value)):
-        optimizer = dspy.BootstrapFewShot(metric=right, max_bootstrapped_demos=24, max_labeled_demos=0)
+        options = {"metric": right, "max_bootstrapped_demos": 24, "max_labeled_demos": 0}
+        optimizer = dspy.BootstrapFewShot(**options)
         of_dspy = optimizer.compile(asking(kind), trainset=examples(value))
         expected = shown(of_dspy, of_dspy.demos)
         assert len(set(expected)) == 24
         fresh, _ = bootstrapped(kind, value, value, log_dir=tmp_path)
-        made = engine.num_calls
+        num_calls = engine.num_calls
         resumed, report = bootstrapped(kind, value, value, log_dir=tmp_path)
     assert fresh == resumed
     assert set(fresh) <= set(expected)
-    assert (report.program_calls["resumed"], engine.num_calls) == (report.program_calls["total"], made)
+    assert report.program_calls["resumed"] == report.program_calls["total"]
+    assert engine.num_calls == num_calls
     assert "cannot hold" not in caplog.text
 
 
@@ -198,11 +205,11 @@ def test_calls_whose_values_a_file_cannot_hold_are_made_again_after_a_restart(an
     engine = fakes.engine_for([])
     with fakes.using(engine), dspy.context(adapter=Said(answer)):
         bootstrapped(Any, answer, "x", log_dir=tmp_path)
-        made = engine.num_calls
+        num_calls = engine.num_calls
         assert caplog.text.count("cannot hold") == 1
         _, report = bootstrapped(Any, answer, "x", log_dir=tmp_path, max_metric_calls=80)
     calls = report.program_calls
-    assert made + 3 <= engine.num_calls == made + calls["total"] - calls["resumed"]
+    assert num_calls + 3 <= engine.num_calls == num_calls + calls["total"] - calls["resumed"]
     assert calls["total"] <= 80
 
 
@@ -225,8 +232,11 @@ CANDIDATES = {"bootstrapped": {"candidates": "bootstrapped"}, "found": {"demos":
 @pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
 def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
     """As an input, and as a label that the program answers."""
-    fields = [{"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)} for i in range(30)]
-    trainset = [dspy.Example(each, number=i).with_inputs("point", "number") for i, each in enumerate(fields)]
+    trainset = []
+    for i in range(30):
+        row = {"point": f"point {i}", "answer": f"answer {i % 3}", where: make(i % 7)}
+        example = dspy.Example(row, number=i)
+        trainset.append(example.with_inputs("point", "number"))
     options = {"max_demos": 2, "max_metric_calls": 40, "display_progress": False, "num_threads": 1}
     options |= {"log_dir": tmp_path, "max_errors": 1, **candidates}
     engine = fakes.engine_for([])
@@ -234,21 +244,24 @@ def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path)
     program = dspy.Predict("point, number -> answer")
     with fakes.using(engine), dspy.context(adapter=Said(said)):
         PLFewShot(right, **options).compile(program, trainset=trainset)
-        made = engine.num_calls
-        assert 0 < made <= 40
+        num_calls = engine.num_calls
+        assert 0 < num_calls <= 40
         optimizer = PLFewShot(right, **options)
         optimizer.compile(program, trainset=trainset)
     calls = optimizer.report.program_calls
-    assert engine.num_calls == made + calls["total"] - calls["resumed"]
+    assert engine.num_calls == num_calls + calls["total"] - calls["resumed"]
     assert calls["resumed"] > 0.5 * calls["total"]
 
 
 @pytest.mark.parametrize("name", ["answer", "augmented", "base", "reasoning"])
 @pytest.mark.parametrize("is_input", [True, False])
 def test_any_name_of_an_output_makes_demos(name, is_input):
-    """Also one that the examples' inputs name, too, or that is a keyword of `dspy.Example`."""
+    """The name may be an input, or a keyword of `dspy.Example`."""
     inputs = ["question", name] if is_input else ["question"]
-    rows = [dspy.Example({"question": f"question {i}", name: "old"}).with_inputs(*inputs) for i in range(40)]
+    rows = []
+    for i in range(40):
+        example = dspy.Example({"question": f"question {i}", name: "old"})
+        rows.append(example.with_inputs(*inputs))
     optimizer = PLFewShot(
         lambda example, prediction: prediction[name] == "new",
         candidates="bootstrapped",
@@ -293,7 +306,8 @@ print(engine.num_calls)
 
 def test_sets_are_the_same_in_a_process_that_hashes_otherwise(tmp_path):
     tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests / "optimizer"), *sys.path])}
+    folders = [str(tests), str(tests / "optimizer"), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     numbers = []
     for seed in ("1", "2"):
         command = [sys.executable, "-c", SETS_IN_A_FOLDER, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What a report holds a program against: random demos, one answer to everything, and whether replies can be read."""
+"""Yardsticks of a report: random demos, one answer, unread replies."""
 
 from itertools import permutations
 
@@ -22,7 +22,7 @@ def exact(example, prediction, trace=None):
 
 
 def named(value):
-    """Return what a parameter is called: the same in every process."""
+    """Return a parameter's name, which is the same in every process."""
     return getattr(value, "__name__", repr(value))
 
 
@@ -31,7 +31,7 @@ def options(**changed):
 
 
 class Mumbling(OrderSensitiveEngine):
-    """Answer usual phrases beside the format as long as no demo is shown, and rare ones well.
+    """Answer rare phrases well, and usual ones only with demos.
 
     With demos all replies can be read, and four of five are right.
     """
@@ -85,7 +85,7 @@ class TestUnread:
 
 
 def accuracy_of(orders):
-    """Return the mean accuracy of orders of the demos on the examples of the compiles."""
+    """Return the mean accuracy of orders on the examples."""
     rights = []
     for order in orders:
         demos = [DEMOS[item].text for item in order]

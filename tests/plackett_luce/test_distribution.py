@@ -42,7 +42,7 @@ def all_rankings(distribution):
 
 
 def naive_probability(distribution, row):
-    """PLR Eq. 2, item by item; times the probability of the length."""
+    """Compute PLR Eq. 2 item by item, times the length's probability."""
     ranking = [item for item in row if item >= 0]
     weights = [1.0]
     if distribution.weights is not None:
@@ -198,5 +198,6 @@ class TestBadInput:
     @pytest.mark.parametrize("value", [[0, -1, -1], [0, -1, 1], [0, 0, -1]])
     def test_log_prob_refuses_short_rankings_and_gaps(self, value):
         distribution = PlackettLuce(torch.zeros(3), length_probabilities=float64([0.5, 0.5]))
-        with pytest.raises(ValueError, match="2 to 3 different ones of 3 items, then -1"):
+        message = "2 to 3 different ones of 3 items, then -1"
+        with pytest.raises(ValueError, match=message):
             distribution.log_prob(torch.tensor(value))

@@ -52,11 +52,15 @@ class TestGolden:
 
     def test_defaults(self):
         ema = RankEMA()
-        assert (ema.smoothing, ema.temperature, ema.clip) == (0.7, 1.0, 20.0)
+        assert ema.smoothing == 0.7
+        assert ema.temperature == 1.0
+        assert ema.clip == 20.0
         em = MixtureEM()
         assert (em.num_components, em.weight_floor) == (4, 1e-3)
         for rule in (MaximumLikelihood(), em):
-            assert (rule.smoothing, rule.num_steps, rule.learning_rate) == (0.7, 60, 0.1)
+            assert rule.smoothing == 0.7
+            assert rule.num_steps == 60
+            assert rule.learning_rate == 0.1
             assert (rule.l2, rule.clip) == (0.0, 20.0)
 
 
@@ -68,7 +72,8 @@ def adam_of_torch(rule, start, elites, weights):
         return centred.clamp(-rule.clip, rule.clip)
 
     theta = projected(start).requires_grad_(True)
-    adam = torch.optim.Adam([theta], lr=rule.learning_rate, weight_decay=rule.l2, maximize=True)
+    options = {"lr": rule.learning_rate, "weight_decay": rule.l2, "maximize": True}
+    adam = torch.optim.Adam([theta], **options)
     for _ in range(rule.num_steps):
         adam.zero_grad()
         log_likelihood = (weights * log_probabilities(theta.unsqueeze(-2), elites)).sum()

@@ -1,4 +1,4 @@
-"""Calls, money and time are set aside before a call, so that no limit is passed whatever is under way."""
+"""Calls, money and time are set aside before a call."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ def begun(budget):
 
 
 def make(budget, *dollars):
-    """Make calls at these prices, as long as they may begin; return how many did."""
+    """Make calls at these prices within the budget; count them."""
     for number, cost in enumerate(dollars):
         if not budget.begin():
             return number
@@ -45,7 +45,7 @@ def make(budget, *dollars):
 
 @pytest.fixture
 def resumed(tmp_path):
-    """Return the log of a run after one that has paid for calls at these prices."""
+    """Return the log of a second run after calls at these prices."""
     logs = []
 
     def resume(*dollars):
@@ -63,7 +63,8 @@ def resumed(tmp_path):
 class TestMoney:
     def test_of_calls_under_way_is_set_aside(self):
         budget = Budget(max_cost=10, expected_cost=1)
-        assert (begun(budget), budget.refused) == (10, StopReason.COST)
+        assert begun(budget) == 10
+        assert budget.refused == StopReason.COST
         budget.end({})  # not made after all
         assert budget.needs_one
         for _ in range(9):
@@ -99,14 +100,17 @@ class TestMoney:
             assert budget.recall((f"order {number}", 0))
             assert not budget.recall((f"order {number}", 0))
         paid = [dollars for dollars in earlier if dollars]
-        assert (budget.log.num_calls, budget.cost, budget.dearest) == (len(earlier), sum(paid), max(paid))
+        assert budget.log.num_calls == len(earlier)
+        assert budget.cost == sum(paid)
+        assert budget.dearest == max(paid)
         mean = sum(paid) / len(paid)
         assert budget.calls_left == int((1000 - sum(paid) - max(paid)) / (MARGIN * mean))
 
     def test_what_other_runs_of_the_log_cost_is_not_passed_by_new_calls(self, resumed):
         budget = Budget(resumed(*[10] * 7), max_cost=100, expected_cost=10)
         assert make(budget, *[10] * 9) == 3
-        assert (budget.cost, budget.refused) == (30, StopReason.COST)
+        assert budget.cost == 30
+        assert budget.refused == StopReason.COST
 
     def test_a_model_without_a_price_lets_no_further_call_begin(self, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.cost_of", lambda _: None)
@@ -130,27 +134,28 @@ class TestTimeAndCalls:
         assert make(budget, *[0] * 10) == 10
         clock[0] = 30.0
         assert budget.calls_left == int(970 / 3 / MARGIN)
-        budget.expect(None)  # Now others come, as the student's after a teacher's.
+        # Now others come, as the student's after a teacher's.
+        budget.expect(None)
         make(budget, 0)
         clock[0] = 40.0
         assert budget.calls_left == int(960 / 10 / MARGIN)
 
     @pytest.mark.parametrize(
-        ("kept", "planned", "made"),
+        ("kept", "planned", "num_made"),
         [
             (100, 0, 1000 - int(100 * MARGIN)),
             (250, 2_000, 859),  # an eighth of those that the time pays for
             (5_000, 0, 366),  # three fifths of all at most
         ],
     )
-    def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, made):
+    def test_a_search_leaves_time_to_the_calls_that_follow(self, clock, kept, planned, num_made):
         budget = Budget(max_seconds=1000)
         budget.keep(kept, planned=planned)
         number = 0
         while make(budget, 0):
             clock[0] += 1.0
             number += 1
-        assert number == pytest.approx(made, abs=3)
+        assert number == pytest.approx(num_made, abs=3)
         assert budget.refused == StopReason.TIME
         budget.keep(0)
         assert budget.refused is None
@@ -168,7 +173,8 @@ class TestTimeAndCalls:
     def test_only_a_share_of_money_and_time_may_be_used_for_now(self, clock):
         budget = Budget(max_cost=10, max_seconds=10, expected_cost=1)
         budget.share = 0.5
-        assert (begun(budget), budget.refused) == (5, StopReason.COST)
+        assert begun(budget) == 5
+        assert budget.refused == StopReason.COST
         budget.share = 0.8
         clock[0] = 7.0
         assert begun(budget) == 3
@@ -177,7 +183,8 @@ class TestTimeAndCalls:
         assert begun(budget) == 2
         budget = Budget(max_seconds=10, started=0.0)
         budget.share = 0.8
-        assert (begun(budget), budget.refused) == (0, StopReason.TIME)
+        assert begun(budget) == 0
+        assert budget.refused == StopReason.TIME
 
     def test_those_left_are_of_the_scarcest_limit(self, clock):
         budget = Budget(expected_cost=1, max_calls=100, max_cost=400, max_seconds=1000)
@@ -193,6 +200,7 @@ class TestTimeAndCalls:
 
     def test_calls_under_way_count_and_without_a_limit_all_begin(self):
         budget = Budget(max_calls=7)
-        assert (begun(budget), budget.refused) == (7, StopReason.BUDGET)
+        assert begun(budget) == 7
+        assert budget.refused == StopReason.BUDGET
         assert begun(Budget()) == 30
         assert Budget().calls_left == Budget().max_calls > 10**9

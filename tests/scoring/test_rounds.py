@@ -1,5 +1,7 @@
 """Which examples score an ordering, and what its score is where calls fail or time runs out."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,8 @@ class Rounds:
         self.evaluator = Evaluator(payer)
         self.observations = Observations(self.evaluator.effective, favoured=favoured)
         strata = [range(payer.table.shape[1])]
-        self.schedule = ExampleSchedule(strata, num_first=num_first, num_more=num_more, shifted=shifted)
+        options = {"num_first": num_first, "num_more": num_more, "shifted": shifted}
+        self.schedule = ExampleSchedule(strata, **options)
 
     def wanted(self, orderings, num_examples=None):
         return self.schedule.examples_for(orderings, self.observations, num_examples)
@@ -36,7 +39,7 @@ class Rounds:
         return self.observations.scores()
 
 
-def told(rounds, orderings, num_examples=None):
+def scores_of_round(rounds, orderings, num_examples=None):
     """What a round tells of each ordering: scores by example."""
     scored = rounds.score(rounds.wanted(orderings, num_examples))
     rows = rounds.scores()
@@ -53,7 +56,7 @@ class TestExamples:
         scores = Rounds(payer)
         seen = []
         for count in (4, 10, 16, 22, 28, 34, 40, 40):
-            (row,) = told(scores, ORDERINGS[:1])
+            (row,) = scores_of_round(scores, ORDERINGS[:1])
             assert len(row) == scores.count(ORDERINGS[0]) == count
             assert list(row)[: len(seen)] == seen
             assert row == {e: payer.table[0, e] for e in row}
@@ -62,17 +65,20 @@ class TestExamples:
         assert scores.scores() == {ORDERINGS[0]: row}
 
     def test_the_first_look_at_a_program_is_longer(self):
-        """Where two examples are enough for an order, as with log-probabilities, they are not for a whole program."""
+        """Two examples suffice for an order, but not for a program."""
         scores = Rounds(TablePayer(table()), num_first=2)
         program = WholeProgram(0, "nearest last")
-        assert [len(examples) for examples in scores.wanted([ORDERINGS[0], program]).values()] == [2, 4]
-        assert len(scores.wanted([program], 1)[program]) == 4 and len(scores.wanted([program], 9)[program]) == 9
+        wanted = scores.wanted([ORDERINGS[0], program])
+        assert list(map(len, wanted.values())) == [2, 4]
+        assert len(scores.wanted([program], 1)[program]) == 4
+        assert len(scores.wanted([program], 9)[program]) == 9
 
     def test_programs_share_a_cell_and_are_asked_on_their_own_examples(self):
-        """The first program shows example 0 what the second shows example 1, and both show example 2 the same."""
+        """Two programs give the same prompt for some examples."""
         first = WholeProgram(0, "nearest last")
         second = WholeProgram(1, "nearest first")
-        prompts = {(first, 0): "a", (first, 1): "b", (first, 2): "c", (second, 0): "d", (second, 1): "a"}
+        prompts = dict(zip([(first, i) for i in range(3)], "abc", strict=True))
+        prompts |= {(second, 0): "d", (second, 1): "a"}
 
         class Payer(TablePayer):
             def fingerprint(self, ordering, example):
@@ -86,8 +92,10 @@ class TestExamples:
         asked = {}
         payer = Payer(table())
         cells = Evaluator(payer).evaluate({first: [0, 1, 2], second: [0, 1, 2]})
-        assert [len(row) for row in cells.values()] == [3, 3] and len(payer.log.records) == 5
-        assert asked[("a", 0)] == first and asked[("a", 1)] == second
+        assert [len(row) for row in cells.values()] == [3, 3]
+        assert len(payer.log.records) == 5
+        assert asked[("a", 0)] == first
+        assert asked[("a", 1)] == second
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.lists(st.integers(0, 7), max_size=6), max_size=5), st.integers(1, 12))
@@ -96,7 +104,10 @@ class TestExamples:
         scores = Rounds(payer, num_first=min(num_first, 15))
         for batch in batches:
             wanted = scores.wanted([ORDERINGS[i] for i in batch])
-            cells = {(ORDERINGS.index(o), e) for o, examples in wanted.items() for e in examples}
+            cells = set()
+            for ordering, examples in wanted.items():
+                number = ORDERINGS.index(ordering)
+                cells.update((number, example) for example in examples)
             new = cells - set(payer.paid)
             before = len(payer.paid)
             assert scores.score(wanted) == [ORDERINGS[i] for i in dict.fromkeys(batch)]
@@ -105,62 +116,65 @@ class TestExamples:
 
     def test_the_split_is_used_evenly_and_old_orderings_leave_no_gap_between_new_ones(self):
         scores = Rounds(TablePayer(table(num_examples=10)))
-        first, second, *others = told(scores, ORDERINGS[:3])
-        assert [list(row) for row in (first, second, *others)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-        rows = told(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
+        first, second, *others = scores_of_round(scores, ORDERINGS[:3])
+        examples = list(map(list, (first, second, *others)))
+        assert examples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+        rows = scores_of_round(scores, [ORDERINGS[0], ORDERINGS[3], ORDERINGS[1], *ORDERINGS[4:15]])
         assert [len(rows[i]) for i in (0, 2)] == [10, 10]
         new = [first, second, *others, rows[1], *rows[3:]]
-        assert set(np.bincount([example for row in new for example in row])) == {6}
+        assert set(np.bincount(list(chain.from_iterable(new)))) == {6}
 
     @pytest.mark.parametrize("num_examples", [6, 8, 9])
     def test_shifted_no_group_of_orderings_meets_examples_of_its_own(self, num_examples):
-        """From each example to each other one by orderings that met two of them."""
+        """Orderings connect every pair of examples."""
         scores = Rounds(TablePayer(table(num_examples=num_examples)), num_first=2, shifted=True)
-        met = [set(row) for row in told(scores, ORDERINGS[:10])]
+        met = [set(row) for row in scores_of_round(scores, ORDERINGS[:10])]
         reached = met[0]
         for _ in met:
             reached = reached.union(*(pair for pair in met if pair & reached))
         assert reached == set(range(num_examples))
-        used = np.bincount([example for pair in met for example in pair])
+        used = np.bincount(list(chain.from_iterable(met)))
         assert max(used) - min(used) <= 2
 
     @pytest.mark.parametrize(("calls", "count"), [(0, 0), (3, 0), (4, 1), (11, 2), (12, 3), (99, 5)])
     def test_orderings_scored_whole_are_told_when_the_time_is_up(self, calls, count):
-        """Up to the first that was not, though the last one was paid for before: so another go tells the same."""
+        """Only those before the first unfinished one are told."""
         payer = TablePayer(table())
         payer.pay([("4", example) for example in range(16, 20)])
         payer.most = 4 + calls
         scores = Rounds(payer)
-        assert len(told(scores, ORDERINGS[:5])) == count
-        assert [scores.count(o) for o in ORDERINGS[:5]] == [4] * count + [0] * (5 - count)
+        assert len(scores_of_round(scores, ORDERINGS[:5])) == count
+        for number, ordering in enumerate(ORDERINGS[:5]):
+            assert scores.count(ordering) == (4 if number < count else 0)
 
 
 class TestFailures:
     def test_an_example_that_always_fails_counts_for_no_ordering(self):
         scores = Rounds(TablePayer(table(num_examples=10, broken=[5])), num_first=6)
-        assert [len(row) for row in told(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
-        assert len(told(scores, ORDERINGS[5:8], 10)[0]) == 9
+        assert [len(row) for row in scores_of_round(scores, ORDERINGS[:5])] == [5, 6, 5, 6, 5]
+        assert len(scores_of_round(scores, ORDERINGS[5:8], 10)[0]) == 9
 
     def test_a_call_that_fails_now_and_then_counts_as_the_worst_but_for_the_favoured_ordering(self):
         values = np.full((len(ORDERINGS), 8), 0.5)
         values[0, 2] = np.nan
         values[1, 5] = -1.0
-        first, second = told(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
+        first, second = scores_of_round(Rounds(TablePayer(values), num_first=8), ORDERINGS[:2])
         assert first[2] == -1.0
         assert mean(first) == mean(second) == 2.5 / 8
-        first, _ = told(Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0]), ORDERINGS[:2])
+        favouring = Rounds(TablePayer(values), num_first=8, favoured=ORDERINGS[0])
+        first, _ = scores_of_round(favouring, ORDERINGS[:2])
         assert first == {e: 0.5 for e in range(8) if e != 2}
 
     def test_an_ordering_that_always_fails_is_the_worst(self):
         values = table()
         values[[1, 2]] = np.nan
         scores = Rounds(TablePayer(values), num_first=10)
-        told(scores, ORDERINGS[:1])
-        assert mean(told(scores, ORDERINGS[2:3])[0]) == 0.0
+        scores_of_round(scores, ORDERINGS[:1])
+        assert mean(scores_of_round(scores, ORDERINGS[2:3])[0]) == 0.0
 
 
 class TestBudgets:
-    """Which orderings a budget pays for; what is known costs nothing, and what the log holds counts as if it did."""
+    """Calls of the log count as if they were paid now."""
 
     def scorer(self, *, max_calls, log=None):
         payer = TablePayer(table(), log)
@@ -177,21 +191,25 @@ class TestBudgets:
         assert len(scorer.evaluate(scorer.affordable(wanted, kept=kept))) == count
 
     def test_calls_of_the_log_count_for_the_phase_that_asks_for_them(self, tmp_path):
-        """So a run that goes on ends a phase where it would have ended it in one go."""
+        """A resumed run ends a phase where an uninterrupted one would."""
         log = RunLog(tmp_path / "calls.jsonl")
         TablePayer(table(), log).pay([("0", example) for example in range(8)])
         log.close()
         scorer = self.scorer(max_calls=12, log=RunLog(tmp_path / "calls.jsonl"))
-        assert (scorer.num_calls(), scorer.log.num_calls) == (0, 0)
+        assert scorer.num_calls() == 0
+        assert scorer.log.num_calls == 0
         assert not scorer.affordable({ORDERINGS[0]: range(9)}, kept=4)
         assert scorer.affordable({ORDERINGS[0]: range(8)}, kept=4)
         assert not scorer.affordable({ORDERINGS[0]: range(8)}, kept=5)
         scorer.evaluate({ORDERINGS[0]: range(8)})
         scorer.phase = "race"
         scorer.evaluate({ORDERINGS[0]: range(10)})
-        assert (scorer.num_calls("search"), scorer.num_calls("race"), scorer.log.num_recalled) == (8, 2, 8)
+        assert scorer.num_calls("search") == 8
+        assert scorer.num_calls("race") == 2
+        assert scorer.log.num_recalled == 8
         assert scorer.payer.paid == [(0, 8), (0, 9)]
         assert scorer.affordable({ORDERINGS[0]: range(12)})
         assert not scorer.affordable({ORDERINGS[0]: range(13)})
-        assert ORDERINGS[1] not in scorer.affordable({ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)})
+        wanted = {ORDERINGS[0]: range(10, 12), ORDERINGS[1]: range(1)}
+        assert ORDERINGS[1] not in scorer.affordable(wanted)
         scorer.log.close()

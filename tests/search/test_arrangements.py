@@ -1,5 +1,7 @@
 """Searches over arrangements: which items, how many, in what order."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))
 
 
 def score(arrangement):
-    """Item 3 is good anywhere, and best at the end; long ones are bad."""
+    """Reward item 3, most of all at the end, and short arrangements."""
     items = arrangement[0]
     good = (3 in items) + (items[-1:] == (3,)) - 0.3 * len(items)
     rng = np.random.default_rng([len(items), *items])
@@ -30,7 +32,8 @@ class Scored(dict):
 
 def searched(space=SPACE, **options):
     search = ThompsonSearch(space, num_examples=50, num_samples=8, num_initial=20, **options)
-    return search, [arrangement for batch in play(search, Scored(), rounds=5) for arrangement in batch]
+    batches = play(search, Scored(), rounds=5)
+    return search, list(chain.from_iterable(batches))
 
 
 class TestThompson:
@@ -49,7 +52,8 @@ class TestThompson:
             assert 3 in search.mode()[0]
 
     def test_never_asks_for_what_is_not_allowed(self):
-        space = OrderingSpace.of_sizes(12, max_length=4, identity=((),), allowed=lambda a: sum(a[0]) <= 9)
+        limits = {"max_length": 4, "identity": ((),)}
+        space = OrderingSpace.of_sizes(12, **limits, allowed=lambda a: sum(a[0]) <= 9)
         search, asked = searched(space)
         assert len(set(asked)) > 30
         assert all(sum(items) <= 9 for (items,) in [*asked, search.mode(), *search.draw(50)])
@@ -57,11 +61,15 @@ class TestThompson:
 
 @pytest.mark.parametrize("num_examples", [4, 20])
 def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
-    """However alike the others are, a student that is far from them is not taken for one of them."""
     rng = np.random.default_rng(0)
-    scores = {a: {e: float(rng.random() < 0.7) for e in range(4)} for a in SPACE.draw(60, rng) if any(a)}
+
+    def draws(count):
+        return {example: float(rng.random() < 0.7) for example in range(count)}
+
+    arrangements = filter(any, SPACE.draw(60, rng))
+    scores = {arrangement: draws(4) for arrangement in arrangements}
     best = max(scores, key=lambda a: sum(scores[a].values()))
-    scores[best] = {e: float(rng.random() < 0.7) for e in range(20)}
+    scores[best] = draws(20)
     scores[((),)] = dict.fromkeys(range(num_examples), 0.0)
     fitted = OrderingModel(SPACE).fit(scores)
     gain = fitted.gains(((),))[best]
@@ -76,15 +84,17 @@ def test_the_empty_arrangement_is_of_its_own_kind(num_examples):
 def test_one_update_is_the_rule_applied_to_what_elites_show_from_the_end(rule):
     space = OrderingSpace.of_sizes(4, max_length=3)
     search = CrossEntropySearch(space, update=rule, elite_fraction=1.0)
-    told = {((3, 1),): {0: 3.0}, ((0, 2, 1),): {0: 2.0}, ((),): {0: 1.0}}
-    search.tell(list(told), told)
-    (found,) = search.distributions
+    scores = {((3, 1),): {0: 3.0}, ((0, 2, 1),): {0: 2.0}, ((),): {0: 1.0}}
+    search.tell(list(scores), scores)
+    (distribution,) = search.distributions
     weights = torch.tensor([1.5, 1.0, 0.5] if rule.weighted else [1.0] * 3)
-    expected = rule.update(rule.initial(4), torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1] * 4]), weights)
-    torch.testing.assert_close(found.logits, expected.logits)
+    shown = torch.tensor([[1, 3, -1, -1], [1, 2, 0, -1], [-1, -1, -1, -1]])
+    expected = rule.update(rule.initial(4), shown, weights)
+    torch.testing.assert_close(distribution.logits, expected.logits)
     of_lengths = weights[[2, 0, 1]].numpy() / 3  # of 0, 2 and 3 items
     shares = 0.95 * (0.3 / 4 + 0.7 * np.insert(of_lengths, 1, 0.0)) + 0.05 / 4
-    assert found.length_probabilities.tolist() == pytest.approx(shares.tolist())
+    probabilities = distribution.length_probabilities.tolist()
+    assert probabilities == pytest.approx(shares.tolist())
 
 
 class TestWorlds:
@@ -99,7 +109,7 @@ class TestWorlds:
 
     @pytest.mark.parametrize(("kind", "num_known"), [("nothing", 10), ("harm", 40)])
     def test_where_no_demo_does_any_good_little_is_claimed_or_lost(self, kind, num_known):
-        """At most one of ten is called better, but for the luck of 4 compiles: of two or more the chance is 5 %.
+        """At most one of four compiles calls its choice better.
 
         Of 40 compiles where demos harm, one gives the program some, which costs it .19.
         """
@@ -108,10 +118,10 @@ class TestWorlds:
         change = []
         for seed in range(4):
             pool = Pool(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
-            found = compiled(pool, "light", 300, seed)
-            better.append(found.claims)
-            replaced.append(found.changed)
-            change.append(found.score - pool.held_out(()))
+            result = compiled(pool, "light", 300, seed)
+            better.append(result.claims)
+            replaced.append(result.changed)
+            change.append(result.score - pool.held_out(()))
         assert sum(better) <= 1
         assert np.mean(change) > -0.03
         assert kind == "nothing" or sum(replaced) <= 1

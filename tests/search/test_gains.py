@@ -1,4 +1,4 @@
-"""What orderings gain on new examples: against plain conditioning, and where there is nothing to gain."""
+"""What orderings gain on new examples, against plain conditioning."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def problem(seed=0, size=SIZE):
 
 
 def by_conditioning(means, covariance, apart, noise, reference, outsider_scales):
-    """The same by the densities of contrasts and Gaussian conditioning on them, without any mean of all."""
+    """Compute the same from densities of contrasts between orderings."""
     size = len(means)
     contrasts = np.eye(size)[1:] - np.eye(size)[0]
     weights = []
@@ -37,20 +37,24 @@ def by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
-        nothing = scale == 0.0
-        weights.append(density * (PRIOR_NOTHING if nothing else (1 - PRIOR_NOTHING) / (len(SCALES) - 1)))
+        prior_weight = PRIOR_NOTHING
+        if scale != 0.0:
+            prior_weight = (1 - PRIOR_NOTHING) / (len(SCALES) - 1)
+        weights.append(density * prior_weight)
         differences = np.eye(size) - np.eye(size)[reference]
         cross = differences @ prior @ contrasts.T
         expected = cross @ np.linalg.solve(seen, contrasts @ means)
-        variance = np.diag(differences @ prior @ differences.T - cross @ np.linalg.solve(seen, cross.T))
+        learnt = cross @ np.linalg.solve(seen, cross.T)
+        variance = np.diag(differences @ prior @ differences.T - learnt)
         gains.append(expected)
         sure = np.diag(differences @ prior @ differences.T) < 1e-12
-        chances.append(np.where(sure, 0.0, stats.norm.cdf(expected / np.sqrt(np.maximum(variance, 1e-18)))))
+        errors = np.sqrt(np.maximum(variance, 1e-18))
+        chances.append(np.where(sure, 0.0, stats.norm.cdf(expected / errors)))
     weights = np.array(weights) / sum(weights)
     return weights @ np.array(gains), weights @ np.array(chances)
 
 
-def found(
+def summary(
     means, covariance, noise, *, apart=None, reference=0, num_examples=NUM_EXAMPLES, outsider_scales=OUTSIDER_SCALES
 ):
     apart = np.zeros((len(means),) * 2) if apart is None else apart
@@ -60,14 +64,16 @@ def found(
 
 
 def test_the_interval_of_a_score_is_as_wide_as_its_own_calls_and_those_of_the_original_say():
-    """Where none differ, by the rule of three: 3 over the number of calls."""
+    """If no score differs, the rule of three applies."""
     own = (0, 1, 2)
     original = (2, 1, 0)
     other = (1, 0, 2)
-    scores = {(own,): dict.fromkeys(range(40), 1.0), (original,): dict.fromkeys(range(10), 1.0)}
+    scores = {(own,): dict.fromkeys(range(40), 1.0)}
+    scores[(original,)] = dict.fromkeys(range(10), 1.0)
     fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit(scores)
     assert fitted.interval((own,), 1.0, reference=(original,)) == (0.7, 1.0)
-    scores |= {(original,): {e: float(e % 2) for e in range(10)}, (other,): {e: float(e % 2) for e in range(40)}}
+    scores[(original,)] = {e: float(e % 2) for e in range(10)}
+    scores[(other,)] = {e: float(e % 2) for e in range(40)}
     fitted = OrderingModel(OrderingSpace.of_sizes(3)).fit(scores)
     low, high = fitted.interval((other,), 0.5, reference=(original,))
     error = 0.5 * (1 / 40 + 1 / 10) ** 0.5
@@ -86,24 +92,29 @@ class TestConditioning:
             covariance[:num_outsiders] = covariance[:, :num_outsiders] = 0.0
             apart[:num_outsiders, :num_outsiders] = 1.0 + 0.1 * np.eye(num_outsiders)
         expected = by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
-        told = found(means, covariance, noise, apart=apart, reference=reference, outsider_scales=outsider_scales)
-        np.testing.assert_allclose(told, expected, atol=1e-7)
+        options = {"apart": apart, "reference": reference, "outsider_scales": outsider_scales}
+        gains = summary(means, covariance, noise, **options)
+        np.testing.assert_allclose(gains, expected, atol=1e-7)
 
     def test_scores_that_say_nothing_leave_it_as_likely_as_not_that_all_orderings_are_equal(self):
-        gains, chances = found(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
+        gains, chances = summary(np.zeros(SIZE), np.eye(SIZE), 1e9 * np.eye(SIZE))
         np.testing.assert_allclose(gains, 0.0, atol=1e-9)
         np.testing.assert_allclose(chances, [0.0, *[0.25] * (SIZE - 1)], atol=1e-6)
 
     def test_the_fewer_examples_the_less_sure(self):
-        """The same spread of scores may be that of errors, of which a few examples do not tell the size."""
+        """A few examples do not tell the size of errors."""
         means = np.array([0.0, 2.0, -1.0, 1.0, -2.0, 0.5])
-        sure = [found(means, np.eye(SIZE), 0.2 * np.eye(SIZE), num_examples=n)[1][1] for n in (3, 10, 30, 1000)]
+        sure = []
+        for num_examples in (3, 10, 30, 1000):
+            covariances = np.eye(SIZE), 0.2 * np.eye(SIZE)
+            _, chances = summary(means, *covariances, num_examples=num_examples)
+            sure.append(chances[1])
         assert sure == sorted(sure)
         assert sure[0] < sure[-1] - 0.02
 
 
 def test_an_original_unlike_all_others_is_not_expected_to_score_as_they_do():
-    """It is right on .7 of the examples and any other order on .6; of 40 of these some had luck."""
+    """It is right on .7 of the examples, all others on .6."""
     space = OrderingSpace.of_sizes(8)
     promised = []
     for seed in range(20):
@@ -112,7 +123,8 @@ def test_an_original_unlike_all_others_is_not_expected_to_score_as_they_do():
         scores = {space.identity: dict(enumerate(map(float, rng.random(40) < 0.7)))}
         for number, ordering in enumerate(others):
             row = rng.permutation(40)[: 30 if number < 3 else 6].tolist()
-            scores[ordering] = dict(zip(row, map(float, rng.random(len(row)) < 0.6), strict=True))
+            right = rng.random(len(row)) < 0.6
+            scores[ordering] = dict(zip(row, map(float, right), strict=True))
         gains = OrderingModel(space).fit(scores).gains(space.identity)
-        promised.append(max(gain.expected for ordering, gain in gains.items() if ordering != space.identity))
+        promised.append(max(gains[other].expected for other in others))
     assert np.mean(promised) < -0.02

@@ -1,4 +1,4 @@
-"""The additive process: crossed effects, preferences of examples, label bias, posterior, and what they learn."""
+"""The additive process: effects, preferences, label bias and posterior."""
 
 import numpy as np
 import pytest
@@ -54,9 +54,11 @@ class TestCrossedEffects:
         ("scores", "expected"),
         [
             ([[0.3, np.nan], [np.nan, 0.9]], 3.0),  # no example has two
-            ([[1.0, 0.0], [1.0, 0.0]], 0.05),  # all agree, and examples differ
+            # All agree, and examples differ.
+            ([[1.0, 0.0], [1.0, 0.0]], 0.05),
             ([[1.0, 1.0], [1.0, 1.0]], 3.0),
-            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),  # equally hard: (40 + 10) / (10 / 3)
+            # Equally hard: (40 + 10) / (10 / 3).
+            ([[1.0, 0.0] * 20, [0.0, 1.0] * 20], 15.0),
         ],
     )
     def test_examples_are_shrunk_as_far_as_orderings_differ_on_them(self, scores, expected):
@@ -70,10 +72,11 @@ def kernels(seed=0):
 
 
 def preferring(shares, *, num_examples=60, seed=0, known=None):
-    """Scores of which these shares are what examples prefer, and the rest noise of single calls."""
+    """Return scores with these shares of preferences, the rest noise."""
     rng = np.random.default_rng(seed)
     rest = (1 - sum(shares)) * np.eye(NUM)
-    covariance = sum(share * kernel for share, kernel in zip(shares, kernels(), strict=True)) + rest
+    explained = sum(s * kernel for s, kernel in zip(shares, kernels(), strict=True))
+    covariance = explained + rest
     scores = np.linalg.cholesky(covariance) @ rng.normal(size=(NUM, num_examples))
     scores += rng.normal(size=num_examples)
     return scores if known is None else np.where(known, scores, np.nan)
@@ -90,12 +93,13 @@ def shares_of(scores):
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.4), (0.3, 0.3)])
 def test_preferences_are_found_whatever_is_missing(shares, num_known):
     known = np.random.default_rng(1).random((NUM, 60)).argsort(axis=1) < num_known
-    tables = [preferring(shares, seed=seed, known=known) for seed in range(5 if num_known == 60 else 20)]
+    num_tables = 5 if num_known == 60 else 20
+    tables = [preferring(shares, seed=seed, known=known) for seed in range(num_tables)]
     np.testing.assert_allclose(np.mean([*map(shares_of, tables)], axis=0), shares, atol=0.1)
 
 
 class BiasedWorld:
-    """80 orderings, and 60 to predict, that lean to and fro between classes of examples by where their items stand.
+    """Orderings that lean between classes of examples by item places.
 
     Args:
         classes: Of the examples, in turn.
@@ -131,14 +135,16 @@ class BiasedWorld:
 def test_label_bias_explains_how_far_each_ordering_leans(classes, loadings):
     world = BiasedWorld(classes=classes, loadings=loadings)
     own = [*(family @ family.T for family in world.known), np.eye(80)]
-    explained = LabelBias(world.known, own, ScoreTable(world.scores), world.classes, FEATURES.references).explained
+    table = ScoreTable(world.scores)
+    bias = LabelBias(world.known, own, table, world.classes, FEATURES.references)
+    explained = bias.explained
     assert correlation(explained, world.explained) > 0.95
     slope = np.polyfit(world.explained.ravel(), explained.ravel(), 1)[0]
     assert slope == pytest.approx(1.0, abs=0.15)
 
 
 class World:
-    """Scores of random orderings, and of others to predict: linear in the features of one family."""
+    """Scores that are linear in the features of one family."""
 
     def __init__(self, family="region", *, known=60, new=40, examples=16, missing=0.0, seed=0):
         rng = np.random.default_rng(seed)
@@ -157,7 +163,8 @@ class World:
         self.scores[holes] = np.nan
 
     def fit(self, scores=None, **options):
-        return AdditiveProcess(self.known, ScoreTable(self.scores if scores is None else scores), **options)
+        table = ScoreTable(self.scores if scores is None else scores)
+        return AdditiveProcess(self.known, table, **options)
 
 
 def variances_of(process):
@@ -165,7 +172,7 @@ def variances_of(process):
 
 
 def conditioned(world, variances):
-    """Mean and covariance of f at all orderings given every single score, in units of the noise.
+    """Return mean and covariance of f given every single score.
 
     Scores of two orderings on one example share what that example prefers (`preference_shares` of it).
     """
@@ -178,20 +185,24 @@ def conditioned(world, variances):
     observed = prior[np.ix_(rows, rows)] + same * effects[np.ix_(rows, rows)]
     observed += np.diag(np.maximum(1.0 - np.diag(effects), 1.0 - MAX_SHARE)[rows])
     gain = np.linalg.solve(observed, prior[rows]).T
-    weights = np.linalg.solve(observed, np.ones(len(rows)))  # generalised least squares
+    # Generalised least squares.
+    weights = np.linalg.solve(observed, np.ones(len(rows)))
     scores = world.scores[rows, columns]
     scores = scores - weights @ scores / weights.sum()
     return gain @ scores, prior - gain @ prior[rows]
 
 
 def preferred(world):
-    """Covariance of what an example prefers, over the orderings known, by the least squares of the package."""
+    """Return the covariance of what an example prefers."""
     table = ScoreTable(world.scores)
     rest = np.where(table.known, world.scores - table.example_effects(adjusted(world.scores)), 0.0)
     rest = np.where(table.known, rest - adjusted(world.scores)[:, None], 0.0)
     linear = [f @ f.T for f in world.known]
     lengths = [np.sqrt(np.diag(k)) for k in linear]
-    sharp = [np.outer(n, n) * (k / np.outer(n, n)) ** 3 for k, n in zip(linear, lengths, strict=True)]
+    sharp = []
+    for kernel, length in zip(linear, lengths, strict=True):
+        scale = np.outer(length, length)
+        sharp.append(scale * (kernel / scale) ** 3)
     shares = preference_shares([*linear, *sharp], rest, table.known)
     return sum(share * kernel for share, kernel in zip(shares, [*linear, *sharp], strict=True))
 
@@ -203,13 +214,15 @@ def test_rows_whose_scores_are_worth_less_say_less():
         world = World(known=40, seed=seed)
         rng = np.random.default_rng(seed)
         scores = world.scores + 3.0 * rng.normal(size=world.scores.shape) * noisy[:, None]
-        for table in ScoreTable(scores), ScoreTable(scores, information_weights=np.where(noisy, 0.1, 1.0)):
+        weights = np.where(noisy, 0.1, 1.0)
+        by_weight = ScoreTable(scores, information_weights=weights)
+        for table in (ScoreTable(scores), by_weight):
             process = AdditiveProcess(world.known, table)
             rest = process.mean - world.truth
             errors.append((rest - rest.mean()).var())
         assert process.variances[noisy].mean() > 1.2 * process.variances[~noisy].mean()
-    alike, told = np.reshape(errors, (6, 2)).mean(axis=0)
-    assert told < 0.9 * alike
+    alike, weighted = np.reshape(errors, (6, 2)).mean(axis=0)
+    assert weighted < 0.9 * alike
 
 
 class TestPosterior:

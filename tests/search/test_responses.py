@@ -22,7 +22,7 @@ FEATURES = Features(SPACE)
 
 
 class World:
-    """Orderings that lean towards labels by what item stands where; examples whose labels are known.
+    """Orderings that lean towards labels by the places of items.
 
     Args:
         looks: Examples that each ordering is looked at on, in turn.
@@ -34,10 +34,10 @@ class World:
     ):
         rng = np.random.default_rng(seed)
         num_new = 2_000
-        found = {}
-        while len(found) < num_orderings:
-            found[(tuple(rng.permutation(6).tolist()),)] = None
-        self.orderings = list(found)
+        orderings = {}
+        while len(orderings) < num_orderings:
+            orderings[(tuple(rng.permutation(6).tolist()),)] = None
+        self.orderings = list(orderings)
         features = FEATURES(self.orderings)
         region = features[FEATURES.names.index("region")]
         basis = helmert(num_labels)
@@ -49,7 +49,8 @@ class World:
         z = own + (lean * b / b.std())[:, None] + 0.2 * rng.normal(size=(num_orderings, *own.shape))
         right = (z @ basis).argmax(axis=-1) == gold
         if drawn:
-            chances = np.take_along_axis(softmax(z @ basis, axis=-1), gold[None, :, None], axis=-1)[..., 0]
+            shares = softmax(z @ basis, axis=-1)
+            chances = np.take_along_axis(shares, gold[None, :, None], axis=-1)[..., 0]
             right = rng.random(chances.shape) < chances
         self.contrasts = z[:, :num_examples]
         self.scores = np.eye(num_labels)[gold[:num_examples]]
@@ -57,7 +58,8 @@ class World:
         self.truth = right[:, num_examples:].mean(axis=1)
         self.known = np.zeros(self.right.shape, dtype=bool)
         for i in range(num_orderings):
-            start = looks * i + looks * i // num_examples  # As the search does, see `ExampleSchedule`.
+            # As the search does, see `ExampleSchedule`.
+            start = looks * i + looks * i // num_examples
             self.known[i, (start + np.arange(looks)) % num_examples] = True
         self.features = features
         self.log_probabilities = np.where(self.known[..., None], self.contrasts, np.nan) @ basis
@@ -94,7 +96,8 @@ def test_process_is_gaussian_conditioning(seed, outputs):
     variances = rng.uniform(0.1, 0.4, size=12)
     measured = Posterior(rng.normal(size=(12, outputs)), variances, np.zeros(outputs), np.ones(12))
     process = EffectProcess(features, kernels, measured, unit=0.5)
-    prior = 0.5 * (np.tensordot(process.fit.variances[:-1], kernels, axes=1) + process.fit.variances[-1] * np.eye(12))
+    *of_families, own = process.fit.variances
+    prior = 0.5 * (np.tensordot(of_families, kernels, axes=1) + own * np.eye(12))
     noise = np.diag(1.0 / (1.0 / variances - 1.0))
     gain = prior @ np.linalg.inv(prior + noise)
     np.testing.assert_allclose(process.variances, np.diag(prior - gain @ prior), rtol=1e-6)
@@ -111,19 +114,19 @@ def test_process_is_gaussian_conditioning(seed, outputs):
 
 @pytest.mark.parametrize("num_labels", [2, 4])
 def test_scores_are_told_from_few_looks(num_labels):
-    """Better than the share of right answers on three times as many examples."""
-    found = []
+    """Three times as many right answers would tell less."""
+    modelled = []
     counted = []
     for seed in range(5):
         world = World(seed=seed, num_labels=num_labels, num_orderings=60, num_examples=40)
-        found.append(correlation(world.model().means, world.truth))
+        modelled.append(correlation(world.model().means, world.truth))
         counted.append(correlation(world.right[:, :6].mean(axis=1), world.truth))
-    assert np.mean(found) > 0.6
-    assert np.mean(found) > np.mean(counted) + 0.1
+    assert np.mean(modelled) > 0.6
+    assert np.mean(modelled) > np.mean(counted) + 0.1
 
 
 def test_gains_are_not_claimed_where_there_are_none():
-    """Orderings lean, and it costs as much on one label as it brings on the other: nothing is separated."""
+    """Orderings lean, but no label is separated from another."""
     claims = 0
     for seed in range(40):
         world = World(seed=seed, separation=0.0, num_orderings=20, looks=6)
@@ -134,18 +137,22 @@ def test_gains_are_not_claimed_where_there_are_none():
 
 class TestOrderingModel:
     def scores_of(self, world):
-        return {
-            ordering: {int(e): float(world.right[i, e]) for e in np.flatnonzero(world.known[i])}
-            for i, ordering in enumerate(world.orderings)
-        }
+        scores = {}
+        for i, ordering in enumerate(world.orderings):
+            examples = np.flatnonzero(world.known[i]).tolist()
+            values = world.right[i, examples].astype(float).tolist()
+            scores[ordering] = dict(zip(examples, values, strict=True))
+        return scores
 
     def responses(self, world, share=1.0):
         rows = {ordering: i for i, ordering in enumerate(world.orderings)}
-        told = np.random.default_rng(0).random(world.known.shape) < share
+        is_told = np.random.default_rng(0).random(world.known.shape) < share
 
         def look(ordering, example):
             i = rows.get(ordering)
-            return None if i is None or not told[i, example] else (world.log_probabilities[i, example], ())
+            if i is None or not is_told[i, example]:
+                return None
+            return world.log_probabilities[i, example], ()
 
         return LabelResponses(world.scores, look)
 
@@ -154,13 +161,13 @@ class TestOrderingModel:
     def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
         world = World(num_labels=3, looks=6)
         world.log_probabilities[world.log_probabilities < 0] = least
-        told = dataclasses.replace(self.responses(world), calibrating=calibrating)
-        fitted = OrderingModel(SPACE, responses=told).fit(self.scores_of(world))
+        responses = dataclasses.replace(self.responses(world), calibrating=calibrating)
+        fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
         first = world.orderings[0]
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
         assert np.isfinite([*np.ravel(numbers), *fitted.calibration(first).offsets]).all()
 
-    def test_of_very_many_orderings_most_of_those_that_promise_most_are_modelled_and_some_bad_ones(self):
+    def test_of_many_orderings_most_promising_and_some_bad_ones_are_modelled(self):
         world = World(num_orderings=400, lean=2.0)
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(self.scores_of(world))
         ranked = [world.orderings[i] in fitted.orderings for i in np.argsort(-world.truth)]
@@ -171,44 +178,54 @@ class TestOrderingModel:
         world = World()
         scores = self.scores_of(world)
         alone = OrderingModel(SPACE).fit(scores).estimates()
-        assert OrderingModel(SPACE, responses=self.responses(world, share=0.2)).fit(scores).estimates() == alone
-        assert OrderingModel(SPACE, responses=self.responses(world)).fit(scores).estimates() != alone
+        for share, is_ignored in ((0.2, True), (1.0, False)):
+            responses = self.responses(world, share=share)
+            fitted = OrderingModel(SPACE, responses=responses).fit(scores)
+            assert (fitted.estimates() == alone) == is_ignored
 
-    def test_gains_over_a_program_whose_replies_tell_nothing_are_those_that_log_probabilities_promise(self):
-        """As of a student without demos that never says a label: the others differ as they do without it."""
+    def test_gains_over_a_program_with_silent_replies_are_those_of_log_probabilities(self):
+        """The student without demos never says a label."""
         world = World(lean=2.0)
         scores = {WITHOUT_DEMOS: dict.fromkeys(range(25), 0.0), **self.scores_of(world)}
         fitted = OrderingModel(SPACE, responses=self.responses(world)).fit(scores)
         gains = fitted.gains(WITHOUT_DEMOS)
         truth = dict(zip(world.orderings, world.truth, strict=True))
-        promised, true = np.array([(gain.expected, truth[o]) for o, gain in gains.items() if o != WITHOUT_DEMOS]).T
+        promised = np.array([gains[ordering].expected for ordering in world.orderings])
+        true = np.array([truth[ordering] for ordering in world.orderings])
         assert np.corrcoef(promised, true)[0, 1] > 0.8
         assert np.abs(promised - true).mean() < 0.1
 
     def test_how_often_an_ordering_says_no_label_is_expected_as_it_was_seen(self):
-        """Most replies say none where item 0 stands late, and all of one ordering that was often asked."""
+        """Most replies say none if item 0 stands late."""
         errors = []
         of_first = []
         outside = []
         for seed in range(6):
             world = World(seed=seed, num_orderings=60, num_examples=40, looks=3)
             rng = np.random.default_rng(seed)
-            share = np.array([0.7 if ordering[0].index(0) >= 3 else 0.05 for ordering in world.orderings])
+            places = np.array([ordering[0].index(0) for ordering in world.orderings])
+            share = np.where(places >= 3, 0.7, 0.05)
             share[0] = 1.0
             world.known[0, :18] = True
             silent = rng.random(world.known.shape) < share[:, None]
             world.right &= ~silent
             world.log_probabilities[silent] = np.nan
             logs = dict(zip(world.orderings, world.log_probabilities, strict=True))
-            told = lambda o, e, logs=logs: None if np.isnan(logs[o][e]).any() else (logs[o][e], ())  # noqa: E731
-            fitted = OrderingModel(SPACE, responses=LabelResponses(world.scores, told)).fit(self.scores_of(world))
+
+            def look(ordering, example, logs=logs):
+                row = logs[ordering][example]
+                return None if np.isnan(row).any() else (row, ())
+
+            responses = LabelResponses(world.scores, look)
+            fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
             first, other, *_ = world.orderings
             truth = dict(zip(world.orderings, world.truth * (1 - share), strict=True))
             estimates = dict(fitted.estimates())
             errors += [abs(estimates[ordering] - true) for ordering, true in truth.items()]
             of_first.append(estimates[first])
             for ordering, gain in fitted.gains(other).items():
-                outside.append(abs(gain.expected - truth[ordering] + truth[other]) > 1.96 * gain.deviation + 1e-9)
+                error = abs(gain.expected - truth[ordering] + truth[other])
+                outside.append(error > 1.96 * gain.deviation + 1e-9)
         assert np.mean(errors) < 0.11
         assert np.mean(of_first) < 0.1
         assert np.mean(outside) < 0.1
@@ -220,29 +237,31 @@ class TestOrderingModel:
 
     PROGRAM = WholeProgram(0, "nearest last")
 
-    def fitted(self, told, *, right, leans=3.0, calibrating=True, wide=30):
-        """A program beside the orderings: what it scores on examples, and how strongly it answers the second label."""
+    def fitted(self, examples, *, right, leans=3.0, calibrating=True, wide=30):
+        """Fit a model of orderings beside one program."""
         world = World(looks=4, seed=4)
         own = self.responses(world)
         scores = self.scores_of(world)
         scores[world.orderings[0]] = {e: float(world.right[0, e]) for e in range(wide)}
         world.known[0, :wide] = True
         world.log_probabilities[0] = (world.contrasts[0] @ helmert(2))[: len(world.scores)]
-        scores[self.PROGRAM] = {e: float(value) for e, value in zip(told, right, strict=True)}
+        scores[self.PROGRAM] = dict(zip(examples, map(float, right), strict=True))
 
         def look(ordering, example):
             said = np.array([-leans, leans]) + 0.1 * example
-            told = said - np.logaddexp.reduce(said)
-            return (told, ()) if ordering == self.PROGRAM else own.logprobs_of(ordering, example)
+            log_probabilities = said - np.logaddexp.reduce(said)
+            if ordering == self.PROGRAM:
+                return log_probabilities, ()
+            return own.logprobs_of(ordering, example)
 
         responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 
     def test_log_probabilities_of_a_program_tell_nothing_of_what_it_or_others_score(self):
-        told = {"told": range(4), "right": [0, 0, 1, 0], "calibrating": False}
-        (one, _) = self.fitted(leans=3.0, **told)
-        (other, _) = self.fitted(leans=-3.0, **told)
+        options = {"examples": range(4), "right": [0, 0, 1, 0], "calibrating": False}
+        (one, _) = self.fitted(leans=3.0, **options)
+        (other, _) = self.fitted(leans=-3.0, **options)
         assert one.estimates() == other.estimates()
         first = one.orderings[0]
         assert one.gains(first) == other.gains(first)
@@ -256,8 +275,8 @@ class TestOrderingModel:
 
     @pytest.mark.parametrize("count", [1, 4, 20])
     def test_a_program_is_calibrated_by_its_own_answers(self, count):
-        """As if it had also answered four times in the shares that labels have."""
-        fitted, _ = self.fitted(range(count), right=[1.0] * count)
+        """Four more answers in the shares of the labels are assumed."""
+        fitted, _ = self.fitted(range(count), right=np.ones(count))
         answers = np.exp([-3.0, 3.0]) / np.exp([-3.0, 3.0]).sum()
         means = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4)
         shares = np.array([0.4, 0.6])

@@ -1,9 +1,11 @@
 """Searches by cross-entropy and at random, and what ends a search."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
+from fakes import ascending_share
 from hypothesis import example, given
 from hypothesis import strategies as st
 from worlds import play
@@ -17,8 +19,8 @@ UPDATES = ["ema", "mle", "mixture"]
 
 
 def sortedness(ordering):
-    pairs = [[a > b for i, a in enumerate(block) for b in block[i + 1 :]] for block in ordering]
-    return sum(sum(block) / len(block) for block in pairs) / len(ordering)
+    shares = [ascending_share(block[::-1]) for block in ordering]
+    return sum(shares) / len(ordering)
 
 
 def scored(orderings):
@@ -31,7 +33,8 @@ class TestCrossEntropySearch:
     def test_learns_the_reversed_order_of_each_block(self, update, sizes):
         """Without torch's global source of randomness."""
         before = torch.random.get_rng_state()
-        search = CrossEntropySearch(OrderingSpace.of_sizes(*sizes), update=update, num_samples=30, seed=1)
+        options = {"update": update, "num_samples": 30, "seed": 1}
+        search = CrossEntropySearch(OrderingSpace.of_sizes(*sizes), **options)
         batches = play(search, scored, rounds=10)
         means = [sum(map(sortedness, batch)) / len(batch) for batch in batches]
         assert max(means) > means[0] + 0.2
@@ -57,12 +60,14 @@ class TestCrossEntropySearch:
         [(False, [0.3, 0.1], None), (True, [0.3, 0.1], [3.0, 1.0]), (True, [0.3, 0.0], None)],
     )
     def test_one_update_is_the_rule_applied_to_the_elites(self, weighted, scores, weights):
-        """A share of a score that is not positive has no meaning: then all count alike."""
+        """Without a positive score, all elites count alike."""
         rule = MaximumLikelihood(num_steps=5, weighted=weighted)
         search = CrossEntropySearch(OrderingSpace.of_sizes(3), update=rule, elite_fraction=0.5)
         orderings = [(2, 0, 1), (1, 2, 0), (0, 1, 2), (0, 2, 1)]
-        told = {(o,): {0: score} for o, score in zip(orderings, [*scores, -1.0, -1.0], strict=True)}
-        search.tell(list(told), told)
+        told_scores = {}
+        for ordering, score in zip(orderings, [*scores, -1.0, -1.0], strict=True):
+            told_scores[(ordering,)] = {0: score}
+        search.tell(list(told_scores), told_scores)
         weights = None if weights is None else torch.tensor(weights)
         expected = rule.update(rule.initial(3), torch.tensor(orderings[:2]), weights).logits
         torch.testing.assert_close(search.distributions[0].logits, expected)
@@ -98,7 +103,7 @@ def test_random_search_asks_for_each_once_and_the_identity_first(num_orderings, 
     space = OrderingSpace((kinds,))
     search = RandomSearch(space, num_orderings=num_orderings, num_samples=5, seed=3)
     *batches, last = play(search, scored, rounds=100)
-    asked = [ordering for batch in batches for ordering in batch]
+    asked = list(chain.from_iterable(batches))
     assert last == []
     assert asked[0] == space.identity
     assert len(set(asked)) == len(asked) == min(num_orderings, space.num_distinct)

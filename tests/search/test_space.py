@@ -19,36 +19,49 @@ FEW = {"min_length": 1, "max_length": 2}
 
 @st.composite
 def spaces(draw, max_size=4):
-    """One or two blocks, with items that look alike or not, with limits or without."""
-    blocks = draw(st.lists(st.lists(st.integers(0, 3), max_size=max_size).map(tuple), min_size=1, max_size=2))
+    """Draw spaces with and without equal items and limits."""
+    block = st.lists(st.integers(0, 3), max_size=max_size).map(tuple)
+    blocks = draw(st.lists(block, min_size=1, max_size=2))
     if draw(st.booleans()):
         blocks = [tuple(range(len(kinds))) for kinds in blocks]
     if draw(st.booleans()):
         return OrderingSpace(tuple(blocks))
-    limits = [sorted(draw(st.lists(st.integers(0, len(b)), min_size=2, max_size=2))) for b in blocks]
-    return OrderingSpace(tuple(blocks), tuple(map(tuple, limits)))
+    limits = []
+    for kinds in blocks:
+        ends = st.lists(st.integers(0, len(kinds)), min_size=2, max_size=2)
+        limits.append(tuple(sorted(draw(ends))))
+    return OrderingSpace(tuple(blocks), tuple(limits))
 
 
 def everything(space):
-    """By definition: all ordered subsets within the limits, of all blocks together."""
-    blocks = [
-        [items for length in range(least, most + 1) for items in itertools.permutations(range(size), length)]
-        for size, (least, most) in zip(space.sizes, space.limits, strict=True)
-    ]
+    """Return all ordered subsets within the limits."""
+    blocks = []
+    for size, (least, most) in zip(space.sizes, space.limits, strict=True):
+        subsets = []
+        for length in range(least, most + 1):
+            subsets += itertools.permutations(range(size), length)
+        blocks.append(subsets)
     return set(itertools.product(*blocks))
 
 
 def looks(space, ordering):
-    return tuple(tuple(kinds[i] for i in items) for kinds, items in zip(space.kinds, ordering, strict=True))
+    shown = []
+    for kinds, items in zip(space.kinds, ordering, strict=True):
+        shown.append(tuple(kinds[item] for item in items))
+    return tuple(shown)
+
+
+def without(items, left_out):
+    return [item for item in items if item != left_out]
 
 
 def elsewhere(first, second):
-    """Whether orderings of the same items differ by the place of one, at most."""
-    return any([x for x in first if x != item] == [x for x in second if x != item] for item in first)
+    """Tell whether orderings differ by the place of at most one item."""
+    return any(without(first, item) == without(second, item) for item in first)
 
 
 def one_move_apart(first, second):
-    """Whether ordered subsets differ by one item left out, put in, replaced or put elsewhere, or two swapped."""
+    """Tell whether one move leads from one ordered subset to another."""
     if len(first) > len(second):
         first, second = second, first
     if len(first) < len(second):
@@ -88,7 +101,8 @@ class TestSpace:
         assert OrderingSpace.of_sizes(4, 3).num_distinct == 24 * 6
         assert OrderingSpace.of_sizes(30).num_distinct == math.factorial(30)
         assert OrderingSpace.of_sizes(40, min_length=8, max_length=8).num_distinct == math.perm(40, 8)
-        total = 1  # of n items: none, or one of n at first and then an ordering of the others
+        # Of n items: none, or one of n at first and then an ordering of the others.
+        total = 1
         for size in range(1, 31):
             total = size * total + 1
         assert OrderingSpace.of_sizes(30, min_length=0).num_distinct == total
@@ -149,7 +163,8 @@ class TestAllowed:
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        with pytest.raises(ValueError, match="allowed refused 1,000 random orderings"):
+        message = "allowed refused 1,000 random orderings"
+        with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 
 
