@@ -77,7 +77,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
         scaled = decision.scale_of_metric(setup.original)
         score = fitted.expected_at_random(drawn, orderings)
     error = _error_of_mean(rows)
-    values = [scaled(value) for value in (score, *fitted.clip([score - error, score + error]))]
+    values = [scaled(value) for value in (score, fitted.clip(score - error), fitted.clip(score + error))]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]

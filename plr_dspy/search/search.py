@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from numbers import Integral
 
 import numpy as np
 import torch
@@ -28,14 +27,12 @@ UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of 
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores; it knows nothing of language models.
+    """A search that is asked for orderings and told their scores.
 
-    It holds a distribution for each block of its space, uniform at first. If places count from the end, the item that a
-    distribution draws first is shown last, so that orderings of all lengths tell of the same logits. Draws that are not
-    allowed are shortened from the beginning.
+    If places count from the end, the item that a distribution draws first is shown last. Draws that are not allowed are
+    shortened from the beginning.
 
     Attributes:
-        space, num_samples, elite_fraction: As in `CrossEntropySearch`.
         model: Says what scores tell of new examples; without features unless the search sets another one.
         distributions: The current distribution of each block.
         fitted: The model as it was fitted to the last scores; None for searches without one.
@@ -81,26 +78,17 @@ class Search(ABC):
         """
         if not orderings:
             raise ValueError("tell needs at least one ordering; got none")
-        for ordering in orderings:
-            self._check_scores(ordering, scores)
-        estimates = best_first((ordering, mean_score(scores[ordering])) for ordering in orderings)
-        return estimates[: num_elites(len(estimates), self.elite_fraction)]
-
-    def _check_scores(self, candidate: Candidate, scores: Scores) -> None:
-        """Raise a ValueError unless there are scores of the candidate, all finite, on numbered examples."""
-        ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
-        row = scores.get(ordering)
-        if not row:
-            raise ValueError(
-                "scores must have those of each ordering by example, such as {ordering: {0: 1.0}}; "
-                f"got {row!r} for {candidate}"
-            )
-        for example, score in row.items():
-            is_number = isinstance(example, Integral) and not isinstance(example, bool) and example >= 0
-            if not is_number or not math.isfinite(score):
+        estimates = []
+        for candidate in orderings:
+            ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
+            row = scores.get(ordering)
+            if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
-                    f"scores must be finite, of examples numbered from 0; got {score} on {example!r} for {candidate}"
+                    "scores must have finite ones of each ordering by example, such as {ordering: {0: 1.0}}; "
+                    f"got {row!r} for {candidate}"
                 )
+            estimates.append((candidate, mean_score(row)))
+        return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
         """Return estimates of the orderings that have scores, best first; mean scores without a model."""
@@ -214,17 +202,12 @@ class RandomSearch(Search):
 class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
-    Each round consists of independent draws, repeats included, and alone decides the refit.
-
     Args:
         space: What to order.
         update: Refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings asked for in each round (B).
         elite_fraction: Share of them that refits the distributions (rho).
         seed: Seeds the search's own generator.
-
-    Raises:
-        TypeError, ValueError: If an argument is out of range.
     """
 
     def ask(self) -> list[Candidate]:
@@ -239,30 +222,25 @@ class CrossEntropySearch(Search):
 class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
-    Each round fits the process (`AdditiveProcess`) to all scores, and the distributions to the orderings with the best
-    estimates. Candidates are draws of the distributions, good orderings after a random move, results of short climbs on
-    the process' mean, and random orderings. Known orderings compete with them: the best ordering of each joint draw
-    from the posterior is asked for, be it new or to be scored on more examples. So good orderings are scored on ever
-    more examples, and no call is spent on those that a few examples have ruled out.
+    Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
+    Candidates are draws of the distributions, good orderings after a random move, results of short climbs on the
+    process' mean, random orderings, and known ones, to be scored on more examples. The best of each joint draw from the
+    posterior is asked for. So no call is spent on orderings that a few examples have ruled out.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
         space: What to order.
-        num_examples: Number of examples. An ordering that was scored on all of them, or got no further scores when it
-            was asked for again, is not asked for again.
+        num_examples: An ordering with this many scores, or without new ones in the last round, is not asked for again.
         classes: For each block the class of each of its items, such as demos with the same answer.
-        example_classes: The class of each example that there may be scores of, such as its answer.
+        example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
         num_samples: Orderings asked for in each round, at most.
         num_initial: Random orderings of the first round, the identity among them.
         elite_fraction: Share of the known orderings that the distributions are fitted to.
         responses: The log-probabilities of labels; None if there are none.
-        seed: Seeds everything random.
-
-    Raises:
-        ValueError: If a number is out of range, or classes do not fit.
+        seed: As in `CrossEntropySearch`.
     """
 
     def __init__(
@@ -282,10 +260,9 @@ class ThompsonSearch(Search):
         check_whole("num_examples", num_examples, 1)
         check_whole("num_initial", num_initial, 1)
         check_whole("seed", seed, 0)
-        self._num_classed = math.inf if example_classes is None else len(example_classes)
-        if self._num_classed < num_examples:
+        if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
-                f"example_classes must name the class of each of {num_examples} examples; got {self._num_classed}"
+                f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
             )
         super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
@@ -324,10 +301,8 @@ class ThompsonSearch(Search):
             return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores, and the distributions to the elites; return these with their estimates."""
+        """Fit the process to all scores and the distributions to the elites, and return the elites, best first."""
         super().tell(orderings, scores)
-        if any(example >= self._num_classed for ordering in orderings for example in scores[ordering]):
-            raise ValueError(f"examples must have classes: example_classes names those of {self._num_classed}")
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
         self._counts = counts
@@ -343,10 +318,7 @@ class ThompsonSearch(Search):
         return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the process' estimates of the orderings that have scores, best first.
-
-        Orderings that it has ruled out, or was not told of, are left out.
-        """
+        """Return the process' estimates of the orderings that have scores, best first, without those ruled out."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,13 +35,6 @@ Candidate: TypeAlias = Ordering | WholeProgram
 Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by example of each candidate
 
 
-def candidate_from_json(saved: Any) -> Candidate:
-    """Return the candidate that was written as JSON."""
-    if isinstance(saved, Mapping):
-        return WholeProgram(**saved)
-    return tuple(map(tuple, saved))
-
-
 class ScoreEstimate(NamedTuple):
     """An ordering and its estimated mean score on new examples, or its mean score without a model."""
 
@@ -59,14 +52,12 @@ class OrderingSpace:
     """All orderings of some blocks of items: of all their items, or of numbers of them within limits.
 
     Attributes:
-        kinds: For each block the kind of each item. Items of one kind look the same, so orderings that differ in those
-            alone are one candidate.
+        kinds: For each block the kind of each item. Items of one kind look the same.
         limits: For each block the smallest and largest number of items; all items by default.
-        identity: The ordering that a search begins with, such as the current one; the first items by default.
+        identity: The ordering that a search begins with; the first items by default.
         allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
         programs: Whole programs, which compete with the orderings.
-        from_end: Whether places count from the end, as they do with limits: the last item is next to the question.
-        sizes: Number of items of each block.
+        from_end: Whether places count from the end, as they do with limits.
 
     Raises:
         ValueError: If limits do not fit, or the identity is not in the space.
@@ -78,7 +69,6 @@ class OrderingSpace:
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
     from_end: bool = field(init=False)
-    sizes: tuple[int, ...] = field(init=False, repr=False)
 
     @classmethod
     def of_sizes(
@@ -107,7 +97,6 @@ class OrderingSpace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "from_end", bool(self.limits))
-        object.__setattr__(self, "sizes", tuple(map(len, self.kinds)))
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
@@ -119,6 +108,11 @@ class OrderingSpace:
         object.__setattr__(self, "identity", self.canonical(first))
         if not self.allows(self.identity):
             raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of items of each block."""
+        return tuple(map(len, self.kinds))
 
     @cached_property
     def num_distinct(self) -> int:
@@ -251,12 +245,13 @@ class OrderingSpace:
         kinds = self.kinds[block]
         if len(set(kinds)) == len(kinds):
             return tuple(items)
-        of_kind = {kind: iter(_items_of_kind(kinds, kind)) for kind in set(kinds)}
-        return tuple(next(of_kind[kinds[item]]) for item in items)
-
-
-def _items_of_kind(kinds: Sequence[int], kind: int) -> list[int]:
-    return [item for item, other in enumerate(kinds) if other == kind]
+        unused = list(range(len(kinds)))
+        like = []
+        for item in items:
+            first = next(other for other in unused if kinds[other] == kinds[item])
+            unused.remove(first)
+            like.append(first)
+        return tuple(like)
 
 
 def _ways_with_kind(ways: Sequence[int], length: int, count: int) -> int:

@@ -147,10 +147,8 @@ class TestTell:
         ("scores", "message"),
         [
             ({((0, 1, 2),): {}}, "by example"),
-            ({((0, 1, 2),): {0: float("nan")}}, "must be finite"),
-            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must be finite"),
-            *(({((0, 1, 2),): {example: 1.0}}, "numbered from 0") for example in (-1, "a", True)),
-            ({((0, 1, 2),): {41: 1.0}}, "must have classes"),
+            ({((0, 1, 2),): {0: float("nan")}}, "must have finite"),
+            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must have finite"),
             ({((0, 1, 1),): {0: 0.5}}, "permutation"),
             ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],

@@ -16,39 +16,22 @@ u       solved      [m, k]  (K + E)^-1 y
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from plr_dspy.search.model.gains import Array, Families
 
 Variances: TypeAlias = Sequence[float] | None  # of an earlier fit that a fit continues
+Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # from K and (K + E)^-1 to y and s
 
 PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's; at accuracy .6, orders differ by .06
 PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; a small one lets components vanish
 NUM_FIRST_STEPS = 15
 NUM_STEPS = 3  # if an earlier fit is continued
 MIN_VARIANCE = 1e-9
-
-
-class Measurement(Protocol):
-    """What was measured of orderings, given the current fit."""
-
-    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        """Return y and s, given K and (K + E)^-1."""
-
-
-@dataclass(frozen=True)
-class FixedMeasurement:
-    """Values and noise that no fit changes."""
-
-    values: Array
-    noise: float
-
-    def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
-        return self.values, self.noise
 
 
 @dataclass(frozen=True)
@@ -93,7 +76,7 @@ def fit_components(
     features: Families,
     kernels: Families,
     errors: Array,
-    measurement: Measurement,
+    measure: Measure,
     *,
     earlier: Variances = None,
     total: float = PRIOR_VARIANCE,
@@ -124,7 +107,7 @@ def fit_components(
         given = fixed + np.diag(np.zeros(size) + extra_variances / noise)
         covariance = np.tensordot(variances, stacked, axes=1) + given
         inverse: Any = np.linalg.inv(covariance + errors)
-        values, new_noise = measurement.update(covariance, inverse)
+        values, new_noise = measure(covariance, inverse)
         solved = inverse @ values
         if step == num_steps:
             break

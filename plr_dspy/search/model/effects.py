@@ -13,15 +13,15 @@
     w       weights     [m, E]     weights of the cells in the effects of orderings
 
 Two examples tell b of an ordering almost exactly, so its score on all others follows from few of them.
-All effects are normal. Their variances are estimated with them by expectation and maximisation (N. M. Laird and
-J. H. Ware, Biometrics 38, 1982).
+The effects and their variances are fitted by expectation and maximisation (N. M. Laird and J. H. Ware, Biometrics 38,
+1982).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from plr_dspy.search.model.components import FixedMeasurement, Variances, fit_components
+from plr_dspy.search.model.components import Variances, fit_components
 from plr_dspy.search.model.gains import Array, Families, Mask
 
 NUM_SWEEPS = 12
@@ -214,7 +214,7 @@ class EffectProcess:
             features,
             [*kernels, own_effects],
             np.diag(1.0 / (self._precisions * unit)),
-            FixedMeasurement(values, unit),
+            lambda covariance, inverse: (values, unit),
             earlier=earlier,
             total=usual_variance / unit,
             fixed=np.diag(extra),

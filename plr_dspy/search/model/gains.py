@@ -2,12 +2,12 @@
 
 symbol   code        shape   meaning
 m                            orderings
-H                            hypotheses
+H                            hypotheses about s, k and v
 y        means       [m]     measured mean scores, without the effects of examples
 K        covariance  [m, m]  estimated prior covariance of true scores
 A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
 N        noise       [m, m]  covariance of the errors of y
-s, k, v  Hypothesis          factors of K, A and N
+s, k, v                      factors of K, A and N
 r        reference           number of the ordering that the others are compared with
 P        prior       [m, m]  s K + k A
 """
@@ -15,7 +15,7 @@ P        prior       [m, m]  s K + k A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,25 +35,8 @@ PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new exa
 PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
 
 
-class Hypothesis(NamedTuple):
-    """State factors of the three covariances."""
-
-    scale: float
-    outsider_scale: float
-    error_scale: float
-
-
-class Outcome(NamedTuple):
-    """Hold what one hypothesis says: its log-likelihood, and moments of the gains ``[m]``."""
-
-    log_likelihood: float
-    means: Array
-    variances: Array
-    possible: Mask  # whether the prior allows a gain
-
-
 class GainSummary(NamedTuple):
-    """Summarize gains ``[m]`` over all hypotheses."""
+    """Gains ``[m]`` over all hypotheses."""
 
     expected: Array
     above: Array  # probability of a gain above 0
@@ -139,12 +122,11 @@ def expected_gains(
     """Return the gains of orderings over one of them, by Gaussian conditioning.
 
     The estimated variance of orderings mistakes chance for an effect if there is none. So it is averaged over scales,
-    weighted by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
-    `num_examples` - 1 degrees of freedom. It is never smaller, which would make chance look certain.
+    by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
+    `num_examples` - 1 degrees of freedom, but never smaller.
     """
-    hypotheses = _hypotheses(outsider_scales if outsiders.any() else (0.0,), num_examples)
-    outcomes = []
-    for scale, outsider_scale, error_scale in hypotheses:
+    hypotheses = []
+    for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
         prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
@@ -158,8 +140,8 @@ def expected_gains(
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        outcomes.append(Outcome(log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
-    return _averaged(hypotheses, outcomes)
+        hypotheses.append((scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
+    return _averaged(hypotheses)
 
 
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
@@ -182,35 +164,34 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     half_degrees = 0.5 * np.trace(errors) ** 2 / ((errors**2).sum() + 1e-24)
     estimate = max(spread - error, 0.1 * PRIOR_SPREAD)
     gain_errors = np.maximum(np.diag(noise) + noise[reference, reference] - 2 * noise[reference], 0.0)
-    is_reference = np.arange(len(means)) == reference
-    hypotheses = _hypotheses(OUTSIDER_SCALES if outsiders.any() else (0.0,), num_examples)
-    outcomes = []
-    for scale, outsider_scale, error_scale in hypotheses:
+    hypotheses = []
+    for scale, outsider_scale, error_scale in _factors(outsiders, OUTSIDER_SCALES, num_examples):
         variance = scale * estimate
         total = error_scale * error + variance
         outsider_totals = (error_variances + variance + outsider_scale * outsiders)[is_outsider] + 1e-12
         outsider_terms = np.log(outsider_totals) + (means - centre)[is_outsider] ** 2 / outsider_totals
         log_likelihood = -half_degrees * (np.log(total) + spread / total) - 0.5 * outsider_terms.sum()
         prior_variances = 2.0 * variance + outsider_scale * (outsiders + outsiders[reference])
-        prior_variances = np.where(is_reference, 0.0, prior_variances)
+        prior_variances[reference] = 0.0
         shrinkage = prior_variances / (prior_variances + 2.0 * error_scale * error)
         gains = shrinkage * (means - means[reference])
         variances = shrinkage * error_scale * gain_errors
-        outcomes.append(Outcome(log_likelihood, gains, variances, prior_variances > 0.0))
-    return _averaged(hypotheses, outcomes)
+        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 0.0))
+    return _averaged(hypotheses)
 
 
-def _hypotheses(outsider_scales: Sequence[float], num_examples: int) -> list[Hypothesis]:
-    """Combine all factors of the covariances."""
+def _factors(
+    outsiders: Array, outsider_scales: Sequence[float], num_examples: int
+) -> Iterator[tuple[float, float, float]]:
+    """Combine all factors s, k and v of the covariances."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
-    return list(itertools.starmap(Hypothesis, itertools.product(SCALES, outsider_scales, error_scales)))
+    return itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)
 
 
-def _averaged(hypotheses: Sequence[Hypothesis], outcomes: Sequence[Outcome]) -> Gains:
-    """Weight the outcomes by the posterior probabilities of their hypotheses."""
-    is_nothing = np.array([hypothesis.scale == 0.0 for hypothesis in hypotheses])
-    priors = np.where(is_nothing, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
-    log_likelihoods, means, variances, possible = map(np.array, zip(*outcomes, strict=True))
+def _averaged(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
+    """Weight hypotheses by their posterior probabilities."""
+    scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
+    priors = np.where(scales == 0.0, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
     weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
     return Gains(weights / weights.sum(), means, variances, possible)

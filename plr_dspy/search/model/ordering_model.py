@@ -30,14 +30,14 @@ from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses,
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-# Orderings that the process is fitted to, which bounds its time. Half of them are the most promising. The others are
-# evenly spread over the rest: from good ones alone nobody learns what is bad.
+# Orderings that the process is fitted to, which bounds its time: one half the most promising, and for contrast some of
+# the others.
 MAX_MODELLED = 176
 MOST_SCORED = 32  # of the most promising are those with the most scores, which include the finalists
 LEAST_SHARE = 0.5  # of the calls must have log-probabilities; with fewer, scores tell more
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
-# Standard errors, at most, between the expected score of a program as it is and the mean of its own scores: it may be
-# unlike the orderings that the expectation comes from (B. Efron and C. Morris, JASA 67, 1972).
+# Standard errors, at most, between an expected score and the mean of the own scores (B. Efron and C. Morris, JASA 67,
+# 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -46,10 +46,7 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra and torch in one thread; compiles take turns, because the number belongs to the process.
-
-    For matrices of some hundred rows, more threads cost more than they bring: ten times as much on a busy machine.
-    """
+    """Run linear algebra and torch in one thread, which is faster for small matrices; compiles take turns."""
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -86,9 +83,7 @@ class _Data:
 
 
 class OrderingModel:
-    """Fits a Gaussian process that generalises from scored orderings to others, and from examples to others.
-
-    Candidates that are not in the space, such as `WITHOUT_DEMOS`, have an effect of their own.
+    """What scores of orderings on some examples tell of other orderings, and of other examples.
 
     Attributes:
         information_weights: Says how much scores tell, see `ScoreTable`; None if all tell the same.
@@ -235,10 +230,7 @@ class Gain:
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model that was fitted to scores.
-
-    Most methods are about the fitted orderings, the others being ruled out, but `predict` and `sample` take any.
-    """
+    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted."""
 
     model: OrderingModel
     orderings: list[Candidate]
@@ -265,7 +257,7 @@ class FittedModel:
         """Return expected scores on unseen examples: that of the reference as it is, plus gains."""
         score = self.as_it_is(reference)
         gains = self.gains(reference)
-        return {ordering: round(self._clip(score + gain.expected), 9) for ordering, gain in gains.items()}
+        return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
         """Return the expected score of an ordering without calibration, never far from its own calls."""
@@ -277,21 +269,20 @@ class FittedModel:
             own = self.responses.corrected(number)[0]
             expected = self.responses.calibration(number).before
         margin = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
-        return self._clip(min(max(expected, own - margin), own + margin))
+        return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
 
-        The model's own intervals are too narrow if it does not fit the program. If all calls scored the same, from 0
-        to 1, the margin is 3 over the number of calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all calls scored the same, the margin is 3 over their number (J. Hanley and A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
             rows = [self.orderings.index(candidate) for candidate in (ordering, reference)]
             margin = 3.0 / int(self.scored.counts[rows].min())
             return round(max(0.0, score - margin), 6), round(min(1.0, score + margin), 6)
-        low = self._clip(score - DEVIATIONS * error)
-        high = self._clip(score + DEVIATIONS * error)
+        low = self.clip(score - DEVIATIONS * error)
+        high = self.clip(score + DEVIATIONS * error)
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
@@ -302,7 +293,7 @@ class FittedModel:
         counts = (~np.isnan(rows[0])).sum(axis=1)
         return float(np.sqrt((deviations**2 / counts).sum()))
 
-    def _clip(self, score: float) -> float:
+    def clip(self, score: float) -> float:
         """Return a score within the range of all scores."""
         return float(np.clip(score, *self._range))
 
@@ -376,17 +367,12 @@ class FittedModel:
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
 
-    def clip(self, scores: Sequence[float]) -> list[float]:
-        """Return scores within the range of all scores."""
-        return [self._clip(score) for score in scores]
-
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
         """Return the expected mean score of random orderings of the largest number of items.
 
         Args:
-            drawn: Random orderings that were scored. Their own scores keep the mean from favouring good orderings,
-                which most calls were spent on.
-            longest: Random orderings of the largest number of items, not scored, because those drawn may be shorter.
+            drawn: Random orderings of any number of items that were scored, which most calls were not spent on.
+            longest: Random orderings of the largest number of items.
         """
         estimates = dict(self.estimates())
         with one_thread():
@@ -395,7 +381,7 @@ class FittedModel:
             mean = float(np.mean(own))
             if self.model.varies_in_length:
                 mean += float(self.predict(longest).mean() - predicted.mean())
-        return self._clip(mean)
+        return self.clip(mean)
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
         """Draw jointly from the posterior of the fitted orderings, then of others, ``[draws, m + c]``."""

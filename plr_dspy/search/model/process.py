@@ -59,9 +59,8 @@ class _BiasMeasurement:
 class LabelBias:
     """How strongly an ordering favours some classes of examples at the cost of the others.
 
-    The order of demos moves a model towards one answer or another (T. Zhao et al., "Calibrate before use", ICML 2021).
-    How far is nearly linear in the features of an ordering, but accuracy is best between the extremes. So l is learnt
-    first, and accuracy as a smooth function of it afterwards.
+    It is nearly linear in the features of an ordering, but accuracy is best between the extremes (T. Zhao et al.,
+    "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: What the label bias adds to scores, ``[m, E]``.
@@ -84,7 +83,7 @@ class LabelBias:
         direction = _class_direction(sums, counts)
         precisions = np.maximum(counts @ direction**2, 1e-3)
         measurement = _BiasMeasurement(table, residuals, sums @ direction, precisions)
-        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement, earlier=earlier)
+        fit = fit_components(features, kernels, np.diag(1.0 / precisions), measurement.update, earlier=earlier)
         self.variances: list[float] = fit.variances.tolist()
         self.explained: Array = (fit.values + measurement.centre)[:, None] * direction[classes]
         self._weights = fit.weights
@@ -123,8 +122,7 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
     """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
 
-    Similar orderings do well on the same examples. So scores on n examples tell of others only up to the variance of
-    such preferences over n. In a real model's answers they are a third to a half of the residual variance.
+    Similar orderings do well on the same examples, so their errors on these are alike.
     """
     # Nearly equal orderings agree more than linear functions of features would: add third powers of correlations.
     sharper = []
@@ -255,7 +253,7 @@ class AdditiveProcess:
             self._features,
             [*kernels_of(self._features), own_effects],
             self._errors,
-            measurement,
+            measurement.update,
             earlier=earlier.get("variances"),
             noise=max(measurement.variance, 1e-12),
             fixed=self._outsiders,

@@ -13,8 +13,8 @@
     w       mean_weights  [n]        weights of the examples that expected scores are means of
 
 The effects say which label an ordering would answer on each example, and the metric what that label scores.
-The prompts of a whole program may differ by example, so no effect is common to all. It is expected to score as a mean
-ordering. "Unread" replies have a score, but no label.
+Whole programs have no effects: their prompts differ by example. They are expected to score as a mean ordering.
+"Unread" replies have a score, but no label.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,12 +35,10 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MAX_EXAMPLES = 128  # that expected scores are means of
-MIN_LOG = -1e3  # log-probabilities count as no smaller: servers write -9999 or nothing for a probability of 0
-MAX_CONTRAST = 8.0  # contrasts count as no larger: how unlikely an impossible label is says little
+MIN_LOG = -1e3  # servers write -9999 or nothing for a probability of 0
+MAX_CONTRAST = 8.0  # how unlikely an impossible label is says little
 NUM_DRAWS = 8  # of the effects of an ordering, for the variance of its expected score; an even number
-# Error variances of effects over those of the fit, which takes each kind of effect in turn as known: 1.0 to 1.9 in
-# simulations of the model.
-UNDERSTATED = 1.6
+UNDERSTATED = 1.6  # error variances of effects over those of the fit, in simulations
 STEP = 0.05  # of an effect, for numerical derivatives
 OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
 PRIOR_CELLS = 4.0  # that expected answers count as
@@ -59,10 +57,7 @@ class LabelTable(NamedTuple):
 
 
 class CalibrationEstimate(NamedTuple):
-    """What calibration does to an ordering.
-
-    Unread replies count by their share of its own calls; `after` counts them only if answers are calibrated.
-    """
+    """What calibration does to an ordering; unread replies count by their share of its own calls."""
 
     offsets: tuple[float, ...]  # of the labels
     before: float  # expected mean score over all examples without calibration
@@ -184,7 +179,7 @@ class ResponseModel:
     Args:
         examples: The columns, ``[E]``.
         is_outsider: As in `AdditiveProcess`.
-        is_program: Whole programs, whose log-probabilities serve to calibrate them and for nothing else, ``[m]``.
+        is_program: Whole programs, whose log-probabilities only serve to calibrate them, ``[m]``.
         features: None takes effects as measured, which is quick and cannot predict.
         earlier: `state` of the fit before.
 
@@ -466,8 +461,7 @@ class ResponseModel:
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's score as it is, the gain of calibration, and its errors on own calls, ``[n]``.
 
-        Expectations are corrected by the own scores. So they hold for unread replies too, and for a program with a
-        calibration of its own.
+        Expectations are corrected by the own scores, so they hold for unread replies too.
         """
         call_scores = self._call_scores[number]
         own = np.flatnonzero(~np.isnan(call_scores))
