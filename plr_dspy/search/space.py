@@ -119,7 +119,7 @@ class OrderingSpace:
         """Count the different orderings within the limits, allowed or not, and the whole programs."""
         total = 1
         for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
-            ways = [1] + [0] * most  # by number of items, of the kinds so far
+            ways = [1] + [0 for _ in range(most)]  # by number of items, of the kinds so far
             for count in Counter(kinds).values():
                 ways = [_ways_with_kind(ways, length, count) for length in range(most + 1)]
             total *= sum(ways[least:])

@@ -40,7 +40,7 @@ class Features:
 
     def __init__(self, space: OrderingSpace, *, classes: Sequence[Sequence[int]] | None = None) -> None:
         if classes is None:
-            classes = [[0] * size for size in space.sizes]
+            classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(f"classes must name a class for each item of blocks of {space.sizes} items; got {classes}")
         self._blocks = [_Block(space, number, of_items) for number, of_items in enumerate(classes)]
