@@ -87,8 +87,11 @@ class MetricWork:
             # Unlike other context variables, DSPy's settings reach the threads that DSPy starts.
             with dspy.context(plr_dspy_scored=original):
                 return program(**inputs)
-        except WRONG_ANSWERS as error:
-            raise WrongAnswer(error) from error
+        except Exception as error:
+            # A custom LM may let litellm's exception through, which has the name of DSPy's.
+            if isinstance(error, WRONG_ANSWERS) or type(error).__name__ == ContextWindowExceededError.__name__:
+                raise WrongAnswer(error) from error
+            raise
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
@@ -180,6 +183,7 @@ class ProgramEvaluator:
         A cell without an order belongs to work that runs its own program. Raise the last exception after
         `max_errors` failures, or once every other call would fail.
         """
+        self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
         programs = {ordering: self._slots.build(ordering, guarded=True) for ordering in orderings}
         pending = deque(cells.items())

@@ -5,6 +5,7 @@ public attributes, and anything from an installed package by its name. How a ser
 """
 
 import ast
+import dis
 import inspect
 import logging
 import pickle
@@ -156,21 +157,27 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 def _global_variables(function: FunctionType) -> dict[str, object]:
     """Return the globals that a function names, and the attributes of user modules that it names."""
     variables: dict[str, object] = {}
-    names = _names(function.__code__)
-    for name in names & function.__globals__.keys():
+    global_names, attributes = _names(function.__code__)
+    for name in global_names & function.__globals__.keys():
         value = function.__globals__[name]
         if not isinstance(value, ModuleType):
             variables[name] = value
         elif not is_library(value.__name__):
-            parts = {attribute: vars(value)[attribute] for attribute in names & vars(value).keys()}
+            parts = {attribute: vars(value)[attribute] for attribute in attributes & vars(value).keys()}
             variables |= {f"{name}.{part}": held for part, held in parts.items() if not isinstance(held, ModuleType)}
     return variables
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names that code reads, nested code included."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the global variables that code reads, and all names in it, attributes included; of nested code too."""
+    global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    every_name = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner_globals, inner_names = _names(constant)
+            global_names |= inner_globals
+            every_name |= inner_names
+    return global_names, every_name
 
 
 def is_library(module: str | None) -> bool:

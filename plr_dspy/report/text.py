@@ -10,6 +10,7 @@ from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # minimum probability to call an order better
 ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would not help.
+TOO_LONG = "ContextWindowExceededError"  # the exception of a prompt beyond the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum characters of a demo's field
@@ -70,6 +71,7 @@ def result(report: ReportData) -> str:
 def summary(report: ReportData) -> Iterator[str]:
     """Yield the lines of `print(report)`."""
     yield from _unread_replies(report)
+    yield from _long_prompts(report)
     yield _header(report)
     yield from _scores(report)
     yield from _verdict(report)
@@ -97,10 +99,28 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
             )
 
 
+def _long_prompts(report: ReportData) -> Iterator[str]:
+    """Warn of many prompts beyond the context length, which count as wrong answers."""
+    number = sum(error.count for error in report.errors if error.type == TOO_LONG)
+    if number and number >= MANY_UNREAD * report.program_calls["total"]:
+        yield (
+            f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
+            "wrong: show fewer demos; or raise the server's context length, and repeat these calls by compiling with "
+            "the same log_dir and accept_changes=True"
+        )
+
+
 def _header(report: ReportData) -> str:
-    notes = {"of them from log_dir": report.program_calls.get("resumed", 0), "failed": 0, "unreadable": 0}
+    notes = {
+        "of them from log_dir": report.program_calls.get("resumed", 0),
+        "failed": 0,
+        "too long": 0,
+        "unreadable": 0,
+    }
     for error in report.errors:
-        if error.outcome == FAILED:
+        if error.type == TOO_LONG:
+            notes["too long"] += error.count
+        elif error.outcome == FAILED:
             notes["failed"] += error.count
         elif error.outcome == WRONG:
             notes["unreadable"] += error.count

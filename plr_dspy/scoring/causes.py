@@ -20,7 +20,7 @@ CAUSES = (
     Cause(
         ("ContextWindowExceededError",),
         "shorten the demos (fewer of them, or max_demos and max_demo_tokens of PLFewShot), or raise the server's "
-        "context length",
+        "context length and repeat these calls with accept_changes=True",
     ),
     Cause(
         ("LMAuthError", "AuthenticationError", "PermissionDeniedError"),

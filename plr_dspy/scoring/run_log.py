@@ -66,7 +66,7 @@ class RunLog:
     """The calls of one run and, in a file, of all earlier runs. Thread-safe.
 
     A resumed run asks for the same calls, which join its `records` when it recalls them. A kill loses only the calls
-    under way. Failures at the end of a file are repeated, since they ended the run.
+    under way. Failures that the run ended with are repeated: those of its last batch, and those right before it.
 
     Attributes:
         records: This run's calls on the currently numbered examples.
@@ -86,6 +86,8 @@ class RunLog:
         self._held: dict[CallName, LoggedCall] = {}  # in the file, for this run to recall
         self._course: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
+        self._batches: dict[CallName, int] = {}  # numbers of the batches in which the calls in the file were made
+        self._batch = 0
         self._warnings: set[str] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -145,6 +147,10 @@ class RunLog:
             self._write_call(name, record, tokens)
             return True
 
+    def begin_batch(self) -> None:
+        """Begin a batch of calls, none of which depends on another."""
+        self._batch += 1
+
     def repeat_outside_failures(self) -> None:
         """Make this run repeat all calls that failed for a reason outside the program."""
         for name, call in list(self._held.items()):
@@ -177,7 +183,7 @@ class RunLog:
         return prompt, self._example_keys[example]
 
     def _write_call(self, name: CallName, record: CallRecord, tokens: Tokens) -> None:
-        line: dict[str, object] = {"call": name}
+        line: dict[str, object] = {"call": name, "batch": self._batch}
         if tokens:
             line["tokens"] = tokens
         try:
@@ -236,6 +242,8 @@ class RunLog:
         prompt, example = content.pop("call")
         name = (str(prompt), str(example))
         tokens = content.pop("tokens", {})
+        self._batch = int(content.pop("batch", 0))
+        self._batches[name] = self._batch
         self._held.pop(name, None)  # A later line for the same call replaces it.
         if content.pop("again", False):
             if tokens:
@@ -250,10 +258,16 @@ class RunLog:
         self._held[name] = LoggedCall(_RECORD.validate_python(content), tokens)
 
     def _drop_last_failures(self) -> None:
-        """Forget the failures after the last answered call, so that they are repeated."""
+        """Forget the failures that ended the run, so that they are repeated.
+
+        Answers of the last batch do not depend on its failures. Whatever came after an earlier batch does.
+        """
+        last_batch = self._batch
         for name, call in reversed(list(self._held.items())):
             cause = cause_of(call.record.error)
             if call.record.outcome != FAILED and cause is None:
+                if self._batches[name] == last_batch:
+                    continue
                 return
             del self._held[name]
             if cause is not None:

@@ -99,6 +99,39 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
 
 
 @pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
+def test_an_outage_is_forgotten_although_some_of_its_calls_were_answered(tmp_path, kind):
+    failing = Failing(lm15.TransportError)
+    engine = engine_for(EXAMPLES)
+    engine.at = {number: failing for number in range(20, 150) if number % 3}
+    options = {"candidates": "labeled"} if kind is PLFewShot else {}
+    with using(engine_for(EXAMPLES)):
+        undisturbed = chosen(None, kind, **options)
+    with using(engine):
+        with pytest.raises(Exception, match="as it was told"):
+            chosen(tmp_path, kind, max_errors=2, **options)
+        num_failed = sum(number in engine.at for number in range(engine.num_calls))
+        failing.is_broken = False
+        report = chosen(tmp_path, kind, max_errors=2, **options)
+    assert num_failed == 2
+    assert not report.errors
+    assert found(report) == found(undisturbed)
+    assert engine.num_calls == undisturbed.program_calls["total"] + num_failed
+
+
+def test_many_prompts_beyond_the_context_length_are_the_first_line_of_the_report(tmp_path):
+    failing = Failing(lm15.ContextLengthError)
+    engine = engine_for(EXAMPLES)
+    engine.at = {number: failing for number in range(30, 150) if number % 2}
+    with using(engine):
+        report = chosen(tmp_path)
+        first_line = str(report).splitlines()[0]
+        assert re.match(r"\d+ of \d+ prompts exceeded the model's context length", first_line)
+        assert "accept_changes=True" in first_line
+        failing.is_broken = False
+        assert not chosen(tmp_path, accept_changes=True).errors
+
+
+@pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
 def test_a_failure_that_the_run_went_on_after_costs_nothing_again(tmp_path, kind):
     failing = Failing(lm15.RateLimitError)
     engine = engine_for(EXAMPLES, at={10: failing})
@@ -161,8 +194,8 @@ class TestCompleted:
             assert num_failed > 5
             reports.append(chosen(tmp_path, kind, max_errors=1_000))
             num_last = engine.num_calls - num_calls
-            # Those that no answered call follows are asked again.
-            assert num_last <= 2
+            # Those of the final comparison, the last batch, are asked again.
+            assert num_last <= len(reports[0].candidates) * reports[0].comparison.num_examples
             reports.append(chosen(tmp_path, kind, max_errors=1_000, accept_changes=True))
             assert engine.num_calls == num_calls + num_last + num_failed
             assert sorted(engine.failed[-num_failed:]) == sorted(engine.failed[:num_failed])

@@ -312,3 +312,12 @@ def test_what_a_metric_reads_counts(monkeypatch, metric, owner, name):
     else:
         monkeypatch.setattr(owner, name, re.compile("other"))
     assert digest(metric) != before
+
+
+def test_a_global_variable_with_the_name_of_an_attribute_does_not_count(monkeypatch):
+    def labels(example, prediction):
+        return prediction.label == example.label
+
+    before = digest(labels)
+    monkeypatch.setitem(globals(), "label", "something else")
+    assert digest(labels) == before
