@@ -365,10 +365,7 @@ class LabelEngine:
             raise self.refusal
         wanted = [name for name in WANTED.findall(texts[-1]) if name != "completed"]
         examples = _fields(texts[-1]).get("examples")
-        if examples:
-            tops = [{self.write(examples.strip(), wanted): 1.0}]
-        else:
-            tops = self.tops(texts, wanted)
+        tops = [{self.write(examples.strip(), wanted): 1.0}] if examples else self.tops(texts, wanted)
         said = "".join(max(top, key=top.__getitem__) for top in tops)
         logprobs = None
         if self.logprobs and asked is not None and count not in self.silent:
