@@ -228,8 +228,25 @@ def label_scores(
     return scores
 
 
+def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Example], name: str) -> None:
+    """Warn if an output is a number and all examples have texts there."""
+    for predictor in program.predictors():
+        for field_name, field in predictor.signature.output_fields.items():
+            values = [example[field_name] for example in examples if field_name in example]
+            are_texts = bool(values) and all(isinstance(value, str) for value in values)
+            if are_texts and field.annotation in (int, float):
+                logger.warning(
+                    "%s: output %r is a number, but the examples have texts there, such as %r; a metric that compares "
+                    "them with == scores 0: convert them to numbers",
+                    name,
+                    field_name,
+                    values[0],
+                )
+
+
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
     """Raise if no example has one of the labels and the metric scores all labels alike."""
+    _warn_of_texts_for_numbers(program, examples, name)
     output = label_output(program)
     if not isinstance(output, LabelOutput) or output.num_none(examples):
         return
