@@ -103,10 +103,7 @@ def measure_gain(
     gains = observed + spread[:, 1] - spread[:, 0]
 
     linear_gains = metric.gains(answered)
-    linear_gain = float(linear_gains.mean())
-    expected = min(gain.expected, observed)
-    if observed > 0 and linear_gain > 0:
-        expected = gain.expected * min(1.0, observed / linear_gain)
+    expected = _expected_by_metric(gain.expected, observed, float(linear_gains.mean()))
     expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
     probability = 0.0
     if expected > 0:
@@ -119,7 +116,8 @@ def measure_gain(
         deviation=min(max(gain.deviation, float(gains.std())), largest),
     )
     tail = (1.0 - CONFIDENCE) / 2
-    least, most = np.quantile(gains, [tail / max(1, num_candidates - 1), 1.0 - tail / max(1, num_candidates - 1)])
+    tail_of_each = tail / max(1, num_candidates - 1)  # Bonferroni
+    least, most = np.quantile(gains, [tail_of_each, 1.0 - tail_of_each])
     lower, upper = np.quantile(spread, [tail, 1.0 - tail], axis=0)
     expected_chosen = as_it_is + expected
     highest = expected_chosen
@@ -141,6 +139,13 @@ def measure_gain(
         expected_chosen=(expected_chosen, metric.clip(expected_chosen + lower[1]), metric.clip(highest + upper[1])),
     )
     return MeasuredGain(measured, compared, answered)
+
+
+def _expected_by_metric(expected: float, observed: float, linear_gain: float) -> float:
+    """Return the expected gain, reduced if the metric gained less than its linear approximation."""
+    if observed > 0 and linear_gain > 0:
+        return expected * min(1.0, observed / linear_gain)
+    return min(expected, observed)
 
 
 def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> float:

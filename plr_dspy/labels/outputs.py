@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
 from plr_dspy.errors import UserError
-from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, name_of_label, without_none
+from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
 from plr_dspy.statistics.calibration import Array
 
 LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
@@ -121,7 +121,3 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     if abs(values.sum() - 1.0) > 1e-3:
         raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}: divide by that")
     return np.asarray(values / values.sum())
-
-
-def _texts(rows: Sequence[Value], name: str) -> list[str]:
-    return [name_of_label(row[name]) for row in rows if row.get(name) is not None]
