@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from plr_dspy.baselines.label_methods import PDO, DEmO, GlobalE, LocalE
-from plr_dspy.compilation.paper import NOTHING_TO_DO, random_plan
-from plr_dspy.compilation.plan import MIN_EXAMPLES, Plan, ProblemSize
+from plr_dspy.compiling.paper import NOTHING_TO_DO, random_plan
+from plr_dspy.compiling.plan import MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PerInputOrder
 from plr_dspy.optimizer.base import DemoOptimizer

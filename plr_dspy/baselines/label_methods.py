@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field
 from scipy.stats import entropy
 
-from plr_dspy.compilation.choice import Decision, Outcome
-from plr_dspy.compilation.paper import random_plan
-from plr_dspy.compilation.plan import Plan, ProblemSize
-from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
+from plr_dspy.compiling.choice import Decision, Outcome
+from plr_dspy.compiling.paper import random_plan
+from plr_dspy.compiling.plan import Plan, ProblemSize
+from plr_dspy.compiling.run import NOT_COMPARED, CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import PerInputOrder, distribution

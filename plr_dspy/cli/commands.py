@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from plr_dspy._version import __version__
-from plr_dspy.compilation.plan import BUDGETS, SIGNALS
+from plr_dspy.compiling.plan import BUDGETS, SIGNALS
 from plr_dspy.errors import USER_ERRORS
 from plr_dspy.runtime import Redactor
 

@@ -17,10 +17,10 @@ import dspy
 import torch
 from pydantic import Field
 
-from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import PaperRun
-from plr_dspy.compilation.plan import Plan, ProblemSize
-from plr_dspy.compilation.run import CompileRun
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.paper import PaperRun
+from plr_dspy.compiling.plan import Plan, ProblemSize
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from plr_dspy.compilation.plan import Plan
+from plr_dspy.compiling.plan import Plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.copying import language_models

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.run import CompileRun
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import Alternative, RetrievalReport

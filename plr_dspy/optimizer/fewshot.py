@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import dspy
 from pydantic import Field
 
-from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.paper import NOTHING_TO_DO
-from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
-from plr_dspy.compilation.run import CompileRun
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.paper import NOTHING_TO_DO
+from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
 from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from plr_dspy.compilation.paper import paper_plan
-from plr_dspy.compilation.plan import Plan, ProblemSize, make_plan
+from plr_dspy.compiling.paper import paper_plan
+from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.errors import UserError
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.programs.checks import Count, Fraction, WholeNumber, arguments

@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 
 from plr_dspy._version import __version__
-from plr_dspy.compilation.choice import Decision, Outcome
+from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.demos import attempt_errors
 from plr_dspy.optimizer.setup import CompileSetup

@@ -12,9 +12,9 @@ import dspy
 import numpy as np
 from pydantic import Field
 
-from plr_dspy.compilation.futility import ENOUGH_ANSWERS, FutilityCheck
-from plr_dspy.compilation.paper import random_plan
-from plr_dspy.compilation.plan import Plan, ProblemSize
+from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
+from plr_dspy.compiling.paper import random_plan
+from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile

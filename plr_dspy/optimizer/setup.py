@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from plr_dspy.compilation.paper import NOTHING_TO_DO
-from plr_dspy.compilation.plan import Plan, ProblemSize, most_calls
+from plr_dspy.compiling.paper import NOTHING_TO_DO
+from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.work import check_answers

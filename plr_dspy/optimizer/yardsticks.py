@@ -15,8 +15,8 @@ import dspy
 import numpy as np
 from scipy import special
 
-from plr_dspy.compilation.choice import Decision
-from plr_dspy.compilation.run import CompileRun
+from plr_dspy.compiling.choice import Decision
+from plr_dspy.compiling.run import CompileRun
 from plr_dspy.labels.work import NoCalls
 from plr_dspy.lm.plain_text_adapter import decided
 from plr_dspy.metrics.by_example import as_score, metric_caller

@@ -223,7 +223,7 @@ def are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Number the answers in the fields `names` of demos or examples; equal answers get equal numbers.
+    """Return a number for each answer in the fields `names` of demos or examples; equal answers share one.
 
     Fields whose values are mostly distinct, such as reasoning, reveal no classes and are ignored.
     """

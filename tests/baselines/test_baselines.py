@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from plr_dspy import PLReorder
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.compilation.plan import MIN_EXAMPLES, ProblemSize
+from plr_dspy.compiling.plan import MIN_EXAMPLES, ProblemSize
 
 EXAMPLES = questions(120)
 

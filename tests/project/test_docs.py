@@ -23,7 +23,7 @@ from fakes import Async, digest, exact_match, questions
 import plr_dspy
 import plr_dspy.baselines
 import plr_dspy.local
-from plr_dspy.compilation.plan import BUDGETS
+from plr_dspy.compiling.plan import BUDGETS
 from plr_dspy.data import load_reviews
 
 ROOT = Path(__file__).parents[2]

@@ -95,7 +95,7 @@ def test_lines_stand_above_the_bar_and_the_result_below(terminal, monkeypatch):
         matching = [line for line in lines if text in line]
         assert len(matching) == count, matching
         assert all(line.endswith((".", "boom")) for line in matching)
-    (first,) = [line for line in lines if " INFO plr_dspy.compilation.rounds: round 1:" in line]
+    (first,) = [line for line in lines if " INFO plr_dspy.compiling.rounds: round 1:" in line]
     assert first.startswith("20")
 
 
@@ -104,7 +104,7 @@ def test_it_can_be_switched_off_but_for_warnings(terminal, caplog):
     assert terminal() == ""
     compiled(display_progress=False, num_demos=1)
     (line,) = terminal().splitlines()
-    assert " WARNING plr_dspy.compilation.run: all choices of demos and order give the same prompt" in line
+    assert " WARNING plr_dspy.compiling.run: all choices of demos and order give the same prompt" in line
     dspy.disable_logging()
     try:
         compiled(display_progress=False, num_demos=1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compilation.choice import calibration_effect
+from plr_dspy.compiling.choice import calibration_effect
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import WITHOUT_DEMOS

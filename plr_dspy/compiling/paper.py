@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from plr_dspy.compilation.choice import Outcome
-from plr_dspy.compilation.plan import Plan, ProblemSize
-from plr_dspy.compilation.run import NOT_COMPARED, CompileRun
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.plan import Plan, ProblemSize
+from plr_dspy.compiling.run import NOT_COMPARED, CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.observations import Observations

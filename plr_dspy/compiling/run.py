@@ -11,10 +11,10 @@ Read next: `rounds.py` for one round of the search, `race.py`, and `choice.py` f
 import logging
 from dataclasses import dataclass, replace
 
-from plr_dspy.compilation.choice import Decision, Outcome, calibration_effect, compare_finalists, count_evidence
-from plr_dspy.compilation.plan import MIN_EXAMPLES
-from plr_dspy.compilation.race import first_of_each_kind, run_race
-from plr_dspy.compilation.rounds import SearchRounds
+from plr_dspy.compiling.choice import Decision, Outcome, calibration_effect, compare_finalists, count_evidence
+from plr_dspy.compiling.plan import MIN_EXAMPLES
+from plr_dspy.compiling.race import first_of_each_kind, run_race
+from plr_dspy.compiling.rounds import SearchRounds
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.search.space import Candidate

@@ -10,7 +10,7 @@ from fakes import FIELD, OrderSensitiveEngine, Program, digest, engine_for, exac
 from worlds import TablePayer
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.futility import FutilityCheck
+from plr_dspy.compiling.futility import FutilityCheck
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 

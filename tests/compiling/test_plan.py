@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plr_dspy.compilation.paper import paper_plan
-from plr_dspy.compilation.plan import BUDGETS, ProblemSize, make_plan
+from plr_dspy.compiling.paper import paper_plan
+from plr_dspy.compiling.plan import BUDGETS, ProblemSize, make_plan
 
 MANY = math.factorial(8)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from plr_dspy.compilation.plan import Plan
+from plr_dspy.compiling.plan import Plan
 from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.space import Candidate, WholeProgram

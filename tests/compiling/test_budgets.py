@@ -5,7 +5,7 @@ import pytest
 from fakes import engine_for, exact_match, lm_of, questions, student
 
 from plr_dspy import PLReorder
-from plr_dspy.compilation.run import MIN_COMPARED
+from plr_dspy.compiling.run import MIN_COMPARED
 
 EXAMPLES = questions(60)
 

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from plr_dspy.compilation.futility import FIRST_ANSWERS, FutilityCheck
-from plr_dspy.compilation.plan import Plan
+from plr_dspy.compiling.futility import FIRST_ANSWERS, FutilityCheck
+from plr_dspy.compiling.plan import Plan
 from plr_dspy.report.schema import Iteration
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Evaluator, Wanted

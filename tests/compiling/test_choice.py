@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
 from plr_dspy import CrossEntropySearch, OrderingSpace
-from plr_dspy.compilation.choice import Result, choose, compare_finalists, count_evidence
-from plr_dspy.compilation.comparison import comparison
-from plr_dspy.compilation.paper import PaperRun, paper_plan
-from plr_dspy.compilation.plan import ProblemSize
+from plr_dspy.compiling.choice import Result, choose, compare_finalists, count_evidence
+from plr_dspy.compiling.comparison import comparison
+from plr_dspy.compiling.paper import PaperRun, paper_plan
+from plr_dspy.compiling.plan import ProblemSize
 from plr_dspy.report.schema import Evidence
 from plr_dspy.scoring.effective_scores import EffectiveScores
 from plr_dspy.scoring.evaluator import Evaluator

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from scipy import special
 
-from plr_dspy.compilation.comparison import (
+from plr_dspy.compiling.comparison import (
     ENOUGH_DIFFERING,
     MIN_ODDS,
     MeasuredGain,
