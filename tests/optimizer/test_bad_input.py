@@ -207,7 +207,7 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "calls.jsonl").mkdir()
     for folder in (tmp_path / "file", "a\0b", tmp_path):
-        with pytest.raises(ValueError, match="log_dir must be a folder"):
+        with pytest.raises(ValueError, match="log_dir must be a writable folder"):
             optimizer(log_dir=folder).compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == 0
 

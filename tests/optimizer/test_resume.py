@@ -510,7 +510,7 @@ class TestFailed:
             return exact_match(example, prediction)
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
-        message = r"calls ended with an answer|train examples ran for any order"
+        message = r"calls succeeded|train examples ran for any order"
         with pytest.raises(RuntimeError, match=message):
             reorder.compile(student(5), trainset=EXAMPLES)
         down = False
