@@ -57,22 +57,22 @@ class FutilityCheck:
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
         """Warn if many answers cannot be parsed; raise if hardly any can. Records are grouped by prompt."""
-        unparsed = []
+        unparsable = []
         num_calls = 0
         is_readable = False
         for records in prompts:
             num_calls += len(records)
-            unparsed += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
+            unparsable += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
             is_readable = is_readable or (len(records) > 1 and not any(record.outcome for record in records))
-        if num_calls < FIRST_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * num_calls:
+        if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
             return
-        cause = main_cause(record.error for record in unparsed)
-        first = next(record for record in unparsed if cause_of(record.error) is cause)
-        share = f"{len(unparsed)} of {num_calls}"
+        cause = main_cause(record.error for record in unparsable)
+        first = next(record for record in unparsable if cause_of(record.error) is cause)
+        share = f"{len(unparsable)} of {num_calls}"
         message = f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
         if cause is not None:
-            message = f"{share} calls got no answer ({first.error}: {first.message}): {cause.cure}"
-        if len(unparsed) >= UNPARSED * num_calls and not is_readable:
+            message = f"{share} calls failed ({first.error}: {first.message}): {cause.cure}"
+        if len(unparsable) >= UNPARSED * num_calls and not is_readable:
             raise RuntimeError(message)
         if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", message)

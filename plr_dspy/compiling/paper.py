@@ -129,11 +129,11 @@ class PaperRun(CompileRun):
         share = 1.0
         if stop.reason is not StopReason.ALL_ROUNDS:
             share = self.calls_for_rest().share
-        compared = self.compare(self.finalists(), share)
-        if len(compared.finalists) < 2:
+        comparison = self.compare(self.finalists(), share)
+        if len(comparison.finalists) < 2:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
-        selection = Observations(self.evaluator.effective).with_records(compared.records)
-        return self.outcome(self.decide(compared, selection, by_score=True))
+        selection = Observations(self.evaluator.effective).with_records(comparison.records)
+        return self.outcome(self.decide(comparison, selection, by_score=True))
 
     def finalists(self) -> dict[Candidate, str]:
         """Return the original, the best orders seen, the mode, and K draws from the final distribution."""

@@ -38,7 +38,7 @@ class ProblemSize:
     num_train: int  # examples in the train split
     num_selection: int  # examples in the selection split
     num_distinct: int  # distinct prompts in the search space
-    num_attempts: int = 0  # maximum calls to make demos before the search
+    num_attempts: int = 0  # maximum calls to bootstrap demos before the search
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ class RestOfRun:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The final comparison: the finalists with their origins, and their calls on the same held-out examples."""
+class FinalComparison:
+    """The finalists of the final comparison with their origins, and their calls on the same held-out examples."""
 
     finalists: dict[Candidate, str]  # the original first
     examples: list[int]
@@ -84,13 +84,13 @@ class CompileRun(SearchRounds):
 
         # 3. Comparison: score the original and the winners on the selection split.
         finalists = {self.original: "original", **dict.fromkeys(winners, "best seen")}
-        compared = self.compare(finalists, rest.share)
-        if len(compared.finalists) < 2:
+        comparison = self.compare(finalists, rest.share)
+        if len(comparison.finalists) < 2:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
 
         # 4. Decision: estimate each winner's gain over the original on new examples from all scores.
-        observations = self.observations.with_records(compared.records)
-        return self.outcome(self.decide(compared, observations))
+        observations = self.observations.with_records(comparison.records)
+        return self.outcome(self.decide(comparison, observations))
 
     def reason_not_to_begin(self) -> Stop | None:
         """Return the reason not to start the search; None to start it."""
@@ -101,7 +101,7 @@ class CompileRun(SearchRounds):
             return Stop(StopReason.NO_CALLS, addition=NOT_COMPARED)
         return None
 
-    def compare(self, finalists: dict[Candidate, str], share: float = 1.0) -> Compared:
+    def compare(self, finalists: dict[Candidate, str], share: float = 1.0) -> FinalComparison:
         """Score the finalists on a share of the selection split, within the limits on calls, time and money."""
         plan = self.plan
         budget = self.evaluator.budget
@@ -111,36 +111,36 @@ class CompileRun(SearchRounds):
         num_examples = min(num_examples, max(budget.calls_left // len(finalists), least))
         num_examples = min(num_examples, (budget.max_calls - self.evaluator.log.num_calls) // len(finalists))
         if len(finalists) < 2 or num_examples < max(1, least):
-            return Compared({}, [], {})
+            return FinalComparison({}, [], {})
         examples = list(range(self.num_train, self.num_train + num_examples))
         self.begin_phase("final")
         wanted = dict.fromkeys(finalists, examples)
-        compared = list(self.evaluator.evaluate(wanted))
-        is_complete = len(compared) == len(finalists)
-        if len(compared) < 2:  # Time is up, so compare the first two by the calls that were made.
-            compared = list(finalists)[:2]
+        candidates = list(self.evaluator.evaluate(wanted))
+        is_complete = len(candidates) == len(finalists)
+        if len(candidates) < 2:  # Time is up, so compare the first two by the calls that were made.
+            candidates = list(finalists)[:2]
         if not is_complete:
-            logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
+            logger.warning("only %d of %d finalists were compared before the limit", len(candidates), len(finalists))
             self.note_limit()
         selection = Observations(self.evaluator.effective)
-        selection.add(self.evaluator.known(dict.fromkeys(compared, examples)))
+        selection.add(self.evaluator.known(dict.fromkeys(candidates, examples)))
         records = selection.every_record()
         if records and not selection.answered():
             raise self.evaluator.nothing_ran(records)
-        common, _ = self.observations.with_records(selection.records).table(compared, examples)
+        common, _ = self.observations.with_records(selection.records).table(candidates, examples)
         if len(common) < max(1, least):
-            return Compared({}, [], {})
-        origins = {candidate: finalists[candidate] for candidate in compared}
-        return Compared(origins, common, self.evaluator.known(dict.fromkeys(compared, common)))
+            return FinalComparison({}, [], {})
+        origins = {candidate: finalists[candidate] for candidate in candidates}
+        return FinalComparison(origins, common, self.evaluator.known(dict.fromkeys(candidates, common)))
 
-    def decide(self, compared: Compared, observations: Observations, *, by_score: bool = False) -> Decision:
+    def decide(self, comparison: FinalComparison, observations: Observations, *, by_score: bool = False) -> Decision:
         """Choose one of the finalists by these observations."""
         # Scores by a metric over a set depend on a reference, which must now be close to the finalists' answers.
-        known = self.observations.with_records(compared.records)
-        known.refer_to([*compared.finalists, *self.best()], self.search.fitted, least=len(compared.finalists))
+        known = self.observations.with_records(comparison.records)
+        known.refer_to([*comparison.finalists, *self.best()], self.search.fitted, least=len(comparison.finalists))
         return compare_finalists(
-            compared.finalists,
-            compared.examples,
+            comparison.finalists,
+            comparison.examples,
             observations,
             self.search.model,
             min_probability=self.min_probability,

@@ -17,7 +17,7 @@ class StopReason(str, Enum):
     PATIENCE = "no better order for several rounds"
     NO_DIFFERENCE = "no score differed"
     ONE_PROMPT = "all choices give the same prompt"
-    NO_CALLS = "no call to make"
+    NO_CALLS = "no calls planned"
     INTERRUPTED = "interrupted"
     ERROR = "ended by an error"
 

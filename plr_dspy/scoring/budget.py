@@ -93,7 +93,7 @@ class Budget:
     def begin(self) -> bool:
         """Reserve money for a new call; return False if it would exceed a limit."""
         with self._lock:
-            self.refused = self._limit_met()
+            self.refused = self._exceeded_limit()
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
@@ -121,7 +121,7 @@ class Budget:
         calls = self.max_calls - self.log.num_calls
         return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
 
-    def _limit_met(self) -> StopReason | None:
+    def _exceeded_limit(self) -> StopReason | None:
         """Return the limit that the next call and the reserved calls would exceed; None if they fit."""
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET

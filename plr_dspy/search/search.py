@@ -91,7 +91,7 @@ class Search(ABC):
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the estimated (without a model: mean) scores of all scored candidates, best first."""
+        """Return the scored candidates, best first: by estimated score, or without a model by mean score."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:

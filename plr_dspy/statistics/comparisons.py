@@ -157,7 +157,7 @@ def spread(
 
 
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p value of the variance of mean scores, by flipping the signs of whole examples.
+    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
 
     If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
     orders and right-or-wrong scores, this is McNemar's test.

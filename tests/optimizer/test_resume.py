@@ -139,7 +139,7 @@ class TestKilled:
         path = tmp_path / "calls.jsonl"
         begin = b'{"%s"' % kind.encode()
         path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
-        message = r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"
+        message = r"line \d+ of .* cannot be read \(.*\)\. Pass another log_dir.*remove it"
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
 
