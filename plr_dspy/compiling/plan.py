@@ -23,7 +23,7 @@ RACE_SHARE = 0.15  # share of the remaining budget for the race
 # In a search over orders, an original that is unlike all other orders must not be replaced by mistake (see "lone
 # original" in `benchmarks/offline.py`). So the race is longer, and scores the original first.
 RACED = 3  # number of orders that the race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share for the race of the calls that the final comparison leaves
+LARGEST_RACE = 0.25  # maximum share for the race, of the calls that remain after the final comparison
 ORIGINAL_SHARE = 0.5  # share of the race's calls to score the original first
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples

@@ -81,7 +81,7 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls. Return the calls of the first candidates, up to the first with calls missing.
+        """Make the missing calls. Return the calls of all candidates before the first incomplete one.
 
         Raises:
             RuntimeError: If the calls would exceed the budget. The payer's exceptions pass through.

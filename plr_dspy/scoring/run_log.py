@@ -261,8 +261,8 @@ class RunLog:
     def _drop_last_failures(self) -> None:
         """Forget the failures at the end of the run, so that they are repeated.
 
-        Answers of the last batch do not depend on its failures. Calls after an earlier batch depend on that batch, so
-        its failures are kept.
+        Answers of the last batch do not depend on its failures, so they stay. Failures before the last answer of an
+        earlier batch stay, too, because later calls depend on them.
         """
         last_batch = self._batch
         for name, call in reversed(list(self._recallable.items())):

@@ -36,7 +36,7 @@ MAX_PAIRS = 1_500
 
 
 class Features:
-    """The features of orderings, as a function of the orderings.
+    """A function that maps orderings to their features.
 
     Each family has mean 0 and mean squared norm 1 over random orderings.
 
