@@ -316,7 +316,7 @@ class TestText:
         states[broken] = {**state, "num_unread": num_unread}
         lines = str(by_hand(ordering, **states)).splitlines()
         share = f"({5 * num_unread} %)"
-        sentence = f"{num_unread} of 20 replies of {name} cannot be read {share}"
+        sentence = f"{num_unread} of 20 replies of {name} could not be parsed {share}"
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
