@@ -21,7 +21,7 @@ ENOUGH_PAIRS = 250  # number of pairs of orders with equal scores on an example 
 
 @dataclass
 class FutilityCheck:
-    """A check whether the calls so far show that a search cannot find an improvement."""
+    """A check that detects from the calls so far whether a search cannot find an improvement."""
 
     evaluator: Evaluator
     num_train: int  # number of examples in the train split; later examples are ignored

@@ -90,7 +90,7 @@ class ScoreTable:
 
     @cached_property
     def num_example_parameters(self) -> float:
-        """Return the effective number of parameters in a."""
+        """Return the effective number of parameters of the example effects a."""
         return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
