@@ -1,16 +1,16 @@
-"""This package's errors, which callers distinguish by type, never by message."""
+"""The errors of this package. Callers must tell them apart by type, not by message."""
 
 
 class UserError(ValueError):
-    """A user's argument, example or file cannot be used; the message says what to do."""
+    """An argument, example or file of the user is invalid. The message says how to fix it."""
 
 
 class UserTypeError(TypeError):
-    """A user's value has a type that cannot be used; the message says what to do."""
+    """A value of the user has an invalid type. The message says how to fix it."""
 
 
 class MissingPackageError(ImportError):
-    """An optional package is not installed; the message says how to install it."""
+    """An optional package is not installed. The message says how to install it."""
 
 
 class MetricError(UserTypeError):
@@ -18,8 +18,8 @@ class MetricError(UserTypeError):
 
 
 class FatalLMError(Exception):
-    """Every later call of the language model would fail too."""
+    """A call of the language model failed in a way that every later call would, too."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)
-"""Errors that the user can fix without the traceback."""
+"""Errors whose message is enough to fix them, without a traceback."""

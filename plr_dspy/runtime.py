@@ -1,4 +1,4 @@
-"""Process-level helpers: terminal, signals, files, and hiding secrets."""
+"""Helpers for the terminal, signals, files and secrets."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ TIME_FORMAT = "%Y/%m/%d %H:%M:%S"
 _shows_progress = ContextVar("shows_progress", default=True)
 
 SECRET_NAME = re.compile(r"(^|_|-)(key|secret|passw|password|credential|credentials|token|authorization)$", re.I)
-# Patterns of likely secrets; the first group of each is kept.
+# Patterns of likely secrets. The first group of each pattern is kept in the text.
 SECRET_SHAPES = (
     # "api_key": "...", token=..., Authorization: Basic ...
     r"(?i)((?:^|[^\w])(?:x[-_])?(?:api[-_]?key|access[-_]?token|auth[-_]?token|authorization|password|secret|token)"
@@ -39,22 +39,24 @@ SECRET_SHAPES = (
     r"()\b(?:sk|pk|gsk|hf|xai|ghp|gho)[-_](?=[\w*-]*\d)[\w*-]{6,}",
     r"()\b(?:AKIA[A-Z0-9]{8,}|AIza[\w-]{10,})",
 )
-# Minimum characters of a secret argument; environment variables need twice as many.
+# Minimum length of a secret in an argument; in an environment variable, it is twice this.
 SHORTEST_SECRET = 6
 
 
 class LogLines(logging.Handler):
-    """Shows the package's log lines as DSPy does its own: warnings always, others with the progress bar.
+    """A handler that shows the package's log lines as DSPy shows its own.
 
-    If the user has set up logging, the lines go there only.
+    Warnings are always shown; other lines only if the progress bar is. If the user has configured logging, this handler
+    shows nothing.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a log line to DSPy's stream."""
         is_configured = logging.root.handlers or len(logging.getLogger(PACKAGE).handlers) > 1
         is_wanted = record.levelno >= logging.WARNING or _shows_progress.get()
         if is_configured or not is_wanted:
             return
-        # `dspy.disable_logging` turns off this module's stream.
+        # `dspy.disable_logging` also silences this stream.
         dspy_logging = sys.modules.get("dspy.utils.logging_utils")
         stream: Any = getattr(dspy_logging, "DSPY_LOGGING_STREAM", sys.stderr)
         try:
@@ -64,7 +66,7 @@ class LogLines(logging.Handler):
 
 
 def show_log_lines() -> None:
-    """Show the package's log lines; repeated calls add no duplicates."""
+    """Show the package's log lines. Repeated calls do not show them twice."""
     handler = LogLines()
     handler.setFormatter(logging.Formatter(LINE_FORMAT, TIME_FORMAT))
     handler.set_name(HANDLER)
@@ -74,7 +76,7 @@ def show_log_lines() -> None:
 
 
 class Unfailing:
-    """A stream that drops what it cannot write, such as when its reader is gone or a disk is full."""
+    """A stream that ignores failed writes, for example if its reader has exited or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -83,7 +85,7 @@ class Unfailing:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:
-        # tqdm compares streams to find the bars in a line's way.
+        # tqdm compares streams to find the bars that a line must not overwrite.
         return other is self or other == self._stream
 
     def write(self, text: str) -> int:
@@ -111,7 +113,7 @@ def progress_bar(
                 if not bar.disable:
                     _write_above(stack)
                 yield bar
-            bar.total = bar.n  # Calls already known were not made.
+            bar.total = bar.n  # Fewer calls than planned may have been needed.
             bar.refresh()
     finally:
         at_end()
@@ -119,11 +121,11 @@ def progress_bar(
 
 
 def _write_above(stack: ExitStack) -> None:
-    """Write log lines, warnings and all of standard error above the bar until the stack closes."""
+    """Redirect log lines and standard error to above the progress bar until the stack closes."""
     above = {id(stream): DummyTqdmFile(stream) for stream in (sys.stdout, sys.stderr)}
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
-            # A handler without this attribute writes to the current `sys.stderr`.
+            # Handlers without this attribute write to the current `sys.stderr`, redirected below.
             stream = vars(handler).get("stream")
             if stream is not None and id(stream) in above:
                 handler.setStream(above[id(stream)])
@@ -136,7 +138,7 @@ def interrupts() -> Iterator[threading.Event]:
     """Raise `KeyboardInterrupt` in the main thread on SIGINT and SIGTERM, and set the yielded event.
 
     This also works inside `asyncio.run`, whose own handler would wait for the next await. A user's SIGINT handler is
-    called first; a user's SIGTERM handler stays in place. The event stays set if a program swallows the exception.
+    called first; a user's SIGTERM handler stays in place. The event stays set even if a program catches the exception.
     """
     received = threading.Event()
     handlers: dict[int, Any] = {}
@@ -164,7 +166,7 @@ def interrupts() -> Iterator[threading.Event]:
 
 
 def as_json(value: object) -> bytes:
-    """Return a value as JSON, with a question mark for each character UTF-8 cannot encode."""
+    """Return a value as JSON. Characters that UTF-8 cannot encode become question marks."""
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
@@ -172,9 +174,9 @@ def as_json(value: object) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file via a temporary one in the same folder."""
+    """Write a file atomically, by way of a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Unlike `tempfile`, this gives the file the usual permissions.
+    # Unlike `tempfile`, this gives the file the default permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -188,11 +190,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """Hides secrets in text: those of LMs and the environment, and likely ones.
+    """A function that hides secrets in text: those of LMs and the environment, and what looks like one.
 
     Args:
-        models: LMs or embedders; arguments with names such as "api_key" are hidden.
-        variables: Names of other environment variables that contain secrets.
+        models: LMs or embedders, whose arguments with names such as "api_key" are hidden.
+        variables: Names of further environment variables that contain secrets.
     """
 
     def __init__(self, models: Iterable[object], *, variables: Iterable[str | None] = ()) -> None:
@@ -206,11 +208,11 @@ class Redactor:
         for name, value in os.environ.items():
             if name in names or (SECRET_NAME.search(name) and len(value) >= 2 * SHORTEST_SECRET):
                 secrets.add(value)
-        # Longest first, as a secret may contain another.
+        # Replace the longest first, because a secret may contain another.
         self._secrets = sorted(secrets - {""}, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """Return the text without secrets."""
+        """Return the text with each secret replaced by "[hidden]"."""
         for secret in self._secrets:
             text = text.replace(secret, "[hidden]")
         for shape in SECRET_SHAPES:
@@ -219,10 +221,10 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the string arguments, headers and attributes of a model and of the objects it holds."""
+    """Yield the names and values of a model's string arguments, headers and attributes, including its parts'."""
     attributes = getattr(model, "__dict__", {})
     # An LM keeps its engines in attributes.
-    mappings = [attributes, *(getattr(held, "__dict__", None) for held in attributes.values())]
+    mappings = [attributes, *(getattr(part, "__dict__", None) for part in attributes.values())]
     for name in ("kwargs", "default_kwargs"):
         arguments = getattr(model, name, {})
         mappings += [arguments, arguments.get("headers"), arguments.get("extra_headers")]

@@ -1,4 +1,4 @@
-"""Ends a search that can find nothing, before its budget is spent."""
+"""The check that ends a search early if it cannot find an improvement."""
 
 import logging
 from collections import defaultdict
@@ -11,27 +11,27 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20  # minimum answers to warn that many cannot be parsed
-FIRST_ANSWERS = 10  # minimum answers to stop if hardly any can be parsed; made before all others
-UNPARSED = 0.9  # share of unparsable answers at which to stop
-MOSTLY_UNPARSED = 0.5  # share of unparsable answers at which to warn
-ENOUGH_SCORES = 60  # equal scores that show there is nothing to find
-ENOUGH_PAIRS = 250  # pairs of equal scores of two orders on one example that show it, too
+ENOUGH_ANSWERS = 20  # minimum number of answers to warn that many cannot be parsed
+FIRST_ANSWERS = 10  # minimum number of answers to stop if hardly any can be parsed; their calls run first
+UNPARSED = 0.9  # share of unparsable answers to stop at
+MOSTLY_UNPARSED = 0.5  # share of unparsable answers to warn at
+ENOUGH_SCORES = 60  # number of equal scores to stop at
+ENOUGH_PAIRS = 250  # number of pairs of orders with equal scores on an example to stop at
 
 
 @dataclass
 class FutilityCheck:
-    """Tells whether the calls so far show that no search can find anything."""
+    """A check that detects from the calls so far whether a search cannot find an improvement."""
 
     evaluator: Evaluator
-    num_train: int  # number of first examples whose calls count
+    num_train: int  # number of examples in the train split; later examples are ignored
     sample: Callable[[], str] = str  # returns one of the program's answers
-    compares: bool = True  # whether equal scores and answers show that there is nothing to find
-    advice: str = "try another adapter"  # cure for unparsable replies
+    compares: bool = True  # whether to stop if all scores and answers are equal
+    advice: str = "try another adapter"  # advice if replies cannot be parsed
     has_warned: bool = False
 
     def check(self) -> str:
-        """Explain why more calls would find nothing, or return an empty string.
+        """Return the reason to stop the search early, or an empty string.
 
         Raises:
             RuntimeError: If hardly any answers can be parsed.
@@ -48,43 +48,43 @@ class FutilityCheck:
         reason = self._find_no_difference(list(by_example.values()))
         if reason:
             logger.warning(
-                "%s: going on would pay for nothing. If this is not meant: check that the metric compares the right "
-                "fields, and that the demos reach the model. One answer: %s",
+                "%s, so more calls would be wasted. If you did not expect this, check that the metric compares the "
+                "right fields, and that the demos reach the model. One answer: %s",
                 reason,
-                self.sample() or "not known",
+                self.sample() or "unknown",
             )
         return reason
 
     def _check_parsed(self, prompts: Sequence[Sequence[CallRecord]]) -> None:
-        """Warn if many answers cannot be parsed, and raise if hardly any can; records are grouped by prompt."""
-        unparsed = []
+        """Warn if many answers cannot be parsed; raise if hardly any can. Records are grouped by prompt."""
+        unparsable = []
         num_calls = 0
         is_readable = False
         for records in prompts:
             num_calls += len(records)
-            unparsed += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
+            unparsable += [record for record in records if record.outcome == WRONG and record.label_logprobs is None]
             is_readable = is_readable or (len(records) > 1 and not any(record.outcome for record in records))
-        if num_calls < FIRST_ANSWERS or len(unparsed) < MOSTLY_UNPARSED * num_calls:
+        if num_calls < FIRST_ANSWERS or len(unparsable) < MOSTLY_UNPARSED * num_calls:
             return
-        cause = main_cause(record.error for record in unparsed)
-        first = next(record for record in unparsed if cause_of(record.error) is cause)
-        share = f"{len(unparsed)} of {num_calls}"
-        message = f"{share} answers could not be parsed; one says: {first.message}. To change that, {self.advice}"
+        cause = main_cause(record.error for record in unparsable)
+        first = next(record for record in unparsable if cause_of(record.error) is cause)
+        share = f"{len(unparsable)} of {num_calls}"
+        message = f"{share} answers could not be parsed. One error: {first.message}. To fix this, {self.advice}"
         if cause is not None:
-            message = f"{share} calls got no answer ({first.error}: {first.message}): {cause.cure}"
-        if len(unparsed) >= UNPARSED * num_calls and not is_readable:
+            message = f"{share} calls failed ({first.error}: {first.message}): {cause.cure}"
+        if len(unparsable) >= UNPARSED * num_calls and not is_readable:
             raise RuntimeError(message)
         if num_calls >= ENOUGH_ANSWERS and not self.has_warned:
             logger.warning("%s", message)
             self.has_warned = True
 
     def _find_no_difference(self, examples: Sequence[Sequence[CallRecord]]) -> str:
-        """Report if no score differs; records are grouped by example."""
+        """Return the reason to stop if no score differs, or an empty string. Records are grouped by example."""
         scores: list[float] = []
         num_differing = 0
         for records in examples:
             scores += [record.score or 0.0 for record in records]
-            # For a metric over a set, labels tell answers apart, too.
+            # For a metric over a set, answers differ if their labels do.
             num_differing += len({(record.score or 0.0, repr(record.value)) for record in records}) > 1
         if len(scores) >= ENOUGH_SCORES and len(set(scores)) == 1:
             return f"every score was {scores[0]:g} in {len(scores)} calls"

@@ -1,4 +1,4 @@
-"""PLR Algorithm 1, and random search: each order is scored on all train examples, and the selection split decides."""
+"""PLR Algorithm 1 and random search, which score each order on all train examples and decide on the selection split."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ from plr_dspy.search.space import Candidate
 
 @dataclass(frozen=True)
 class PaperPlan(Plan):
-    """The shape of a compile that scores each order once, on all train examples.
+    """The plan of a compile that scores each order once, on all train examples.
 
-    In PLR Algorithm 1 `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho, and `num_final_draws` is K.
+    In PLR Algorithm 1, `num_iterations` is T, `num_samples` is B, `elite_fraction` is rho, and `num_final_draws` is K.
 
     Attributes:
         with_mode: Whether the most probable ordering joins the final comparison.
@@ -37,16 +37,17 @@ class PaperPlan(Plan):
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
-NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # the plan if all choices give the same prompt
+NOTHING_TO_DO = PaperPlan(max_metric_calls=0)  # plan without calls, if all choices give the same prompt
 
 
 def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: float | None) -> PaperPlan:
-    """Return the plan with the paper's values: 15 rounds of 15 orders, an elite share of a fifth, and 10 draws.
+    """Return the plan with the paper's values: 15 rounds of 15 orders, an elite fraction of 0.2, and 10 final draws.
 
     Args:
-        size: The problem.
+        size: The size of the problem.
         max_metric_calls: Budget in program calls; None for no limit.
-        shape: Overrides of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws`, unless None.
+        shape: Values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` that replace those of
+            the paper, unless None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -64,8 +65,8 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
     least = plan.final_calls + plan.num_samples * plan.num_train_examples
     if max_metric_calls is not None and max_metric_calls < least:
         raise UserError(
-            f"max_metric_calls must be at least {least} with auto='paper' on these splits, for one iteration and "
-            f"the finalists; got {max_metric_calls}: raise it, or use auto='light'"
+            f"max_metric_calls must be at least {least} with auto='paper', for one iteration and the final comparison "
+            f"on these splits; got {max_metric_calls}: raise it, or use auto='light'"
         )
     return plan
 
@@ -73,7 +74,16 @@ def paper_plan(size: ProblemSize, max_metric_calls: int | None = None, **shape: 
 def random_plan(
     num_orders: int, *, num_examples: int, num_best: int, num_compared: int, budget: int | None, batch: int = 0
 ) -> PaperPlan:
-    """Plan to score each random order once and compare the best with the original; `batch=0` means one batch."""
+    """Return the plan of a random search.
+
+    Args:
+        num_orders: Number of random orders.
+        num_examples: Number of examples that each order is scored on.
+        num_best: Number of the best orders that enter the final comparison.
+        num_compared: Number of examples in the final comparison.
+        budget: Budget in program calls; None for no limit.
+        batch: Number of orders in each round; 0 for a single round.
+    """
     batch = min(batch or num_orders, num_orders)
     return PaperPlan(
         num_iterations=-(-num_orders // batch),
@@ -90,11 +100,10 @@ def random_plan(
 
 @dataclass(kw_only=True)
 class PaperRun(CompileRun):
-    """A compile by PLR Algorithm 1, or by random search, which learns nothing from scores.
+    """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
-    Deviation: the original order, the best orders seen and the mode join the draws of the final
-    distribution. With draws alone, PLR Algorithm 1 can end with an order worse than the original or one
-    already seen.
+    Deviation: the original order, the best orders seen and the mode join the draws from the final distribution. With
+    the draws alone, PLR Algorithm 1 can return an order that is worse than the original or than one already seen.
     """
 
     def __post_init__(self) -> None:
@@ -103,10 +112,10 @@ class PaperRun(CompileRun):
             self.min_probability = 0.0
 
     def run(self) -> Outcome:
-        """Sample orders, score them, refit the distribution, and choose the best finalist on the selection split."""
-        trivial = self.reason_not_to_begin()
-        if trivial is not None:
-            return self.outcome(stop=trivial)
+        """Sample and score orders, refit the distribution, and choose the best finalist on the selection split."""
+        nothing_to_do = self.reason_not_to_begin()
+        if nothing_to_do is not None:
+            return self.outcome(stop=nothing_to_do)
         self.begin_phase("search", to_come=self.plan.final_calls)
         stop: Stop | None = None
         while stop is None:  # For t = 1..T:
@@ -120,14 +129,14 @@ class PaperRun(CompileRun):
         share = 1.0
         if stop.reason is not StopReason.ALL_ROUNDS:
             share = self.calls_for_rest().share
-        compared = self.compare(self.finalists(), share)
-        if len(compared.finalists) < 2:
+        comparison = self.compare(self.finalists(), share)
+        if len(comparison.finalists) < 2:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
-        selection = Observations(self.evaluator.effective).with_records(compared.records)
-        return self.outcome(self.decide(compared, selection, by_score=True))
+        selection = Observations(self.evaluator.effective).with_records(comparison.records)
+        return self.outcome(self.decide(comparison, selection, by_score=True))
 
     def finalists(self) -> dict[Candidate, str]:
-        """Return the original, the best orders seen, the mode and K draws of the final distribution."""
+        """Return the original, the best orders seen, the mode, and K draws from the final distribution."""
         plan = self.plan
         assert isinstance(plan, PaperPlan)
         finalists: dict[Candidate, str] = {self.original: "original"}

@@ -1,4 +1,4 @@
-"""The plan of a compile: rounds, orderings, examples and program calls of each phase."""
+"""The plan of a compile: the rounds, orderings, examples and program calls of each phase."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -9,58 +9,59 @@ from plr_dspy.errors import UserError
 BUDGETS = {"light": 1_000, "medium": 3_000, "heavy": 10_000}  # program calls of each `auto` setting
 MIN_EXAMPLES = 2  # minimum examples to compare a finalist on
 MIN_ORDERS = 4  # minimum orders in the first round
-MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples of an order's first look, by signal
+MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples when an order is first scored, by signal
 SIGNALS = ("auto", *MIN_FIRST)  # signals to learn from
 
-NUM_LOOKS = 360  # first looks that a search's calls pay for; larger budgets mean closer looks
-ROUNDS = 30  # rounds that a search's calls pay for
-FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later ones
-MORE_THAN_FIRST = 2  # examples of each later look at an order, relative to its first
+# Number of orders that a search can afford to score for the first time. A larger budget scores each on more examples.
+NUM_LOOKS = 360
+ROUNDS = 30  # number of rounds that the calls of a search pay for
+FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later rounds
+MORE_THAN_FIRST = 2  # examples each later time that an order is scored, relative to the first time
 FINAL_SHARE = 0.15  # maximum share of the budget for the final comparison
-RACE_SHARE = 0.15  # share of the rest for the race
+RACE_SHARE = 0.15  # share of the remaining budget for the race
 
-# When searching orders, an original unlike all others must not be replaced by mistake (see "lone original" in
-# `benchmarks/offline.py`). So the race is longer, and scores the original alone first.
-RACED = 3  # orders that the race can score on all train examples
-LARGEST_RACE = 0.25  # maximum share of the calls left by the final comparison
+# In a search over orders, an original that is unlike all other orders must not be replaced by mistake (see "lone
+# original" in `benchmarks/offline.py`). So the race is longer, and scores the original first.
+RACED = 3  # number of orders that the race can score on all train examples
+LARGEST_RACE = 0.25  # maximum share for the race, of the calls that remain after the final comparison
 ORIGINAL_SHARE = 0.5  # share of the race's calls to score the original first
 
-CALLS_PER_SQUARE = 2.5  # maximum useful calls, relative to the squared number of examples
-LEAST_CALLS = 20  # maximum useful calls with hardly any examples
-MAX_ROUNDS = 1_000  # so many that calls end a search first, unless the user sets fewer
+CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
+LEAST_CALLS = 20  # lower bound of this maximum
+MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 
 
 @dataclass(frozen=True)
 class ProblemSize:
-    """The size of a problem, which its plan depends on."""
+    """The size of a problem, on which its plan depends."""
 
     num_train: int  # examples in the train split
-    num_selection: int
+    num_selection: int  # examples in the selection split
     num_distinct: int  # distinct prompts in the search space
-    num_attempts: int = 0  # maximum calls to make demos before the search
+    num_attempts: int = 0  # maximum calls to bootstrap demos before the search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a compile: a search on few examples, a race of the best on more, and a final comparison."""
+    """The plan of a compile: a search on few examples, a race of the best orderings on more, and a final comparison."""
 
-    racing: ClassVar[bool] = True  # whether it has a race; else orderings are scored on all train examples at once
+    racing: ClassVar[bool] = True  # whether there is a race; otherwise the search scores on all train examples
 
     num_iterations: int = 0  # maximum rounds
     num_samples: int = 1  # orderings in each round
     num_best_seen: int = 0  # race winners that join the final comparison
     num_train_examples: int = 0  # maximum examples to score an ordering on
     num_selection_examples: int = 0  # examples in the final comparison
-    max_metric_calls: int | None = None  # reduced if examples are few; None if unlimited
-    most_searched: int | None = None  # calls to score all orderings on all train examples, if affordable
-    elite_fraction: float = 0.125  # share of the orderings used to refit the distribution
+    max_metric_calls: int | None = None  # budget, reduced if examples are few; None if unlimited
+    most_searched: int | None = None  # calls of an exhaustive search on all train examples, if affordable
+    elite_fraction: float = 0.125  # share of the orderings that the distribution is refitted to
     num_final_draws: int = 0  # draws of the final distribution that enter the race
     num_initial: int = 0  # orderings in the first round
-    num_first_examples: int = 1  # examples of an ordering's first look
-    num_more_examples: int = 0  # more examples at each later look
+    num_first_examples: int = 1  # examples when an ordering is first scored
+    num_more_examples: int = 0  # further examples each later time
     num_entrants: int = 0  # orderings that enter the race
-    race_calls: int = 0
-    original_share: float = 0.0  # share of `race_calls` to score the original first
+    race_calls: int = 0  # maximum program calls of the race
+    original_share: float = 0.0  # share of `race_calls` for scoring the original first
 
     @property
     def num_finalists(self) -> int:
@@ -87,9 +88,10 @@ class Plan:
 
 
 def most_calls(num_usable: int) -> int:
-    """Return the maximum number of useful program calls for this many examples.
+    """Return the maximum number of useful program calls for this number of examples.
 
-    On n examples, chance moves an order's score by up to 1 / sqrt(4 n), so the best of many is the luckiest.
+    On n examples, a score has a standard error of up to 1 / sqrt(4 n). So beyond some number of orders, a search finds
+    the luckiest rather than the best.
     """
     return max(LEAST_CALLS, round(CALLS_PER_SQUARE * num_usable**2))
 
@@ -106,12 +108,13 @@ def make_plan(
     """Plan a compile.
 
     Args:
-        auto: "light", "medium" or "heavy"; None needs `max_metric_calls`.
-        size: Size of the problem.
+        auto: "light", "medium" or "heavy"; None if `max_metric_calls` is given.
+        size: The size of the problem.
         max_metric_calls: Budget in program calls, which overrides `auto`.
-        signal: What a call returns: "score", or "logprobs" of labels as well.
+        signal: "score", or "logprobs" if calls also return log-probabilities of labels.
         searched: "orders" of given demos, or "demos" and their order.
-        shape: `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` of the plan, if given.
+        shape: Values of `num_iterations`, `num_samples`, `elite_fraction` and `num_final_draws` that replace those of
+            the plan, unless None.
 
     Raises:
         ValueError: If the budget is too small.
@@ -134,28 +137,28 @@ def make_plan(
         if _racing_plan(budget, size, searched, min_first, {**fixed, "num_samples": 1}) is not None:
             lower = ", or lower num_samples"
     if size.num_attempts:
-        purpose = f"{size.num_attempts} calls that may make demos, then {purpose}"
-        lower = ", or pass candidates='labeled', which makes none by calls"
-    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass it"
+        purpose = f"{size.num_attempts} calls that bootstrap demos, then {purpose}"
+        lower = ", or pass candidates='labeled', which needs no calls for demos"
+    cure = f"got {total}: raise it" if max_metric_calls is not None else f"{auto=} gives {total}: pass a larger one"
     raise UserError(f"max_metric_calls must be at least {enough + size.num_attempts} for {purpose}; {cure}{lower}")
 
 
 def _racing_plan(budget: int, size: ProblemSize, searched: str, min_first: int, fixed: dict[str, Any]) -> Plan | None:
-    """Return the plan that a budget pays for; None if it is too small."""
+    """Return the plan for a budget; None if the budget is too small."""
     num_train = size.num_train
     num_best_seen = min(2, size.num_distinct - 1)
     num_affordable = int(FINAL_SHARE * budget) // (1 + num_best_seen)
     num_compared = min(size.num_selection, max(num_affordable, MIN_EXAMPLES))
-    left = budget - (1 + num_best_seen) * num_compared
-    race_calls = max(0, int(RACE_SHARE * left))
+    remaining = budget - (1 + num_best_seen) * num_compared
+    race_calls = max(0, int(RACE_SHARE * remaining))
     original_share = 0.0
     if searched == "orders":
-        race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * left)))
+        race_calls = max(race_calls, min(RACED * num_train, int(LARGEST_RACE * remaining)))
         original_share = ORIGINAL_SHARE
-    num_first = min(max((left - race_calls) // NUM_LOOKS, min_first), num_train)
+    num_first = min(max((remaining - race_calls) // NUM_LOOKS, min_first), num_train)
     plan = Plan(
         num_iterations=MAX_ROUNDS,
-        num_samples=min(max((left - race_calls) // (ROUNDS * min_first), 6), 24),
+        num_samples=min(max((remaining - race_calls) // (ROUNDS * min_first), 6), 24),
         num_best_seen=num_best_seen,
         num_train_examples=num_train,
         num_selection_examples=num_compared,

@@ -1,4 +1,4 @@
-"""The race of a search's best orderings; its winners are compared on held-out examples."""
+"""The race between the best orderings of a search, whose winners enter the final comparison."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from plr_dspy.scoring.evaluator import Wanted
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
 from plr_dspy.search.space import Candidate, WholeProgram
 
-KEPT_SHARE = 0.4  # share of the orderings that reach the next heat of a race
+KEPT_SHARE = 0.4  # share of the orderings that advance to the next heat
 
 
 def run_race(
@@ -22,25 +22,26 @@ def run_race(
     plan: Plan,
     num_calls: int,
 ) -> list[Candidate]:
-    """Score ever fewer entrants on ever more examples (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
+    """Race the entrants by successive halving (Z. Karnin, T. Koren and O. Somekh, ICML 2013).
 
-    The original is scored first, with its share of the calls, and in the last heat on as many examples
-    as the others. Neither it nor an entrant without an estimate can win.
+    Each heat scores the remaining entrants on more examples, and drops the worse ones. The original is scored first,
+    with its share of the calls, and in the last heat on as many examples as the entrants. It cannot win, and neither
+    can an entrant without an estimate.
 
     Args:
-        entrants: Candidates that race, best first.
+        entrants: The candidates that race, best first.
         original: The student's own candidate.
-        observations: All scores so far.
-        schedule: Decides which examples come next.
-        score: Adds calls to the observations, and returns the candidates within the time and cost limits.
-        estimate: Returns the model's estimate of each candidate's score, given all scores so far.
-        plan: Sets the number of winners and of examples.
-        num_calls: Program calls of the race, shared equally among the heats.
+        observations: All calls so far.
+        schedule: Selects the next examples.
+        score: Adds calls to the observations, and returns the candidates whose calls fit the time and cost limits.
+        estimate: Returns the estimated scores of candidates, given all calls so far.
+        plan: Gives the number of winners and the maximum number of examples.
+        num_calls: Maximum program calls of the race, shared equally by the heats.
 
     Returns:
-        The winners, best first; among them the best whole program and the best ordering.
+        The winners, best first; they include the best whole program and the best ordering.
     """
-    # Unscored entrants first catch up with the least scored one, using at most half of the calls.
+    # Unscored entrants first catch up with the scored entrant that has the fewest examples, on at most half the calls.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)
@@ -52,10 +53,10 @@ def run_race(
     if not alive:
         return []
 
-    asked = observations.count(original)
-    most = min(plan.num_train_examples, asked + int(plan.original_share * num_calls))
-    spent += most - asked
-    score(schedule.examples_for([original], observations, most))
+    num_known = observations.count(original)
+    target = min(plan.num_train_examples, num_known + int(plan.original_share * num_calls))
+    spent += target - num_known
+    score(schedule.examples_for([original], observations, target))
 
     num_winners = plan.num_best_seen
     num_heats = max(1, math.ceil(math.log(max(1, len(alive) / num_winners)) / math.log(1 / KEPT_SHARE)))
@@ -68,7 +69,8 @@ def run_race(
         spent += _calls_up_to(level, counts)
         num_scored = len(score(schedule.examples_for(runners, observations, level)))
         estimates = estimate()
-        alive = sorted((ordering for ordering in alive if ordering in estimates), key=lambda each: -estimates[each])
+        estimated = [ordering for ordering in alive if ordering in estimates]
+        alive = sorted(estimated, key=lambda ordering: -estimates[ordering])
         if num_scored < len(runners):
             break
         alive = first_of_each_kind(alive, max(num_winners, math.ceil(KEPT_SHARE * len(alive))))
@@ -76,11 +78,11 @@ def run_race(
 
 
 def _calls_up_to(level: int, counts: Sequence[int]) -> int:
-    """Return the calls that raise these numbers of scored examples to a level."""
+    """Return the number of calls that raise all these counts of scored examples to at least `level`."""
     return sum(max(0, level - count) for count in counts)
 
 
 def first_of_each_kind(ranked: Sequence[Candidate], number: int) -> list[Candidate]:
-    """Return this many of the best, starting with the best whole program and the best ordering, if any."""
+    """Return the first `number` candidates, but put the best whole program and the best ordering first."""
     best = {isinstance(ordering, WholeProgram): ordering for ordering in reversed(ranked)}.values()
     return sorted(ranked, key=lambda ordering: ordering not in best)[:number]

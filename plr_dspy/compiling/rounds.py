@@ -1,4 +1,4 @@
-"""The rounds of a search: ask for candidates, score them on some train examples, and tell the search."""
+"""The rounds of a search. Each scores the proposed candidates on some train examples and updates the search."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from plr_dspy.search.space import Candidate, Ordering, Scores, WholeProgram
 
 logger = logging.getLogger(__name__)
 
-MIN_SHARE = 0.5  # minimum share of a later round that must be scored for a refit; fewer orderings give too few elites
+MIN_SHARE = 0.5  # minimum share of a later round that must be scored for a refit; with fewer, elites are too few
 MIN_FAILURES = 8  # If at least this many calls of a round all fail, assume an outage.
 
 
@@ -25,12 +25,14 @@ class SearchRounds:
     """A search in progress.
 
     Attributes:
-        search: Names candidates, and learns from their scores.
-        evaluator: Calls them on the train split, whose examples come first, and on the selection split.
+        search: Proposes candidates and learns from their scores.
+        evaluator: Calls candidates on examples. The train split comes first, then the selection split.
+        plan: The planned rounds and program calls.
+        num_train: Number of examples in the train split.
         original: The user's program: an ordering, `WITHOUT_DEMOS`, or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample: Returns one of the program's answers, for messages.
-        advice: What to do if replies cannot be read.
+        advice: Advice if replies cannot be parsed.
         shifted: As in `ExampleSchedule`.
     """
 
@@ -66,13 +68,13 @@ class SearchRounds:
             advice=self.advice,
         )
         self._history: list[Iteration] = []
-        self._told: set[Candidate] = set()
-        self._first_round: Sequence[Candidate] = ()  # which every search fills with random orderings
+        self._learnt: set[Candidate] = set()  # candidates whose scores the search knows
+        self._first_round: Sequence[Candidate] = ()  # candidates of the first round, random in every search
 
     def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
-        """Score the candidates and tell the search. Return the reason to stop; None to go on.
+        """Score the candidates, and update the search. Return the reason to stop; None to continue.
 
-        The search may name a candidate several times; it is then scored on more examples.
+        A candidate that was scored before is scored on more examples.
         """
         if not candidates:
             return Stop(StopReason.NOTHING_NEW)
@@ -85,7 +87,7 @@ class SearchRounds:
             self._check_first_replies(affordable)
         scored = self.observe(affordable)
         if scored and (is_first or len(scored) >= MIN_SHARE * len(wanted)):
-            self._tell([candidate for candidate in candidates if candidate in scored])
+            self._update_search([candidate for candidate in candidates if candidate in scored])
         if len(scored) < len(affordable):
             return Stop(self.evaluator.budget.refused or StopReason.TIME)
         if len(affordable) < len(wanted):
@@ -94,7 +96,7 @@ class SearchRounds:
         return None
 
     def check_stoppers(self) -> Stop | None:
-        """Return the reason to stop the search; None to go on. A new stopping rule goes here."""
+        """Return the reason to stop the search; None to continue. A new stopping rule goes here."""
         futility = self._futility.check()
         if futility:
             return Stop(StopReason.NO_DIFFERENCE, futility)
@@ -104,16 +106,16 @@ class SearchRounds:
         return stop
 
     def observe(self, wanted: Wanted) -> list[Candidate]:
-        """Call the candidates on their examples. Return those that were called before time or money ran out.
+        """Call the candidates on their examples. Return those with all their calls within the budget.
 
         Raises:
-            RuntimeError: If all new calls failed, so that the model or the program is probably down.
+            RuntimeError: If all new calls failed, probably because of an outage.
         """
         records = self.evaluator.evaluate(wanted)
         new = []
         for candidate, row in records.items():
             new += list(row.values())[self.observations.count(candidate) :]
-        # If one candidate alone fails, its order may be the reason.
+        # If only a single candidate was called, its order may be the reason for the failures.
         is_outage = len(records) > 1 or not self.observations.answered()
         if is_outage and len(new) >= MIN_FAILURES and all(record.outcome == FAILED for record in new):
             raise self.evaluator.nothing_ran(new)
@@ -121,21 +123,21 @@ class SearchRounds:
         return list(records)
 
     def best(self) -> list[Candidate]:
-        """Return the scored candidates, best first by the search's estimates."""
+        """Return the scored candidates by the search's estimates, best first."""
         return [estimate.ordering for estimate in self.search.ranked(self.scores())]
 
     def scores(self) -> Scores:
-        """Return the scores on the train split that the search sees."""
+        """Return the scores on the train split, as the search uses them."""
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
-        """Return the random orderings of the first round."""
+        """Return the orderings of the first round, without the original and the empty ordering."""
         contains = self.search.space.contains
-        drawn = [candidate for candidate in self._first_round if candidate != self.original]
-        return [candidate for candidate in drawn if contains(candidate) and any(candidate)]
+        others = [candidate for candidate in self._first_round if candidate != self.original]
+        return [candidate for candidate in others if contains(candidate) and any(candidate)]
 
     def _check_first_replies(self, wanted: Wanted) -> None:
-        """Make the first calls, and raise a RuntimeError if hardly any reply can be read.
+        """Make the first calls, and raise RuntimeError if hardly any reply can be parsed.
 
         Calls without demos do not count, because demos may teach the format.
         """
@@ -150,8 +152,8 @@ class SearchRounds:
                 self._futility.check()
                 return
 
-    def _tell(self, candidates: Sequence[Candidate]) -> None:
-        """Tell the search the scores of a round, and add the round to the history."""
+    def _update_search(self, candidates: Sequence[Candidate]) -> None:
+        """Pass the scores of a round to the search, and add the round to the history."""
         search = self.search
         effective = self.evaluator.effective
         if self._history:
@@ -159,8 +161,8 @@ class SearchRounds:
         else:
             self.observations.refer_to(candidates, search.fitted)
             self._first_round = candidates
-        num_known = len(self._told)
-        self._told.update(candidates)
+        num_known = len(self._learnt)
+        self._learnt.update(candidates)
         scores = self.scores()
         search.tell(candidates, scores)
         means = [effective.clip(mean_score(scores[candidate])) for candidate in candidates]
@@ -169,7 +171,7 @@ class SearchRounds:
             Iteration(
                 index=len(self._history),
                 num_samples=len(candidates),
-                num_new=len(self._told) - num_known,
+                num_new=len(self._learnt) - num_known,
                 mean_score=sum(means) / len(means),
                 best_score=max(means),
                 best_score_so_far=effective.clip(best.score),

@@ -1,1 +1,1 @@
-"""The Plackett-Luce distribution over orderings, or over the first few of n items, and its updates."""
+"""The Plackett-Luce distribution over full or partial orderings, and its update rules."""

@@ -1,6 +1,6 @@
-"""The Plackett-Luce distribution over orderings of n items or their first few, and its likelihood.
+"""The Plackett-Luce distribution over full or partial orderings of n items, and its likelihood.
 
-Rankings of different lengths share a tensor; shorter rows end in `NOT_SHOWN`.
+Rankings of different lengths share a tensor, in which shorter rows are padded with `NOT_SHOWN`.
 
 Shapes: n items, at most k items per ranking, m rankings, c mixture components.
 """
@@ -25,12 +25,16 @@ class PlackettLuce:
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
     Args:
-        logits: Scores of the items, ``[n]``; larger means earlier. A mixture has ``[c, n]``.
+        logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit means earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of consecutive lengths that end at `length`.
-            Shorter rankings end in -1. None always draws `length` items.
-        generator: Random source of `sample`; None uses torch's default.
+        length_probabilities: Probabilities of consecutive lengths, of which `length` is the last. Shorter rankings are
+            padded with -1. None always draws `length` items.
+        generator: Source of random numbers for `sample`; None uses torch's default.
+
+    Raises:
+        TypeError: If the logits are not a floating-point tensor.
+        ValueError: If a shape, a probability or the length is invalid.
     """
 
     def __init__(
@@ -49,10 +53,10 @@ class PlackettLuce:
         self.generator = generator
         self.num_items = logits.shape[-1]
         self.length = self.num_items if length is None else length
-        least = 1 if length_probabilities is None else 0
-        if type(self.length) is not int or not least <= self.length <= self.num_items:
+        lower = 1 if length_probabilities is None else 0
+        if type(self.length) is not int or not lower <= self.length <= self.num_items:
             raise ValueError(
-                f"length must be a whole number from {least} to the {self.num_items} items; got {length!r}"
+                f"length must be an integer from {lower} to {self.num_items}, the number of items; got {length!r}"
             )
         self.min_length = self.length
         if length_probabilities is not None:
@@ -60,20 +64,24 @@ class PlackettLuce:
             self.min_length -= len(length_probabilities) - 1
 
     def copy(self, **changes: Any) -> PlackettLuce:
-        """Return the distribution with some arguments replaced."""
+        """Return a copy of the distribution with some arguments replaced."""
         names = (*STATE_TENSORS, "length", "generator")
         arguments = {name: getattr(self, name) for name in names}
         return PlackettLuce(**(arguments | changes))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``, first item first."""
+        """Return the log-probabilities ``[*sample]`` of rankings ``[*sample, k]``, first item first.
+
+        Raises:
+            ValueError: If a row is not a ranking that the distribution can draw.
+        """
         lengths = (value != NOT_SHOWN).sum(dim=-1)
         orderings = item_positions(value, self.num_items).argsort(dim=-1, stable=True)
         are_rankings = torch.equal(self._truncate(orderings, lengths[..., None]), value)
         if not are_rankings or (lengths < self.min_length).any():
             raise ValueError(
-                f"value must have rows of {self.min_length} to {self.length} different ones of {self.num_items} items, "
-                f"then -1; got {value}"
+                f"each row of value must have {self.min_length} to {self.length} different items of {self.num_items}, "
+                f"padded with -1; got {value}"
             )
         if self.weights is None:
             log_probs = log_probabilities(self.logits, value)
@@ -86,7 +94,7 @@ class PlackettLuce:
 
     @torch.no_grad()
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw rankings ``[*sample_shape, k]`` by sorting noisy logits."""
+        """Draw rankings ``[*sample_shape, k]`` by sorting logits with Gumbel noise."""
         shape = torch.Size(sample_shape)
         lengths = torch.tensor(self.length)
         if self.length_probabilities is not None:
@@ -103,9 +111,9 @@ class PlackettLuce:
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable ranking ``[k]`` of the most probable length; equal logits keep their order.
+        """Return the most probable ranking ``[k]`` of the most probable length; ties keep their order.
 
-        A mixture returns the best of its components' modes.
+        For a mixture, this is the most probable of its components' modes.
         """
         length = self.length
         if self.length_probabilities is not None:
@@ -142,40 +150,40 @@ class PlackettLuce:
         return cls(**arguments)
 
     def _draw(self, probabilities: Tensor, shape: torch.Size) -> Tensor:
-        """Draw categories of the given shape."""
+        """Draw a tensor of categories with this shape."""
         draws = torch.multinomial(probabilities, shape.numel(), replacement=True, generator=self.generator)
         return draws.reshape(shape)
 
     def _truncate(self, orderings: Tensor, lengths: Tensor | int) -> Tensor:
-        """Return the first `lengths` items of orderings, padded to ``[..., k]``."""
+        """Keep the first `lengths` items of orderings, and pad them to ``[..., k]``."""
         positions = torch.arange(self.length, device=orderings.device)
         return orderings[..., : self.length].masked_fill(positions >= lengths, NOT_SHOWN)
 
 
 def padded(rankings: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Pad rankings of any lengths to one tensor ``[m, width]``."""
+    """Return rankings of different lengths as one padded tensor ``[m, width]``."""
     rows = [[*ranking] + [NOT_SHOWN] * (width - len(ranking)) for ranking in rankings]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), width)
 
 
 def item_positions(rankings: Tensor, num_items: int) -> Tensor:
-    """Return each item's position ``[..., n]``, or n if it is not shown."""
+    """Return the position of each item, ``[..., n]``; n if it is not shown."""
     positions = torch.arange(rankings.shape[-1], device=rankings.device)
-    # The extra column takes the padding's positions.
+    # The extra column absorbs the positions of the padding.
     columns = rankings.where(rankings != NOT_SHOWN, num_items)
     result = columns.new_full((*rankings.shape[:-1], num_items + 1), num_items)
     return result.scatter(-1, columns, positions.expand_as(columns))[..., :num_items]
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return log Pr that an ordering begins with each ranking ``[..., k]``."""
+    """Return the log-probability that an ordering begins with each ranking ``[..., k]``."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)
     shape = torch.broadcast_shapes(orderings.shape, logits.shape)
     placed = logits.expand(shape).gather(-1, orderings.expand(shape))
-    # PLR Eq. 2: factor r normalises over the items not yet placed. These are a
-    # suffix of the ordering, so a reversed logcumsumexp gives all denominators.
+    # PLR Eq. 2: factor r normalises over the items not yet placed. These are a suffix of the ordering, so a reversed
+    # logcumsumexp gives all denominators.
     remaining = placed.flip(-1).logcumsumexp(dim=-1).flip(-1)
     lengths = (positions < num_items).sum(dim=-1, keepdim=True)
     is_shown = torch.arange(num_items, device=rankings.device) < lengths
@@ -188,12 +196,13 @@ def _check_logits(logits: Tensor, weights: Tensor | None) -> None:
         raise TypeError(f"logits must be a floating-point tensor; got {kind}")
     num_dimensions = 1 if weights is None else 2
     if logits.dim() != num_dimensions or not logits.numel() or not logits.isfinite().all():
-        raise ValueError(f"logits must be finite, of shape [n], or [c, n] with weights; got {logits}")
+        raise ValueError(f"logits must be finite and have shape [n], or [c, n] with weights; got {logits}")
     if weights is not None:
         _check_probabilities("weights", weights, least=len(logits), most=len(logits))
 
 
 def _check_probabilities(name: str, probabilities: Tensor, *, least: int = 1, most: int) -> None:
-    fits = probabilities.dim() == 1 and least <= len(probabilities) <= most
-    if not fits or not (probabilities >= 0).all() or abs(float(probabilities.sum()) - 1.0) > 1e-6:
-        raise ValueError(f"{name} must be {least} to {most} probabilities that sum to 1; got {probabilities}")
+    has_valid_shape = probabilities.dim() == 1 and least <= len(probabilities) <= most
+    if not has_valid_shape or not (probabilities >= 0).all() or abs(float(probabilities.sum()) - 1.0) > 1e-6:
+        number = f"{most}" if least == most else f"{least} to {most}"
+        raise ValueError(f"{name} must be {number} probabilities that sum to 1; got {probabilities}")

@@ -1,6 +1,6 @@
-"""Update rules: refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
+"""Update rules, which refit a distribution to its elites ``[m, n]`` (PLR Algorithm 1).
 
-Elites that show only some items end in -1; rules learn from those shown.
+Elites that show only some items are padded with -1. Rules learn from the items shown.
 """
 
 from dataclasses import field
@@ -16,7 +16,7 @@ from plr_dspy.plackett_luce.distribution import PlackettLuce, item_positions, lo
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-# Adam's defaults (arXiv:1412.6980). torch.optim.Adam gives the same result, but loads torch's compiler.
+# Adam's defaults (arXiv:1412.6980). `torch.optim.Adam` gives the same result, but its import loads torch's compiler.
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
@@ -24,38 +24,41 @@ EPSILON = 1e-8
 
 @runtime_checkable
 class UpdateRule(Protocol):
-    """The update rule that a search needs; `PLFewShot` also needs `smoothing`."""
+    """The interface of an update rule. `PLFewShot` also needs an attribute `smoothing`."""
 
     name: ClassVar[str]
 
     @property
     def weighted(self) -> bool:
-        """Whether elites count in proportion to their scores."""
+        """Whether a search weights the elites by their scores."""
 
     def initial(self, num_items: int) -> PlackettLuce:
-        """Return the uniform distribution over orderings, in float64."""
+        """Return the uniform distribution over orderings of n items, in float64."""
 
     def update(self, distribution: PlackettLuce, elites: Tensor, weights: Tensor | None = None) -> PlackettLuce:
-        """Return the next distribution, from elites ``[m, n]`` with weights ``[m]``."""
+        """Return the distribution refitted to elites ``[m, n]`` with weights ``[m]``."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Rule:
+    """The settings that all rules share."""
+
     smoothing: float = Field(default=0.7, gt=0, le=1)
     clip: float = Field(default=20.0, gt=0)
     weighted: bool = False
 
     def _project(self, logits: Tensor) -> Tensor:
+        """Centre the logits, then clip them."""
         return _centred(logits).clamp(-self.clip, self.clip)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RankEMA(_Rule):
-    """Moving average towards the elites' mean ranks (the EMA update of PLR).
+    """An exponential moving average towards the elites' mean ranks (the EMA update of PLR).
 
     Attributes:
-        smoothing: Weight of the new target in the average.
-        temperature: Divisor of the ranks; smaller is greedier.
+        smoothing: Weight of the new target in the average, from 0 to 1.
+        temperature: Divisor of the ranks; a smaller one is greedier.
         clip: Maximum absolute value of a logit.
         weighted: Whether a search weights the elites by their scores.
     """
@@ -77,14 +80,14 @@ class RankEMA(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MixtureEM(_Rule):
-    """One expectation-maximisation step of a mixture (the EM update of PLR), smoothed.
+    """A smoothed expectation-maximisation step of a mixture (the EM update of PLR).
 
-    Deviation: equal components, which would stay equal forever, split the elites between them.
+    Deviation: components that are equal would stay equal forever, so they divide the elites among them.
 
     Attributes:
-        num_components: Number of Plackett-Luce components C.
+        num_components: Number of Plackett-Luce components, C.
         weight_floor: Minimum weight of a component before normalisation.
-        num_steps, learning_rate: Number and size of Adam's steps.
+        num_steps, learning_rate: Number of Adam's steps, and their size.
         l2: Penalty on the squared logits.
         smoothing, clip, weighted: As in `RankEMA`.
     """
@@ -104,9 +107,12 @@ class MixtureEM(_Rule):
         return PlackettLuce(logits, weights=weights)
 
     def fit(self, logits: Tensor, elites: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, from logits ``[n]`` or ``[c, n]``.
+        """Maximise sum_m w_m log Pr(pi_m) - l2/2 |logits|^2 by Adam, and return the logits.
 
-        The elites' weights are ``[m]`` or ``[c, m]``.
+        Args:
+            logits: Initial logits, ``[n]`` or ``[c, n]``.
+            elites: The rankings pi_m, ``[m, n]``.
+            weights: The weights w_m, ``[m]`` or ``[c, m]``; None for 1.
         """
         weights = logits.new_ones(len(elites)) if weights is None else weights.to(logits)
         positions = item_positions(elites, elites.shape[-1])
@@ -139,7 +145,7 @@ class MixtureEM(_Rule):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MaximumLikelihood(MixtureEM):
-    """Smoothed maximum likelihood of the elites (the MLE update of PLR): `MixtureEM` with one component."""
+    """A smoothed maximum-likelihood fit to the elites (the MLE update of PLR): `MixtureEM` with one component."""
 
     name: ClassVar[str] = "mle"
     num_components: int = field(default=1, init=False, repr=False)
@@ -151,8 +157,8 @@ def _likelihood_gradient(theta: Tensor, positions: Tensor, weights: Tensor) -> T
     last = positions.shape[-1] - 1
     orderings = positions.argsort(dim=-1, stable=True)
     is_shown = positions <= last
-    # Each item adds 1 if shown, minus its chances of coming next up to its own position.
-    tiny = torch.finfo(theta.dtype).tiny  # so that no sum is 0
+    # Each item contributes 1 if shown, minus its probabilities of being drawn at each position up to its own.
+    tiny = torch.finfo(theta.dtype).tiny  # keeps all sums above 0
     strengths = (theta - theta.amax(dim=-1, keepdim=True)).exp().clamp_min(tiny)
     remaining = strengths[..., orderings].flip(-1).cumsum(dim=-1).flip(-1)  # [*c, m, n]
     inverse = (is_shown.gather(-1, orderings) / remaining).cumsum(dim=-1)
@@ -166,23 +172,23 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
     assert mixture.weights is not None
     logits = mixture.logits
     if len(logits) > 1 and bool((logits == logits[0]).all()):
-        return _divided(elites, len(logits)).to(logits)
+        return _cluster(elites, len(logits)).to(logits)
     log_joint = log_probabilities(logits[:, None, :], elites) + mixture.weights.log()[:, None]
     return torch.softmax(log_joint, dim=0)
 
 
-def _divided(elites: Tensor, num_parts: int) -> Tensor:
-    """Assign each elite to a part, ``[c, m]``, by the likeliest of several distant centres."""
+def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
+    """Assign each elite to a cluster, ``[c, m]``: the likeliest of several distant elites as centres."""
     ranks = tied_ranks(elites)
     by_centre = log_probabilities(-ranks[:1], elites)[None]
-    while len(by_centre) < num_parts:
+    while len(by_centre) < num_clusters:
         farthest = by_centre.amax(dim=0).argmin()
         by_centre = torch.cat([by_centre, log_probabilities(-ranks[farthest], elites)[None]])
-    return one_hot(by_centre.argmax(dim=0), num_parts).T
+    return one_hot(by_centre.argmax(dim=0), num_clusters).T
 
 
 def tied_ranks(rankings: Tensor) -> Tensor:
-    """Return ranks ``[m, n]`` from 0; items not shown share the mean of the ranks left."""
+    """Return ranks ``[m, n]`` from 0; items not shown share the mean of the remaining ranks."""
     num_items = rankings.shape[-1]
     positions = item_positions(rankings, num_items)
     is_shown = positions < num_items
@@ -191,7 +197,12 @@ def tied_ranks(rankings: Tensor) -> Tensor:
 
 
 def update_rule(update: str | UpdateRule) -> UpdateRule:
-    """Return the named rule ("ema", "mle" or "mixture"), or the rule itself."""
+    """Return the rule with this name ("ema", "mle" or "mixture"), or the rule that was passed.
+
+    Raises:
+        ValueError: If no rule has this name.
+        TypeError: If the argument is neither a name nor a rule.
+    """
     rules = {rule.name: rule for rule in (RankEMA, MaximumLikelihood, MixtureEM)}
     expected = f"update must be one of {sorted(rules)} or an update object such as MaximumLikelihood()"
     if isinstance(update, str):
@@ -204,19 +215,19 @@ def update_rule(update: str | UpdateRule) -> UpdateRule:
 
 
 def smoothing_of(update: UpdateRule) -> float:
-    """Return a rule's smoothing, or raise TypeError if it has none."""
+    """Return the smoothing of a rule; raise TypeError if it has none."""
     smoothing = getattr(update, "smoothing", None)
     if not isinstance(smoothing, (int, float)):
-        raise TypeError(f"update must have a smoothing to choose demos: pass update='mle'; got {update!r}")
+        raise TypeError(f"update must have an attribute smoothing to choose demos; got {update!r}. Pass update='mle'.")
     return smoothing
 
 
 def _weights_of(elites: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Return the weights ``[m]``, by default 1, in the dtype of the logits."""
+    """Return the weights ``[m]``, by default 1, with the dtype of the logits."""
     if weights is None:
         return like.new_ones(len(elites))
     if weights.shape != elites.shape[:1] or not (weights >= 0).all() or not weights.any():
-        raise ValueError(f"weights must be one for each elite, not negative, and not all 0; got {weights}")
+        raise ValueError(f"weights must have a number >= 0 for each elite, at least one of them above 0; got {weights}")
     return weights.to(like)
 
 

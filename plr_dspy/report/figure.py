@@ -1,4 +1,4 @@
-"""Draws the figure of a report; needs matplotlib."""
+"""The figure of a report, which needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from plr_dspy.report.schema import ReportData
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise MissingPackageError("pictures need matplotlib: pip install 'plr-dspy[plots]'") from error
+    raise MissingPackageError("plots need matplotlib: pip install 'plr-dspy[plots]'") from error
 
 
 class Picture(Figure):
-    """A figure that notebooks show without pyplot."""
+    """A figure that notebooks can show without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -23,7 +23,7 @@ class Picture(Figure):
 
 
 def figure(report: ReportData) -> Picture:
-    """Plot the rounds' scores against program calls, then both programs' scores with intervals."""
+    """Plot the scores of each round against program calls, then the scores of both programs with intervals."""
     picture = Picture(figsize=(7.0, 3.5), layout="constrained")
     axis = picture.subplots()
     calls = [iteration.program_calls for iteration in report.history]
@@ -37,11 +37,11 @@ def figure(report: ReportData) -> Picture:
             "your program": comparison.expected_original or (comparison.original,) * 3,
             "returned program": comparison.expected_chosen or (comparison.chosen,) * 3,
         }
-        place = 1.0 * report.program_calls["total"]
+        position = 1.0 * report.program_calls["total"]
         for name, (score, low, high) in programs.items():
-            place *= 1.03
+            position *= 1.03
             errors = [[max(0.0, score - low)], [max(0.0, high - score)]]
-            axis.errorbar([place], [score], yerr=errors, fmt="D", capsize=4, label=name)
+            axis.errorbar([position], [score], yerr=errors, fmt="D", capsize=4, label=name)
     axis.set_xlabel("program calls")
     axis.set_ylabel("score")
     axis.legend()

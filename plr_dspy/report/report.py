@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Report(ReportData):
-    """What a compile did and chose.
+    """The report of a compile: what it did and what it chose.
 
-    `print(report)` shows the key lines, and `print(report.details())` all of them. The attributes are
-    those of `plr_dspy.report.schema.ReportData`.
+    `print(report)` shows a summary, and `print(report.details())` adds the details. `ReportData` in
+    `plr_dspy.report.schema` documents the attributes.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,22 +45,22 @@ class Report(ReportData):
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
             raise UserError(
-                f"{os.fspath(path)} holds no plr_dspy report of schema version {SCHEMA_VERSION}: pass a file that "
+                f"{os.fspath(path)} is not a plr_dspy report of schema version {SCHEMA_VERSION}: pass a file that "
                 "report.save wrote, and read it with the plr_dspy version that wrote it"
             ) from error
 
     def details(self) -> str:
-        """Return all lines of the report, starting with those of `print(report)`."""
+        """Return all lines of the report; the first are those of `print(report)`."""
         return "\n".join(text.details(self))
 
     def plot(self) -> Picture:
-        """Plot the scores against program calls with matplotlib (extra `plots`)."""
+        """Plot scores against program calls with matplotlib, which the extra `plots` installs."""
         from plr_dspy.report.figure import figure
 
         return figure(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write an HTML page with the details and the figure."""
+        """Write the details and the figure as an HTML page."""
         picture = b64encode(self.plot()._repr_png_()).decode()
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>plr_dspy report</title>\n'
@@ -76,4 +76,4 @@ class Report(ReportData):
         return f"<Report of {text.method(self)}: {text.result(self)}>"
 
     def __str__(self) -> str:
-        return "\n".join([*text.summary(self), "all else: print(report.details())"])
+        return "\n".join([*text.summary(self), "details: print(report.details())"])

@@ -1,4 +1,4 @@
-"""The data of a report. Nothing here computes scores, prints or draws."""
+"""The data of a report, without any calculation or presentation."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[20] = 20  # the version of the JSON format
+SCHEMA_VERSION: Literal[20] = 20  # version of the JSON format
 
-ScoreRange = tuple[float, float, float]  # a score, then the ends of its 95 % interval
+ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
 
 
 class Part(BaseModel):
-    """An immutable part of a report; use `model_copy` to change a copy."""
+    """An immutable part of a report. To change a value, use `model_copy`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Iteration(Part):
-    """One round of a search: ask, evaluate, tell.
+    """One round of a search.
 
     Attributes:
-        num_samples, num_new: Orderings scored, and how many for the first time.
-        best_score_so_far, best_ordering: The estimated best of all rounds so far. The ordering is a
-            permutation for each block, or the name of a whole program.
+        index: Number of the round, from 0.
+        num_samples, num_new: Number of orderings scored, and of those scored for the first time.
+        mean_score, best_score: Mean and maximum of the mean scores of these orderings.
+        best_score_so_far, best_ordering: The estimated best score after this round, and its ordering: a permutation for
+            each block, or the name of a whole program.
         program_calls: Program calls so far.
     """
 
@@ -51,9 +53,10 @@ class Candidate(Part):
 
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
+        ordering: Indices of the demos in prompt order, by predictor.
         score: Mean score on the selection split.
-        expected_gain, probability, probability_worse: Gain over the original on new examples, and the
-            probabilities of a higher, or lower, score there.
+        expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
+            probabilities of a higher and a lower score there.
     """
 
     origin: str
@@ -69,9 +72,9 @@ class SlotReport(Part):
 
     Attributes:
         ordering, original: Indices of the demos in prompt order, in the returned program and in the student.
-        blocks: Demo indices that can swap places; one block unless the adapter regroups demos.
-        distributions: State of each block's final distribution, for `PlackettLuce.from_state`. With a
-            pool, the first demo drawn is shown last.
+        blocks: Indices of the demos that can change places; one block unless the adapter regroups demos.
+        distributions: State of each block's final distribution, for `PlackettLuce.from_state`. With a pool of demos,
+            the first demo drawn is shown last.
         demos, origins: All demos as text, and their sources if they are from a pool, such as "trainset[3]".
     """
 
@@ -86,12 +89,13 @@ class SlotReport(Part):
 
 
 class Alternative(Part):
-    """The score of another method, such as random demos.
+    """The score of an alternative, such as random demos.
 
     Attributes:
-        score, interval: Expected score on new examples and its 95 % interval, if known.
-        tokens: Tokens of all its demos, as GPT-4o counts them.
-        num_demos, ordering: In `best_by_number`, number of demos, and their indices for each slot.
+        score, interval: Expected score on new examples, and its 95 % interval, if known.
+        num_examples: Number of examples that the score is estimated from.
+        tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
+        num_demos, ordering: Number of demos, and their indices by predictor; only in `best_by_number`.
     """
 
     name: str
@@ -107,8 +111,9 @@ class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
     Attributes:
-        variation, text: Chosen retrieval variation (None if demos are fixed), and its description.
-        num_pooled: Demos in the program's file to retrieve from.
+        variation, text: The chosen retrieval variation (None if demos are fixed), and its description.
+        num_pooled: Number of demos to retrieve from, which are saved with the program.
+        alternatives: The scores of fixed demos and of each variation.
     """
 
     variation: str | None
@@ -122,12 +127,12 @@ class Comparison(Part):
 
     Attributes:
         original, chosen, gain: Mean scores on these examples, and their difference.
-        interval, confidence: Confidence interval of the gain, widened for the number of orders
-            (Bonferroni), and its level.
-        expected_gain, gain_interval: Expected gain on new examples, shrunk because the order is the
-            best of many, and its 95 % interval.
-        probability, probability_worse: Probabilities that the chosen order is better, or worse, on new
-            examples; 0 if the original stayed.
+        interval, confidence: Confidence interval of the gain and its level, corrected for the number of orders
+            (Bonferroni).
+        expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The gain is shrunk, because
+            the order is the best of many.
+        probability, probability_worse: Probabilities that the chosen order is better or worse on new examples; 0 if
+            the original stays.
         expected_original, expected_chosen: Expected scores on new examples, with 95 % intervals.
     """
 
@@ -147,7 +152,7 @@ class Comparison(Part):
 
 
 class Evidence(Part):
-    """The examples that can tell orders apart."""
+    """The evidence on differences between orders."""
 
     num_met: int  # examples on which at least two orders were scored
     num_differing: int  # examples on which scores differed
@@ -160,7 +165,7 @@ class ErrorCount(Part):
     Attributes:
         type, message: The exception's class, and the first line of the first message.
         outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (a teacher's call).
-        examples: Up to five examples, such as "trainset[12]".
+        examples: Names of up to five examples, such as "trainset[12]".
     """
 
     type: str
@@ -174,7 +179,7 @@ class Signal(Part):
     """The signal that the search learnt from."""
 
     used: str  # "score", or "logprobs" if it also used the log-probabilities of these labels
-    reason: str  # why only scores were used; empty if that was requested
+    reason: str  # why only scores were used; empty if the user requested that
     labels: list[str]
 
 
@@ -182,13 +187,12 @@ class CalibrationEffect(Part):
     """The effect of calibration without a search, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders.
-            Replies without a label keep their scores; in `original_calibrated` only if answers are
-            calibrated.
-        offsets: Label offsets that calibrate the chosen order.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders. Replies without a
+            label keep their scores; in `original_calibrated` only if answers are calibrated.
+        offsets: Offsets of the labels' log-probabilities that calibrate the chosen order, ``[L]``.
         applied: Whether the returned program is calibrated.
         shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration scores better.
-        always: Mean score of always answering with each label, ``[L]``.
+        always: For each label, the mean score if it is always the answer, ``[L]``.
     """
 
     num_examples: int
@@ -206,8 +210,9 @@ class ProgramState(Part):
     """The demos in a program's prompts, and the outcomes of the calls that scored it.
 
     Attributes:
-        num_demos, demo_tokens: Demos shown by all predictors, and their tokens if demos were chosen.
-        num_failed, num_unread: Calls without a score, and how many of them had an unparsable reply.
+        num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if demos were chosen.
+        num_calls: Number of calls that scored the program.
+        num_failed, num_unread: Number of calls without a score, and of those with an unparsable reply.
     """
 
     num_demos: int
@@ -222,18 +227,23 @@ class ReportData(Part):
 
     Attributes:
         original, returned: The student, and the returned program.
-        comparison: None if there was nothing to order, or no time left.
+        slots: The demos of each predictor.
+        comparison: The final comparison; None if there was nothing to order or no time left.
+        candidates: The orderings that reached the final comparison, the original first.
         evidence, signal: None if the metric did not score orders.
-        calibration: None if the calls brought no log-probabilities.
-        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best orders),
-            "final" (comparison), "total", and "resumed" (from `log_dir`).
+        calibration: None if the calls returned no log-probabilities.
+        history: The rounds of the search.
+        program_calls: Calls by phase: "bootstrap" (for demos), "search", "race" (of the best orders), "final" (the
+            comparison), "total", and "resumed" (from `log_dir`).
         tokens, cost: Billed tokens by model, and their cost in US dollars at litellm's list prices, if known.
-        seconds: Wall-clock time of the compile, or of its last run.
+        seconds: Wall-clock time of the compile; if it was resumed, of its last run.
+        errors: Calls that raised exceptions, by type and outcome.
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
+        retrieval: The choice between fixed and retrieved demos, if there was one.
         random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
+        constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent answer.
         vote: Score of the most frequent label among the `max_demos` nearest examples.
     """
 

@@ -1,23 +1,23 @@
-"""Why a compile ended."""
+"""Reasons why a compile ended."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class StopReason(str, Enum):
-    """Why a search or a compile ended; values are the messages."""
+    """The reason why a search or a compile ended. The values are the messages."""
 
     BUDGET = "budget used up"
     TIME = "time limit"
     COST = "cost limit"
-    NOTHING_NEW = "no new ordering left"
+    NOTHING_NEW = "no new orders left"
     ALL_ROUNDS = "all iterations done"
     ALL_ASKED = "all orders asked"
     STOP_AT_SCORE = "stop_at_score reached"
     PATIENCE = "no better order for several rounds"
     NO_DIFFERENCE = "no score differed"
     ONE_PROMPT = "all choices give the same prompt"
-    NO_CALLS = "no call to make"
+    NO_CALLS = "no calls planned"
     INTERRUPTED = "interrupted"
     ERROR = "ended by an error"
 

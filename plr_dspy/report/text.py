@@ -1,4 +1,4 @@
-"""Describes a compile in words: the lines of `print(report)` and of `report.details()`."""
+"""The text of a report: the lines of `print(report)` and of `report.details()`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # minimum probability to call an order better
+MIN_WIN_PROBABILITY = 0.9  # probability of a gain below which it may be chance
 ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would not help.
-TOO_LONG = "ContextWindowExceededError"  # the exception of a prompt beyond the context length
+TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
-FIELD_WIDTH = 40  # maximum characters of a demo's field
+FIELD_WIDTH = 40  # maximum number of characters shown of a demo's field
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
-KEEP = 'keep it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
+KEEP = 'save it: program.save("program.json"); load it: plr_dspy.load_program(student, "program.json")'
 
 
 def count(number: int, noun: str) -> str:
@@ -28,7 +28,7 @@ def count(number: int, noun: str) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Format US dollars to the cent, or below ten cents to two digits."""
+    """Format US dollars to the cent; below ten cents, to two significant digits."""
     decimals = 2
     if 0 < cost < 0.1:
         decimals = 1 - math.floor(math.log10(cost))
@@ -36,19 +36,19 @@ def dollars(cost: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to at most this width."""
+    """Shorten a text to at most `width` characters."""
     if len(text) <= width:
         return text
     return text[: width - 1].rstrip() + "…"
 
 
 def shares_by_label(labels: Sequence[str], shares: Iterable[float]) -> str:
-    """Format the shares of labels."""
+    """Format labels with their shares."""
     return ", ".join(f"{label!r} {share:.2f}" for label, share in zip(labels, shares, strict=False))
 
 
 def score_text(score: float, *interval: float, sign: str = "") -> str:
-    """Format a score with its interval, if any; use the sign "+" for differences."""
+    """Format a score and its interval, if any; pass `sign="+"` for a difference."""
     text = f"{score:{sign}.3f}"
     if interval:
         text += f" [{', '.join(f'{end:{sign}.3f}' for end in interval)}]"
@@ -80,13 +80,13 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _fewer_demos(report)
     retrieval = report.retrieval
     if retrieval is not None and report.retrieves:
-        yield f"demos are found for each input: {retrieval.text}; the saved program holds all {retrieval.num_pooled:,}"
+        yield f"demos are retrieved for each input: {retrieval.text}; all {retrieval.num_pooled:,} are saved with it"
     if not report.original_stays and (report.comparison is not None or report.retrieves):
         yield KEEP
 
 
 def _unread_replies(report: ReportData) -> Iterator[str]:
-    """Warn of many unparsable replies, which scores do not show as clearly."""
+    """Warn if many replies cannot be parsed, which scores alone do not show."""
     programs = {"your program": report.original}
     if not report.original_stays:
         programs["the returned program"] = report.returned
@@ -94,23 +94,24 @@ def _unread_replies(report: ReportData) -> Iterator[str]:
         if state.num_unread and state.num_unread >= MANY_UNREAD * state.num_calls:
             percent = 100 * state.num_unread / state.num_calls
             yield (
-                f"{state.num_unread} of {state.num_calls} replies of {name} cannot be read ({percent:.0f} %): they "
-                "count as wrong; another adapter, or demos, may help"
+                f"{state.num_unread} of {state.num_calls} replies of {name} could not be parsed ({percent:.0f} %) and "
+                "count as wrong: try another adapter, or demos"
             )
 
 
 def _long_prompts(report: ReportData) -> Iterator[str]:
-    """Warn of many prompts beyond the context length, which count as wrong answers."""
+    """Warn if many prompts exceed the context length, because they count as wrong answers."""
     number = sum(error.count for error in report.errors if error.type == TOO_LONG)
     if number and number >= MANY_UNREAD * report.program_calls["total"]:
         yield (
             f"{number} of {report.program_calls['total']} prompts exceeded the model's context length and count as "
-            "wrong: show fewer demos; or raise the server's context length, and repeat these calls by compiling with "
+            "wrong: use fewer demos; or raise the server's context length, and repeat these calls by compiling with "
             "the same log_dir and accept_changes=True"
         )
 
 
 def _header(report: ReportData) -> str:
+    """Describe the calls, the cost, the time and the reason to stop."""
     notes = {
         "of them from log_dir": report.program_calls.get("resumed", 0),
         "failed": 0,
@@ -124,10 +125,10 @@ def _header(report: ReportData) -> str:
             notes["failed"] += error.count
         elif error.outcome == WRONG:
             notes["unreadable"] += error.count
-    noted = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
+    note_text = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)
     calls = f"{report.program_calls['total']:,} program calls"
-    if noted:
-        calls += f" ({noted})"
+    if note_text:
+        calls += f" ({note_text})"
     return f"{method(report)}: {calls}{_cost(report)}, {report.seconds:.0f} s; {report.stopped}"
 
 
@@ -138,7 +139,7 @@ def _cost(report: ReportData) -> str:
 
 
 def _scores(report: ReportData) -> Iterator[str]:
-    """List the scores of both programs and of simpler methods."""
+    """Yield a table of the scores of both programs and of simpler methods."""
     comparison = report.comparison
     rows = {}
     title = "for comparison:"
@@ -155,8 +156,8 @@ def _scores(report: ReportData) -> Iterator[str]:
             rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
             if comparison.expected_chosen is not None:
                 rows["gain"] = _gain(comparison)
-    for way in _simpler_ways(report):
-        rows[way.name] = score_text(way.score, *(way.interval or ()))
+    for rival in _simpler_methods(report):
+        rows[rival.name] = score_text(rival.score, *(rival.interval or ()))
     if rows:
         yield title
         yield from _table(rows)
@@ -183,12 +184,12 @@ def _gain(comparison: Comparison) -> str:
     return text
 
 
-def _simpler_ways(report: ReportData) -> list[Alternative]:
-    return [way for way in (report.random, report.constant, report.vote) if way is not None]
+def _simpler_methods(report: ReportData) -> list[Alternative]:
+    return [rival for rival in (report.random, report.constant, report.vote) if rival is not None]
 
 
 def _verdict(report: ReportData) -> Iterator[str]:
-    """Explain why the original stays, and how to learn more."""
+    """Explain why the original stays, and how to reduce the uncertainty."""
     comparison = report.comparison
     if report.settings.get("scored_on", "train examples") != "train examples":
         yield "the order was chosen by its label probabilities, not by these scores"
@@ -204,46 +205,46 @@ def _verdict(report: ReportData) -> Iterator[str]:
     elif comparison.probability < MIN_WIN_PROBABILITY:
         yield from _advice(report)
     if report.stop_reason in (StopReason.INTERRUPTED, StopReason.ERROR):
-        yield "with log_dir, the same compile goes on from here; without it, the next one begins anew"
+        yield "with log_dir, the same compile resumes from here; without it, the next one starts anew"
 
 
 def _why_original_stays(report: ReportData) -> str:
-    what = "order"
+    noun = "order"
     if any(slot.origins for slot in report.slots):
-        what = "choice of demos"
+        noun = "choice of demos"
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
-        return f"no other {what} is expected to do better"
-    probability = math.floor(100 * best.probability) / 100  # Rounded up, it could seem to reach the limit.
+        return f"no other {noun} is expected to do better"
+    probability = math.floor(100 * best.probability) / 100  # Rounding up could make it seem to reach the limit.
     return (
-        f"the best other {what} is expected to gain {best.expected_gain:+.3f}, but that is not sure enough (better "
+        f"the best other {noun} is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
     )
 
 
 def _advice(report: ReportData) -> Iterator[str]:
-    """Advise how to learn more: with calls, examples, or demos that make a difference."""
+    """Advise how to reduce the uncertainty: with more calls or examples, or with demos that matter."""
     evidence = report.evidence
     settings = report.settings
-    if evidence is None or not evidence.num_met:  # No two orders share a scored example.
+    if evidence is None or not evidence.num_met:  # No two orders were scored on the same example.
         return
     if not evidence.num_differing:
         yield (
-            f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be read "
-            "and that the demos reach the model (dspy.inspect_history()); if they do, they may not matter here"
+            f"no score differed on {evidence.num_met} examples, whatever the demos: check that the replies can be "
+            "parsed and that the demos reach the model (dspy.inspect_history()); if so, the demos may not matter here"
         )
         return
     num_usable = settings.get("num_train", 0) + settings.get("num_selection", 0)
     budget = settings.get("max_metric_calls") or 0
     is_enough = evidence.num_compared >= ENOUGH_COMPARED * num_usable
     if is_enough or not settings.get("racing") or budget >= settings.get("most_useful_calls", math.inf):
-        yield "only more examples, in the trainset or as a valset, would tell more"
+        yield "only more examples, in trainset or valset, would reduce the uncertainty"
     else:
-        yield "a larger budget (max_metric_calls) would tell more"
+        yield "a larger budget (max_metric_calls) would reduce the uncertainty"
 
 
 def _rivals(report: ReportData) -> Iterator[str]:
-    """Name the simpler methods that score, or may score, as much as the program."""
+    """Name the simpler methods that score, or may score, at least as well as the program."""
     comparison = report.comparison
     if comparison is None:
         return
@@ -256,38 +257,38 @@ def _rivals(report: ReportData) -> Iterator[str]:
         expected = comparison.expected_original
     if expected is not None:
         own_score = expected[0]
-    rivals: dict[str, list[str]] = {"is": [], "may be": []}
-    for way in _simpler_ways(report):
-        lowest = way.score
-        if way.interval is not None:
-            lowest = way.interval[0]
-        margin = 0.01 * max(abs(own_score), abs(way.score))
+    names_by_verb: dict[str, list[str]] = {"is": [], "may be": []}
+    for rival in _simpler_methods(report):
+        lowest = rival.score
+        if rival.interval is not None:
+            lowest = rival.interval[0]
+        margin = 0.01 * max(abs(own_score), abs(rival.score))
         if own_score <= lowest + margin:
-            rivals["is"].append(way.name)
-        elif own_score <= way.score + margin:
-            rivals["may be"].append(way.name)
-    for verb, names in rivals.items():
+            names_by_verb["is"].append(rival.name)
+        elif own_score <= rival.score + margin:
+            names_by_verb["may be"].append(rival.name)
+    for verb, names in names_by_verb.items():
         if names:
             yield f"{name} {verb} no better than {' or '.join(names)}"
 
 
 def _calibration(report: ReportData) -> Iterator[str]:
-    """State what a calibrated program assumes, or advise calibration if it is expected to score more."""
+    """State what a calibrated program assumes, or advise calibration if it is expected to score higher."""
     effect = report.calibration
     if effect is None:
         return
     if effect.applied:
-        assumed = "the likeliest label is the answer"
+        assumption = "the likeliest label is the answer"
         if effect.shares and report.signal is not None:
-            assumed = f"labels are taken to be as frequent as {shares_by_label(report.signal.labels, effect.shares)}"
-        yield f"calibrated: {assumed}; the program needs the probabilities of labels at each use"
+            assumption = f"label shares are assumed to be {shares_by_label(report.signal.labels, effect.shares)}"
+        yield f"calibrated: {assumption}; the program needs label probabilities at every call"
         return
     share_answered = 1.0 - report.original.num_failed / max(1, report.original.num_calls)
     calibrated_score = share_answered * effect.original_calibrated
     if calibrated_score > max(effect.original, effect.chosen) and not report.settings.get("calibrate"):
         optimizer = "BatchCalibration"
         metric = str(report.settings.get("metric"))
-        if "(" in metric:  # Only metrics over a set have arguments; calibration accepts them.
+        if "(" in metric:  # Only a metric over a set has arguments, and `BatchCalibration` accepts it.
             optimizer += f"(metric={metric})"
         yield (
             f"your program, calibrated without a search, is expected to score {calibrated_score:.3f}: use {optimizer}, "
@@ -296,7 +297,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _fewer_demos(report: ReportData) -> Iterator[str]:
-    """Name the smallest number of demos whose interval reaches the chosen demos' score."""
+    """Name the smallest number of demos whose interval includes or exceeds the chosen demos' score."""
     chosen = report.chosen_of_number
     if chosen is None:
         return
@@ -308,14 +309,16 @@ def _fewer_demos(report: ReportData) -> Iterator[str]:
 
 
 def details(report: ReportData) -> Iterator[str]:
-    """Yield the lines of the summary, then details for researchers."""
+    """Yield the lines of `report.details()`: the summary, then the details."""
     yield from summary(report)
     settings = report.settings
     names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     yield f"{', '.join(str(name) for name in names if name)}, seed {settings.get('seed')}"
-    examples = f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} to compare at the end"
+    examples = (
+        f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} for the final comparison"
+    )
     if settings.get("num_repeated"):
-        examples += f"; {settings['num_repeated']} more, given twice, count once"
+        examples += f"; {settings['num_repeated']} duplicates left out"
     yield examples
     yield f"calls: {', '.join(f'{phase} {number:,}' for phase, number in report.program_calls.items() if number)}"
     comparison = report.comparison
@@ -327,17 +330,17 @@ def details(report: ReportData) -> Iterator[str]:
         )
     signal = report.signal
     if signal is not None and signal.used != "score":
-        yield "learnt from the probabilities of labels that came with the calls"
+        yield "learnt from scores and label probabilities"
     elif signal is not None and signal.reason:
         yield f"learnt from scores alone: {signal.reason}"
     for slot in report.slots:
         yield from _demos(slot)
     if report.best_by_number:
-        yield "best of each number of demos:"
-        yield from _table({way.name: _way(way) for way in report.best_by_number})
+        yield "best score for each number of demos:"
+        yield from _table({best.name: _describe(best) for best in report.best_by_number})
     if report.retrieval is not None and report.retrieval.alternatives:
         yield "ways to show demos:"
-        yield from _table({way.name: _way(way) for way in report.retrieval.alternatives})
+        yield from _table({other.name: _describe(other) for other in report.retrieval.alternatives})
     for model, tokens in report.tokens.items():
         yield f"tokens of {model}: {', '.join(f'{number:,} {kind}' for kind, number in tokens.items())}"
     for error in report.errors:
@@ -346,12 +349,12 @@ def details(report: ReportData) -> Iterator[str]:
 
 
 def _demos(slot: SlotReport) -> Iterator[str]:
-    """List the demos in a predictor's prompts."""
+    """Yield the demos in a predictor's prompts, in order."""
     if not slot.ordering:
         yield f"{slot.predictor}: shows none of {count(slot.num_demos, 'demo')}"
         return
-    shown = f"{len(slot.ordering)} of {slot.num_demos} demos"
-    yield f"{slot.predictor}: {shown} in the order {slot.ordering}, the last next to the question"
+    num_shown = f"{len(slot.ordering)} of {slot.num_demos}"
+    yield f"{slot.predictor}: {num_shown} demos in the order {slot.ordering}, the last next to the question"
     for number in slot.ordering:
         origin = ""
         if slot.origins:
@@ -362,6 +365,6 @@ def _demos(slot: SlotReport) -> Iterator[str]:
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
 
 
-def _way(way: Alternative) -> str:
-    score = score_text(way.score, *(way.interval or ()))
-    return f"{score} by {way.num_examples} examples, {way.tokens:,} tokens"
+def _describe(alternative: Alternative) -> str:
+    score = score_text(alternative.score, *(alternative.interval or ()))
+    return f"{score} on {alternative.num_examples} examples, {alternative.tokens:,} tokens"

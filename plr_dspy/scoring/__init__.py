@@ -1,1 +1,1 @@
-"""Scores orderings on examples, paying for each call once."""
+"""Scoring of orderings on examples. Each program call is paid for only once."""

@@ -1,4 +1,4 @@
-"""A run's budget in calls, dollars and seconds; prices come from litellm's table."""
+"""The budget of a run in calls, dollars and seconds. Prices come from litellm's price table."""
 
 import importlib.util
 import math
@@ -16,29 +16,29 @@ import orjson
 from plr_dspy.report.stop import StopReason
 from plr_dspy.scoring.run_log import CallKey, RunLog, Tokens
 
-MARGIN = 1.15  # assumed ratio of the cost and time of future calls to past ones, since examples differ
-MAX_KEPT = 0.6  # maximum share of the affordable calls that a search leaves for later phases
+MARGIN = 1.15  # safety factor on the cost and time of future calls, since examples differ
+MAX_RESERVED = 0.6  # maximum share of the affordable calls that a search reserves for later phases
 
-# Providers to whose names the table adds a suffix, as in "vertex_ai-anthropic_models".
-WITH_PARTS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
-UNCOUNTED = "replies_without_usage"  # key, next to token counts, for the number of replies without usage data
+# Providers whose names have suffixes in the price table, as in "vertex_ai-anthropic_models".
+SUFFIXED_PROVIDERS = ("bedrock", "cohere", "fireworks_ai", "vertex_ai")
+UNCOUNTED = "replies_without_usage"  # key, among the token counts, for the number of replies without usage data
 
 
 @dataclass(kw_only=True)
 class Budget:
     """A run's limits and spending. Thread-safe.
 
-    No call starts past a limit. Running calls are counted at the price of the dearest call so far. Recalled calls
-    count like new ones, and `max_cost` covers all runs in the log together.
+    No call starts beyond a limit. A running call is assumed to cost as much as the most expensive call so far. Recalled
+    calls count like new ones, and `max_cost` applies to all runs in the log together.
 
     Attributes:
         started: Start time by `time.monotonic`; None for now.
-        expected_cost: Dollars per call until one has been made; None if unknown.
-        share: Share of money and time that may be used for now.
-        refused: Limit that stopped the last call from starting, if any.
-        unpriced: First missing price or token count, with its model; empty if none.
+        expected_cost: Expected dollars per call, used until the first call has been paid for; None if unknown.
+        share: Share of the money and time limits that the current phase may use.
+        refused: The limit that prevented the last call from starting, if any.
+        unpriced: The first missing price or token count, with its model; empty if none is missing.
         dearest: Dollars to reserve per call; 0 if unknown.
-        needs_one: Whether one call must run alone first, to show what calls cost.
+        needs_one: Whether a call must first run alone, to show what calls cost.
     """
 
     log: RunLog = field(default_factory=RunLog, kw_only=False)
@@ -53,7 +53,7 @@ class Budget:
         self.share = 1.0
         self.unpriced = ""
         self.cost = 0.0
-        self._cost_of_log = 0.0  # of all logged calls, including earlier runs
+        self._cost_of_log = 0.0  # cost of all logged calls, including earlier runs
         self._started = time.monotonic() if self.started is None else self.started
         self._lock = threading.Lock()
         self._num_under_way = 0
@@ -64,26 +64,26 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None) -> None:
-        """Reset the cost and pace estimates before other calls, such as a student's after a teacher's."""
+        """Reset the estimates of cost and pace, for example before the student's calls that follow a teacher's."""
         self.expected_cost = cost
         self.dearest = cost or 0.0
         self.needs_one = self.max_cost is not None
         self._cost_of_paid = 0.0
-        self._num_paid = 0  # excludes free calls (cached or failed), which do not predict the cost of others
+        self._num_paid = 0  # Free calls (cached or failed) do not count: they do not predict the cost of others.
         self._num_timed = 0
         self._timed_from = time.monotonic()
 
     def keep(self, calls: int, *, planned: int = 0) -> None:
-        """Keep money and time for this many later calls.
+        """Reserve money and time for this many later calls.
 
-        If the budget cannot pay for all `planned` calls of the run, keep proportionally fewer.
+        If the budget cannot pay for all `planned` calls of the run, reserve proportionally fewer.
         """
-        self._kept = calls
+        self._num_reserved = calls
         self._planned = planned
         self.refused = None
 
     def recall(self, key: CallKey) -> bool:
-        """Reuse a call from the log at no cost; return whether it is there."""
+        """Reuse a call from the log without paying again; return False if the log lacks it."""
         call = self.log.recall(key)
         if call is not None:
             self._count(self._price(call.tokens))
@@ -91,19 +91,19 @@ class Budget:
         return call is not None
 
     def begin(self) -> bool:
-        """Reserve money for a call that starts; return False if a limit leaves no room for it."""
+        """Reserve money for a new call; return False if it would exceed a limit."""
         with self._lock:
-            self.refused = self._limit_met()
+            self.refused = self._exceeded_limit()
             if self.refused is not None:
                 return False
             if not self._num_timed and not self._num_under_way:
-                # The time that recalled calls take does not predict the pace of new ones.
+                # Measure the pace from here, as recalled calls do not predict that of new ones.
                 self._timed_from = time.monotonic()
             self._num_under_way += 1
             return True
 
     def end(self, tokens: Tokens) -> None:
-        """Pay for a finished call; `tokens` is empty if it was not made after all."""
+        """Pay for a finished call; `tokens` is empty if the model was not called after all."""
         with self._lock:
             self._num_under_way -= 1
             self._num_made += 1
@@ -115,46 +115,48 @@ class Budget:
 
     @property
     def calls_left(self) -> int:
-        """Number of calls that the tightest limit still allows, at the mean cost and pace so far."""
-        # A run with only recalled calls plans like the run that made them.
+        """Number of further calls within all limits, at the mean cost and pace so far."""
+        # A run with only recalled calls must plan like the run that made them.
         spent = self._cost_of_log if self._num_made else self.cost
         calls = self.max_calls - self.log.num_calls
         return max(0, int(min(calls, self._calls_for_money(self.dearest + spent), self._calls_for_time())))
 
-    def _limit_met(self) -> StopReason | None:
-        """Return the limit that the next call would exceed, counting the calls to keep; None if none."""
+    def _exceeded_limit(self) -> StopReason | None:
+        """Return the limit that the next call and the reserved calls would exceed; None if they fit."""
         if self.log.num_calls + self._num_under_way >= self.max_calls:
             return StopReason.BUDGET
         if self.max_cost is not None:
             next_calls = (self._num_under_way + 1) * self.dearest
             reserved = self._cost_of_log + next_calls
-            # Earlier runs in the same folder count towards the limit, but not towards this run's share for one phase.
+            # Earlier runs in the same folder count towards the limit, but not towards the current phase's share of it.
             is_over = reserved > self.max_cost or self.cost + next_calls > self.share * self.max_cost
-            if self.unpriced or is_over or self._keeps(self._calls_for_money(reserved)):
+            if self.unpriced or is_over or self._needs_reserve(self._calls_for_money(reserved)):
                 return StopReason.COST
         if self.max_seconds is not None:
             has_ended = time.monotonic() - self._started >= self.share * self.max_seconds
-            if has_ended or self._keeps(self._calls_for_time()):
+            if has_ended or self._needs_reserve(self._calls_for_time()):
                 return StopReason.TIME
         return None
 
-    def _keeps(self, left: float) -> bool:
-        """Return whether another call would use up one of the calls to keep."""
-        if not self._kept or math.isinf(left):
+    def _needs_reserve(self, calls_left: float) -> bool:
+        """Return whether another call would use up one of the reserved calls."""
+        if not self._num_reserved or math.isinf(calls_left):
             return False
-        affordable = left + self.log.num_calls
-        kept = min(float(self._kept), MAX_KEPT * affordable)
+        affordable = calls_left + self.log.num_calls
+        reserved = min(float(self._num_reserved), MAX_RESERVED * affordable)
         if self._planned:
-            kept = min(kept, self._kept * affordable / self._planned)
-        return left < 1.0 + kept
+            reserved = min(reserved, self._num_reserved * affordable / self._planned)
+        return calls_left < 1.0 + reserved
 
     def _calls_for_money(self, spent: float) -> float:
+        """Return the number of calls that the money left pays for."""
         mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost
         if self.max_cost is None or not mean:
             return math.inf
         return (self.max_cost - spent) / (MARGIN * mean)
 
     def _calls_for_time(self) -> float:
+        """Return the number of calls that the time left is enough for."""
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()
@@ -162,6 +164,7 @@ class Budget:
         return (self._started + self.max_seconds - now) / (MARGIN * mean)
 
     def _count(self, cost: float) -> None:
+        """Add a call's cost to the estimates."""
         self.cost += cost
         if cost > 0:
             self.dearest = max(cost, self.dearest) if self._num_paid else cost
@@ -169,31 +172,33 @@ class Budget:
             self._num_paid += 1
 
     def _price(self, tokens: Tokens) -> float:
-        """Return a call's cost in dollars; note what is missing to price it."""
+        """Return a call's cost in dollars; if it cannot be priced, set `unpriced` and return 0."""
         if self.max_cost is None:
             return 0.0
         cost = cost_of(tokens)
         if cost is None:
             model = next(model for model in tokens if cost_of({model: tokens[model]}) is None)
-            lacking = "the number of tokens in each reply of" if price_of(model) else "a price for"
-            self.unpriced = self.unpriced or f"{lacking} {model}"
+            missing = "the number of tokens in each reply of" if price_of(model) else "a price for"
+            self.unpriced = self.unpriced or f"{missing} {model}"
         return cost or 0.0
 
 
 def price_of(model: str) -> dict[str, float] | None:
-    """Return a model's dollars per token by kind, or None if unknown.
+    """Return a model's price in dollars per token, by kind of token; None if unknown.
 
-    Kinds are "prompt", "completion" (with hidden reasoning), and prompts "cached" or "written" to a cache.
+    The kinds are "prompt", "completion" (including hidden reasoning), "cached" (prompt tokens read from a cache) and
+    "written" (prompt tokens written to a cache).
     """
-    # Once imported, litellm's table also holds the user's own prices.
+    # The table of an imported litellm also has the user's own prices.
     table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
     entry = table.get(model)
     if entry is None:
         provider, _, name = model.partition("/")
         entry = table.get(name, {})
-        of_entry = str(entry.get("litellm_provider"))
-        if of_entry != provider and not (provider in WITH_PARTS and of_entry.startswith(provider)):
-            return None  # Another provider serves a model of this name.
+        entry_provider = str(entry.get("litellm_provider"))
+        has_suffix = provider in SUFFIXED_PROVIDERS and entry_provider.startswith(provider)
+        if entry_provider != provider and not has_suffix:
+            return None  # The entry is another provider's model of the same name.
     prompt = entry.get("input_cost_per_token")
     completion = entry.get("output_cost_per_token")
     if prompt is None or completion is None:
@@ -209,7 +214,7 @@ def price_of(model: str) -> dict[str, float] | None:
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Return the dollars for token counts by model and kind, as in usage records; None if unknown."""
+    """Return the cost in dollars of token counts by model and kind, as in usage records; None if unknown."""
     cost = 0.0
     for model, counts in tokens.items():
         price = price_of(model)
@@ -225,7 +230,7 @@ def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:
 
 @lru_cache(maxsize=1)
 def _table_on_disk() -> Mapping[str, Any]:
-    """Read the price table from litellm's folder: importing litellm takes seconds."""
+    """Read the price table from litellm's folder, because importing litellm takes seconds."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         return {}

@@ -1,4 +1,4 @@
-"""Per-example scores that stand in for a metric of a confusion matrix."""
+"""Scores of single examples that approximate a metric of the confusion matrix."""
 
 import itertools
 import math
@@ -15,13 +15,13 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Scores
 
 Array: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[int, str | None]  # an example's number and the answered label (None: unread)
+Answer: TypeAlias = tuple[int, str | None]  # an example's index and the answered label (None: unparsable reply)
 Answers: TypeAlias = Mapping[int, str | None]  # answered labels by example
-Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's number and two programs' answers
+Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and two programs' answers
 
-ENOUGH_ANSWERS = 10  # answers per label in a reference; fewer are too noisy for a rare label
-PSEUDO_EXAMPLES = 0.5  # per label, spread over all answers, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # per label, spread over right and unread answers, so that a few equal answers leave doubt
+ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
+PSEUDO_EXAMPLES = 0.5  # added per label and spread over all answers, so that no cell of a reference is empty
+PSEUDO_PAIRS = 1.0  # added per label, spread over right and unparsable answers, so that few pairs leave doubt
 NUM_DRAWS = 1_000  # bootstrap samples
 
 
@@ -39,7 +39,7 @@ class MetricOfCounts(Protocol):
 
 
 def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> list[str]:
-    """Return the labels of the output's type, followed by any others found in the examples."""
+    """Return the labels that the output's type declares, followed by other labels of the examples."""
     declared = list(dict.fromkeys(labels))
     return declared + sorted(set(right_labels) - set(declared))
 
@@ -47,9 +47,9 @@ def possible_labels(right_labels: Iterable[str], labels: Iterable[str] = ()) -> 
 def confusion_matrix(
     right_labels: Sequence[str], answers: Sequence[str | None], labels: Sequence[str], weights: ArrayLike = 1.0
 ) -> Array:
-    """Count answers by right label (rows) and answered label (columns), ``[k, k + 1]``.
+    """Return the weighted counts of answers by right label (rows) and answered label (columns), ``[k, k + 1]``.
 
-    The last column counts unread replies and answers that are not labels.
+    The last column counts unparsable replies and answers that are not labels.
     """
     numbers: dict[str | None, int] = {label: number for number, label in enumerate(labels)}
     rows = [numbers[label] for label in right_labels]
@@ -60,29 +60,29 @@ def confusion_matrix(
 
 
 class ConfusionScores(EffectiveScores):
-    """Scores answers so that their mean is, to first order, a metric M of the confusion matrix.
+    """Scores of answers whose mean equals, to first order, a metric M of the confusion matrix.
 
     C[i, j] counts the answers j to examples of label i in a reference, such as the answers of the best programs so far.
-    Its rows are weighted so that each label has its share among all n examples. Near the reference, an answer j
-    to an example of label i scores
+    Its rows are weighted to give each label its share among all n examples. An answer j to an example of label i
+    then scores
 
         s(i, j) = M(C) + n (D[i, j] - sum_j C[i, j] D[i, j] / sum_j C[i, j]),    D = dM / dC.
 
-    Over the reference, the mean is M(C) for each label, so a sample does not score higher because a label is
-    overrepresented. `PSEUDO_EXAMPLES` are added to C to compute D.
+    Over the reference, the mean is M(C) for each label, so a sample in which a label is overrepresented does not score
+    higher for that. `PSEUDO_EXAMPLES` are added to C to calculate D.
 
     Source: F. R. Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974.
 
     Args:
         metric: The metric M.
         right_labels: The right label of each example, ``[n]``.
-        labels: Labels that the program can predict; those of the examples are added.
+        labels: Labels that the program can predict; other labels of the examples are added.
 
     Attributes:
         labels: All labels, ``[k]``.
         num_examples: Number of examples, n.
         table: Score of each label on each example, ``[n, k]``, updated in place.
-        bounds: Lowest and highest value of the metric, as far as known.
+        bounds: Lowest and highest known values of the metric.
     """
 
     def __init__(self, metric: MetricOfCounts, right_labels: Sequence[str], labels: Iterable[str] = ()) -> None:
@@ -98,8 +98,8 @@ class ConfusionScores(EffectiveScores):
         self._shares = self._is_of_label.mean(axis=0)
         self._scores = np.zeros((len(self.labels), len(self.labels) + 1))
         self._value = 0.0
-        self._means = np.zeros(len(self.labels))  # per label, of n D over the reference
-        self._variances = np.ones(len(self.labels))  # per label, of scores
+        self._means = np.zeros(len(self.labels))  # mean of n D over the reference, per label
+        self._variances = np.ones(len(self.labels))  # variance of scores, per label
         self.table = np.zeros((len(right_labels), len(self.labels)))
 
     def linearize_at(self, answers: Iterable[Answer]) -> None:
@@ -118,15 +118,15 @@ class ConfusionScores(EffectiveScores):
         self._value = self._value_of(reference)
         self._means = _mean_by_row(influences, reference)
         self._scores = self._value + influences - self._means[:, None]
-        # Smoothing keeps a variance even if all answers agree.
+        # Smoothing keeps the variance above 0 even if all answers agree.
         deviations = influences - _mean_by_row(influences, smoothed)[:, None]
         self._variances = _mean_by_row(deviations**2, smoothed)
         self.table[:] = self._scores[self._rows, :-1]
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Linearize the metric at the best candidates' answers, adding candidates until they suffice.
+        """Linearize the metric at the answers of the best candidates.
 
-        This takes as many answers as examples, and `ENOUGH_ANSWERS` per label.
+        Candidates are added until there are as many answers as examples, and `ENOUGH_ANSWERS` for each label.
         """
         reference: list[Answer] = []
         for number, (records, labels) in enumerate(best_first, start=1):
@@ -138,24 +138,26 @@ class ConfusionScores(EffectiveScores):
         self.linearize_at(reference)
 
     def answers(self, records: Records, labels: Labels) -> dict[int, str | None]:
-        """Return a candidate's answers by example; `labels`, given by number, replace some of them."""
+        """Return a candidate's answers by example. Label indices in `labels` replace the answers of their examples."""
         answers = {example: record.value for example, record in records.items() if record.outcome != FAILED}
         for example in answers.keys() & labels.keys():
             answers[example] = self.labels[labels[example]]
         return answers
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
-        """Return the score of an answered or unread call."""
+        """Return the score of a call that did not fail."""
         if not (record.outcome or isinstance(record.value, str)):
-            raise UserError("log_dir holds calls of another metric, without the answered labels: pass another log_dir")
+            raise UserError(
+                "log_dir has calls for another metric, which lack the answered labels. Pass another log_dir."
+            )
         return self.score(example, record.value)
 
     def score(self, example: int, answer: str | None) -> float:
-        """Return the score of an answer to an example; 0 before there is a reference."""
+        """Return the score of an answer to an example; 0 if no reference was set."""
         return float(self._scores[self._rows[example], self._columns.get(answer, -1)])
 
     def value(self, answers: Iterable[Answer]) -> float:
-        """Return the metric itself, with each label weighted by its share among all examples."""
+        """Return the metric of these answers, with each label weighted by its share among all examples."""
         return self._value_of(self._weighted(self._count(answers)))
 
     def clip(self, value: float) -> float:
@@ -163,23 +165,23 @@ class ConfusionScores(EffectiveScores):
         return min(max(self.bounds[0], value), self.bounds[1])
 
     def strata(self, num_examples: int) -> list[list[int]]:
-        """Group the first examples by label."""
+        """Return the first `num_examples` examples, grouped by label."""
         examples: dict[str, list[int]] = {}
         for example, label in enumerate(self._right_labels[:num_examples]):
             examples.setdefault(label, []).append(example)
         return list(examples.values())
 
     def alternate_labels(self, num_examples: int) -> list[int]:
-        """Return the first examples with labels taking turns, the metric's own label first."""
+        """Return the first `num_examples` examples so that labels take turns, starting with the metric's own label."""
         groups = self.strata(num_examples)
         groups.sort(key=lambda group: self._right_labels[group[0]] != self._metric.label)
         turns = itertools.zip_longest(*groups)
         return [example for example in itertools.chain.from_iterable(turns) if example is not None]
 
     def weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return the weights ``[m, e]`` that give each label its share among all examples.
+        """Return the weights ``[m, e]`` of scores that give each label its share among all examples.
 
-        They average 1 over known scores, and are 0 for unknown ones.
+        They average 1 over the known scores of a row, and are 0 for unknown scores.
         """
         is_of_label = self._is_of_label[examples]
         num_known = known.sum(axis=1, keepdims=True)
@@ -187,12 +189,12 @@ class ConfusionScores(EffectiveScores):
         return np.where(known, weight_of_label @ is_of_label.T, 0.0)
 
     def reweighted(self, table: Array, examples: NDArray[np.int64]) -> Array:
-        """Rescale scores ``[m, e]``, NaN if unknown, so that each row's mean is its weighted mean."""
+        """Return scores ``[m, e]`` (NaN if unknown) rescaled so that each row's mean is its weighted mean."""
         weights = self.weights(~np.isnan(table), examples)
         return np.asarray(self._value + weights * (table - self._value))
 
     def counted(self, scores: Scores) -> Scores:
-        """Rescale scores so that their mean weights labels by their shares among all examples."""
+        """Return the scores, rescaled so that their mean gives each label its share among all examples."""
         counted = {}
         for candidate, row in scores.items():
             (values,) = self.reweighted(np.array([[*row.values()]]), np.array([*row])).tolist()
@@ -200,9 +202,9 @@ class ConfusionScores(EffectiveScores):
         return counted
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> Array:
-        """Return each row's information per score, relative to random examples, ``[m]``.
+        """Return the information per score of each row, ``[m]``, relative to scores on random examples.
 
-        It exceeds 1 for scores on the few decisive examples, such as those of a rare label.
+        It exceeds 1 for scores on decisive examples, such as those of a rare label.
         """
         counts = known @ self._is_of_label[examples]
         shares = self._shares * (counts > 0)
@@ -212,7 +214,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(np.divide(errors_at_random, errors, out=np.ones_like(errors), where=errors > 0))
 
     def gains(self, answered: Sequence[Pair]) -> Array:
-        """Return the weighted score differences between two programs by example, ``[e]``."""
+        """Return the weighted differences in score between two programs on each example, ``[e]``."""
         examples = np.array([example for example, *_ in answered])
         before = [self.score(example, label) for example, label, _ in answered]
         after = [self.score(example, label) for example, _, label in answered]
@@ -220,7 +222,7 @@ class ConfusionScores(EffectiveScores):
         return np.asarray(counted_after - counted_before)
 
     def resampled(self, answered: Sequence[Pair]) -> Array:
-        """Return two programs' metrics on bootstrap samples of the examples that both answered, ``[draws, 2]``.
+        """Return two programs' metrics, ``[draws, 2]``, on bootstrap samples of the examples that both answered.
 
         Each sample draws label shares, then pairs of answers for each label.
         """
@@ -232,13 +234,13 @@ class ConfusionScores(EffectiveScores):
             pair = (self._columns.get(before, size), self._columns.get(after, size))
             pairs_of[int(self._rows[example])][pair] += 1
         for label, pairs in pairs_of.items():
-            # Add pseudo-pairs of right answers (the label) and unread ones (the last column) to the given ones.
+            # Add pseudo-pairs of right answers (the label) and unparsable ones (the last column).
             extra = list(itertools.product((label, size), repeat=2))
             columns = np.array([*pairs, *extra])
             weights = np.concatenate([[*pairs.values()], np.full(len(extra), PSEUDO_PAIRS / len(extra))])
-            drawn = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
+            pair_counts = rng.multinomial(pairs.total(), weights / weights.sum(), size=NUM_DRAWS)
             for program in range(2):
-                counts[program, :, label] = drawn @ np.eye(size + 1)[columns[:, program]]
+                counts[program, :, label] = pair_counts @ np.eye(size + 1)[columns[:, program]]
         totals = np.maximum(1, rng.multinomial(self.num_examples, self._shares, size=NUM_DRAWS))
         sums = counts.sum(axis=-1)
         counts *= np.divide(totals, sums, out=np.zeros_like(sums), where=sums > 0)[..., None]
@@ -246,7 +248,10 @@ class ConfusionScores(EffectiveScores):
         return np.array(values).reshape(2, NUM_DRAWS).T
 
     def largest_influence(self) -> float:
-        """Return the largest deviation of a right answer from the metric; if all are 0, of any answer."""
+        """Return the largest absolute deviation of a right answer's score from the metric.
+
+        If all of these are 0, return the largest deviation of any answer's score.
+        """
         deviations = np.abs(self._scores - self._value)[self._num_of_label > 0]
         of_right_answers = np.abs(np.diag(self._scores) - self._value)[self._num_of_label > 0]
         if of_right_answers.max() > 1e-9:
@@ -254,12 +259,12 @@ class ConfusionScores(EffectiveScores):
         return float(deviations.max())
 
     def mean_with_error(self, scores: Sequence[float], value: float) -> tuple[float, float]:
-        """Return the centre and standard error of the metric's confidence interval, from the scores of all examples.
+        """Return the centre and standard error of the metric's confidence interval, given the scores of all examples.
 
-        Each of the K labels that matter gets 2 / K extra answers with the highest score and 2 / K with the lowest, so
-        that always answering it right leaves some doubt (R. Price and D. Bonett, "An improved confidence interval
-        for a linear function of binomial proportions", Computational Statistics & Data Analysis 45, 2004). The error is
-        infinite if a label has a single example.
+        Each of the K labels that affect the metric gets 2 / K extra answers with the highest score and 2 / K with the
+        lowest. So a label that was always answered right leaves some doubt (R. Price and D. Bonett, "An improved
+        confidence interval for a linear function of binomial proportions", Computational Statistics & Data Analysis 45,
+        2004). If a label has a single example, the error is infinite.
         """
         deviations = np.array(scores) - value
         lowest = (self._scores - self._value).min(axis=1)
@@ -269,14 +274,14 @@ class ConfusionScores(EffectiveScores):
         shift = 0.0
         variance = 0.0
         for row in np.flatnonzero(self._num_of_label):
-            of_label = deviations[self._rows == row]
-            num_examples = len(of_label)
+            label_deviations = deviations[self._rows == row]
+            num_examples = len(label_deviations)
             if num_examples == 1:
                 return value, math.inf
             total = num_examples + 2.0 * num_pseudo
             mean = num_pseudo * (lowest[row] + highest[row]) / total
-            # Subtracting the label's mean costs a degree of freedom.
-            squares = np.square(of_label).sum() * num_examples / (num_examples - 1)
+            # The label's mean was subtracted, which costs a degree of freedom.
+            squares = np.square(label_deviations).sum() * num_examples / (num_examples - 1)
             squares += num_pseudo * (lowest[row] ** 2 + highest[row] ** 2)
             shift += self._shares[row] * mean
             variance += self._shares[row] ** 2 * max(0.0, squares / total - mean**2) / total
@@ -284,27 +289,27 @@ class ConfusionScores(EffectiveScores):
         return value + shift, math.hypot(math.sqrt(variance), error_of_shares)
 
     def _count(self, answers: Iterable[Answer]) -> Array:
-        """Count answers by right and answered label."""
+        """Return the number of answers by right and answered label, ``[k, k + 1]``."""
         counts = np.zeros_like(self._scores)
         for example, answer in answers:
             counts[self._rows[example], self._columns.get(answer, -1)] += 1.0
         return counts
 
     def _weighted(self, counts: Array) -> Array:
-        """Scale each row of counts to its label's number of examples; empty rows stay empty."""
+        """Return the counts with each row scaled to its label's number of examples; empty rows stay empty."""
         totals = counts.sum(axis=1)
         factors = np.divide(self._num_of_label, totals, out=np.zeros_like(totals), where=totals > 0)
         return np.asarray(counts * factors[:, None])
 
     def _value_of(self, counts: Array) -> float:
-        """Return the metric of counts; widen the bounds if a user's metric exceeds them."""
+        """Return the metric of these counts; widen the bounds if the metric exceeds them."""
         value = self._metric.value(counts, self.labels)
         self.bounds = min(value, self.bounds[0]), max(value, self.bounds[1])
         return value
 
 
 def _mean_by_row(values: Array, weights: Array) -> Array:
-    """Return the weighted mean of each row; 0 for rows without weight."""
+    """Return the weighted mean of each row; 0 if the row has no weight."""
     totals = weights.sum(axis=1)
     sums = (values * weights).sum(axis=1)
     return np.asarray(np.divide(sums, totals, out=np.zeros_like(totals), where=totals > 0))

@@ -9,35 +9,40 @@ from numpy.typing import NDArray
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.space import Scores
 
-Records: TypeAlias = Mapping[int, CallRecord]  # a candidate's, by example
-Labels: TypeAlias = Mapping[int, int]  # label numbers by example
+Records: TypeAlias = Mapping[int, CallRecord]  # a candidate's calls by example
+Labels: TypeAlias = Mapping[int, int]  # label indices by example
 
 
 class EffectiveScores:
-    """Uses scores as the metric gave them; `ConfusionScores` derives them from a metric over a set."""
+    """The scores that the metric returned. `ConfusionScores` derives scores from a metric over a set instead."""
 
     def score_of(self, example: int, record: CallRecord) -> float | None:
-        """Return a call's score on an example, or None."""
+        """Return the score of a call on an example; None if it has none."""
         return record.score
 
     def refer_to(self, best_first: Iterable[tuple[Records, Labels]], *, least: int = 1) -> None:
-        """Make the best candidates' answers the reference for all scores.
+        """Make the answers of the best candidates the reference for all scores.
 
         Args:
-            best_first: Each candidate's records, and the labels that calibration gives to some answers.
-            least: Minimum number of candidates.
+            best_first: Each candidate's calls, and the labels that calibration changes answers to.
+            least: Minimum number of candidates to use.
         """
 
     def counted(self, scores: Scores) -> Scores:
-        """Return per-example scores whose mean is the candidate's score."""
+        """Return scores by example whose mean is the candidate's score."""
         return scores
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return each row's information per known score ``[m, e]``, relative to random examples, ``[m]``."""
+        """Return the information per score of each row, ``[m]``, relative to scores on random examples.
+
+        Args:
+            known: Whether each score is known, ``[m, e]``.
+            examples: Indices of the examples, ``[e]``.
+        """
         return np.ones(len(known))
 
     def strata(self, num_examples: int) -> Sequence[Sequence[int]]:
-        """Group the first examples; candidates are scored on each group in turn."""
+        """Return the first `num_examples` examples in groups that take turns when candidates are scored."""
         return [range(num_examples)]
 
     def clip(self, value: float) -> float:

@@ -1,4 +1,4 @@
-"""Calls candidates on examples, paying for each call once."""
+"""Evaluation of candidates on examples. Each call is paid for only once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -11,36 +11,36 @@ from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.scoring.run_log import FAILED, CallKey, CallRecord, RunLog
 from plr_dspy.search.space import Candidate, WholeProgram
 
-Wanted: TypeAlias = dict[Candidate, list[int]]  # examples to call each candidate on
+Wanted: TypeAlias = dict[Candidate, list[int]]  # the examples to evaluate each candidate on
 
 
 class Payer(Protocol):
-    """Makes program calls within the budget and logs each when it ends."""
+    """The interface that makes program calls within the budget, and logs each call when it ends."""
 
     log: RunLog
     budget: Budget
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return an ID for the prompt of an ordering, or of a whole program on an example."""
+        """Return an ID of the prompt of an ordering, or of a whole program on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make these calls for as long as the budget lets them start."""
+        """Make these calls until the budget lets no more start."""
 
 
 class NothingRan(RuntimeError):
-    """All calls failed."""
+    """The error that all calls of a compile failed."""
 
 
 class Evaluator:
-    """Calls candidates on examples, never repeating an answered call.
+    """An evaluator that calls candidates on examples and never repeats an answered call.
 
-    A call counts towards the phase that asks for it first. Logged calls count too, so a resumed run takes the same
-    course as an uninterrupted one.
+    A call counts towards the phase that first requests it. Logged calls count too, so a resumed run makes the same
+    decisions as an uninterrupted one.
 
     Args:
         payer: Makes the calls.
         bootstrapped: Keys of the calls that bootstrapped demos.
-        influence: Scores answers if the metric is over a set.
+        influence: The scores of answers for a metric over a set; None for other metrics.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Evaluator:
         self._examples: dict[Candidate, dict[int, None]] = {}  # ordered sets
 
     def key(self, candidate: Candidate, example: int) -> CallKey:
-        """Return the key of a candidate's call on an example; candidates with the same prompt share it."""
+        """Return the key of a candidate's call on an example. Candidates with the same prompt have the same key."""
         prompt = candidate, example if isinstance(candidate, WholeProgram) else None
         if prompt not in self._fingerprints:
             self._fingerprints[prompt] = self.payer.fingerprint(*prompt)
         return self._fingerprints[prompt], example
 
     def num_calls(self, phase: str = "") -> int:
-        """Count the calls that a phase was the first to ask for, or all calls."""
+        """Count the calls that a phase was the first to request; without a phase, all calls."""
         if not phase:
             return len(self._phases)
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return the leading candidates whose calls fit the budget, beyond the kept ones."""
+        """Return the first candidates whose calls fit the call budget, if `kept` calls remain for later."""
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
@@ -81,7 +81,7 @@ class Evaluator:
         return affordable
 
     def evaluate(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Make the missing calls, and return the leading candidates that have all their calls.
+        """Make the missing calls. Return the calls of all candidates before the first incomplete one.
 
         Raises:
             RuntimeError: If the calls would exceed the budget. The payer's exceptions pass through.
@@ -94,15 +94,15 @@ class Evaluator:
         new = {key: candidate for key, candidate in asked.items() if key not in self.log.records}
         if new and self.log.num_calls + len(new) > self.budget.max_calls:
             raise RuntimeError(
-                f"{len(new)} program calls more would exceed max_metric_calls={self.budget.max_calls} "
-                f"({self.log.num_calls} made)"
+                f"{len(new)} more program calls after {self.log.num_calls} would exceed "
+                f"max_metric_calls={self.budget.max_calls}"
             )
         unpaid = {key: candidate for key, candidate in new.items() if not self.budget.recall(key)}
         try:
             if unpaid:
                 self.payer.pay(unpaid)
         finally:
-            # Calls not made for lack of time or money count towards no phase.
+            # Calls that were not made for lack of time or money do not count.
             for key in asked:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)
@@ -114,7 +114,7 @@ class Evaluator:
         return complete
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Return the wanted calls that have been made, without making any."""
+        """Return those of the wanted calls that have been made."""
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}
@@ -126,11 +126,11 @@ class Evaluator:
         return self.known({candidate: list(self._examples.get(candidate, ()))})[candidate]
 
     def records_asked(self) -> dict[CallKey, CallRecord]:
-        """Return all calls asked for so far."""
+        """Return all calls requested so far."""
         return {key: self.log.records[key] for key in self._phases if key in self.log.records}
 
     def table(self, candidates: Sequence[Candidate], examples: Sequence[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples that any candidate answered, and each candidate's row of scores on them.
+        """Return the examples that all candidates have scores on, and each candidate's scores there.
 
         Raises:
             NothingRan: If all calls failed.
@@ -142,8 +142,10 @@ class Evaluator:
         return observations.table(candidates, examples)
 
     def nothing_ran(self, records: Sequence[CallRecord]) -> NothingRan:
-        """Return the error for a compile whose calls all failed; the next run repeats them."""
+        """Return the error to raise if all calls failed; the next run repeats them."""
         failed = [record for record in records if record.outcome == FAILED]
-        cure = cure_of((record.error for record in failed), otherwise="see that the program runs and its model answers")
+        cure = cure_of(
+            (record.error for record in failed), otherwise="check that the program runs and its model answers"
+        )
         first = f"{failed[0].error}: {failed[0].message}"
-        return NothingRan(f"none of {len(records)} calls ended with an answer ({first}): {cure}, and compile again")
+        return NothingRan(f"none of {len(records)} calls succeeded ({first}): {cure}, and compile again")

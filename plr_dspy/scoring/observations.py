@@ -1,4 +1,4 @@
-"""Candidates' calls by example, the resulting scores, and which examples come next."""
+"""The calls of candidates on examples, their scores, and the schedule of examples."""
 
 import itertools
 import math
@@ -11,20 +11,20 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-FIRST_OF_PROGRAM = 4  # minimum examples in a whole program's first score, which nothing else predicts
+MIN_FIRST_OF_PROGRAM = 4  # minimum examples when a whole program is first scored, as nothing predicts its score
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
 
 class Observations:
-    """A growing collection of candidates' calls by example, and their scores.
+    """The calls of candidates by example, and the resulting scores.
 
-    An answer that cannot be parsed gets the worst score, at most 0; in a metric over a set, it counts as having no
-    label. A failed call gets the worst score, unless the example failed for all candidates.
+    An answer that cannot be parsed gets the worst score, at most 0; for a metric over a set, it has no label. A failed
+    call gets the worst score, but if the example failed for all candidates, it does not count.
 
     Args:
-        effective: Scores calls.
-        favoured: A candidate whose failed calls do not count, so that none beats it by luck.
+        effective: Scores of single calls.
+        favoured: A candidate whose failed calls do not count, so that bad luck alone does not make others look better.
     """
 
     def __init__(self, effective: EffectiveScores, *, favoured: Candidate | None = None) -> None:
@@ -33,7 +33,7 @@ class Observations:
         self._favoured = favoured
 
     def add(self, records: CallRecords) -> None:
-        """Add candidates' calls."""
+        """Add calls."""
         for candidate, row in records.items():
             self.records.setdefault(candidate, {}).update(row)
 
@@ -45,7 +45,7 @@ class Observations:
         return joined
 
     def count(self, candidate: Candidate) -> int:
-        """Count the examples that a candidate was called on."""
+        """Return the number of examples that a candidate was called on."""
         return len(self.records.get(candidate, ()))
 
     def every_record(self) -> list[CallRecord]:
@@ -61,63 +61,63 @@ class Observations:
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that failed for all candidates count only if a candidate has no others.
+            # Examples that failed for all candidates count only for a candidate without others.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
-            rated = {example: self._score(example, record) for example, record in row.items() if example in counted}
-            if rated:
-                scores[candidate] = rated
-        known = itertools.chain.from_iterable(rated.values() for rated in scores.values())
+            new = {example: self._score(example, record) for example, record in row.items() if example in counted}
+            if new:
+                scores[candidate] = new
+        known = itertools.chain.from_iterable(by_example.values() for by_example in scores.values())
         worst = min(0.0, min(itertools.filterfalse(math.isnan, known), default=0.0))
-        for rated in scores.values():
-            for example, score in rated.items():
+        for by_example in scores.values():
+            for example, score in by_example.items():
                 if math.isnan(score):
-                    rated[example] = worst
+                    by_example[example] = worst
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores with the same label shares for all candidates."""
+        """Return the scores, rescaled so that label shares are the same for all candidates."""
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
-        """Return the examples scored for all candidates, and each candidate's row of scores on them."""
+        """Return the examples that all candidates have scores on, and each candidate's scores there."""
         scores = self.scores()
         rows = [scores.get(candidate, {}) for candidate in candidates]
-        everywhere = set(examples).intersection(*rows)
-        common = [example for example in examples if example in everywhere]
+        shared = set(examples).intersection(*rows)
+        common = [example for example in examples if example in shared]
         return common, [list(map(row.__getitem__, common)) for row in rows]
 
     def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
-        """Make the answers of the best candidates (at least `least`) the reference for scores."""
+        """Make the answers of at least `least` of the best candidates the reference for scores."""
         known = [candidate for candidate in best_first if candidate in self.records]
         labels = (fitted.answers(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
         self.effective.refer_to(zip(records, labels, strict=True), least=least)
 
     def _score(self, example: int, record: CallRecord) -> float:
-        """Return a call's score, or NaN."""
+        """Return the score of a call; NaN if it has none."""
         score = None if record.outcome == FAILED else self.effective.score_of(example, record)
         return math.nan if score is None else score
 
 
 def _answered(row: dict[int, CallRecord]) -> set[int]:
-    """Return a candidate's answered examples."""
+    """Return the examples that a candidate answered."""
     return {example for example, record in row.items() if record.outcome != FAILED}
 
 
 @dataclass
 class ExampleSchedule:
-    """Chooses the next examples, so that a search learns about the whole train split.
+    """The schedule of examples, which makes a search use the whole train split.
 
-    Candidates start at different examples. They are scored on a few at first, and on more each time they are asked
-    for again.
+    Candidates start at different examples. They are scored on a few examples at first, and on more each time they are
+    scheduled again.
 
     Attributes:
         strata: Groups of examples that take turns.
-        num_first, num_more: Number of examples for a candidate's first score, and to add each time.
-        shifted: Whether candidates start one example later after each pass. Otherwise, the effects of groups of
-            orderings and of groups of examples might be confounded.
+        num_first, num_more: Number of examples at first, and number to add each time.
+        shifted: Whether each pass through the examples starts one example later. Otherwise, the effects of groups of
+            orderings might be confounded with those of groups of examples.
     """
 
     strata: Sequence[Sequence[int]]
@@ -134,12 +134,12 @@ class ExampleSchedule:
     def examples_for(
         self, candidates: Sequence[Candidate], observations: Observations, num_examples: int | None = None
     ) -> dict[Candidate, list[int]]:
-        """Return the examples to score each candidate on, earlier ones included.
+        """Return the examples to score each candidate on, including those it was scored on before.
 
         Args:
-            candidates: The candidates.
-            observations: Their calls so far.
-            num_examples: Total examples per candidate; by default, `num_first` or `num_more` new ones.
+            candidates: The candidates to score.
+            observations: All calls so far.
+            num_examples: Total number of examples per candidate. By default, `num_first` or `num_more` are new.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
@@ -149,20 +149,20 @@ class ExampleSchedule:
             if num_examples is not None:
                 count = num_examples - len(known)
             if known:
-                place = self._cycle.index(known[0])
+                start = self._cycle.index(known[0])
             else:
-                place = self._first_place(num_seen)
+                start = self._start(num_seen)
                 num_seen += 1
                 if isinstance(candidate, WholeProgram):
-                    count = max(count, FIRST_OF_PROGRAM)
-            turn = dict.fromkeys(self._cycle[place:] + self._cycle[:place])
-            new = [example for example in turn if example not in observations.records.get(candidate, ())]
+                    count = max(count, MIN_FIRST_OF_PROGRAM)
+            upcoming = dict.fromkeys(self._cycle[start:] + self._cycle[:start])
+            new = [example for example in upcoming if example not in observations.records.get(candidate, ())]
             wanted[candidate] = known + new[: max(count, 0)]
         return wanted
 
-    def _first_place(self, num_seen: int) -> int:
-        """Return a candidate's start in the cycle, after `num_seen` earlier candidates."""
-        place = num_seen * self.num_first
+    def _start(self, num_seen: int) -> int:
+        """Return the position in the cycle where a new candidate starts after `num_seen` others."""
+        start = num_seen * self.num_first
         if self.shifted and len(self._cycle) % self.num_first == 0:
-            place += place // len(self._cycle)
-        return place % len(self._cycle)
+            start += start // len(self._cycle)
+        return start % len(self._cycle)

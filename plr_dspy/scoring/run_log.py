@@ -1,6 +1,6 @@
-"""The run log: a run's program calls and their results, in a file so that no call is paid for twice.
+"""The run log: the program calls of a run and their results, kept in a file so that no call is paid for twice.
 
-The file has two kinds of JSON lines: headers that say what the run scores, and records of single calls.
+The file has two kinds of JSON lines: headers, which identify what is scored, and records of single calls.
 """
 
 import logging
@@ -22,7 +22,7 @@ from plr_dspy.report.schema import ErrorCount
 from plr_dspy.report.text import FAILED as FAILED
 from plr_dspy.report.text import WRONG as WRONG
 from plr_dspy.runtime import as_json
-from plr_dspy.scoring.causes import cause_of, made_again
+from plr_dspy.scoring.causes import cause_of, describe_repeats
 from plr_dspy.scoring.values import Unreadable, Unwritable, ValueCodec
 
 logger = logging.getLogger(__name__)
@@ -30,25 +30,25 @@ logger = logging.getLogger(__name__)
 FILE = "calls.jsonl"
 SCHEMA_VERSION = 12
 
-CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example number
-CallName: TypeAlias = tuple[str, str]  # in the file: prompt fingerprint and example content
-Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # counts by model and kind, such as "prompt_tokens"
-Facts: TypeAlias = Mapping[str, object]  # what determines the scores, by name: values, or digests with a leading "#"
+CallKey: TypeAlias = tuple[str, int]  # prompt fingerprint and example index
+CallName: TypeAlias = tuple[str, str]  # prompt fingerprint and key of the example's content, as in the file
+Tokens: TypeAlias = Mapping[str, Mapping[str, int]]  # token counts by model and kind, such as "prompt_tokens"
+Facts: TypeAlias = Mapping[str, object]  # named facts that determine the scores: values, or digests that start with "#"
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """The result of one program call on one example."""
 
-    score: float | None  # None after an exception, or if the call was not made for a score
+    score: float | None  # None after an exception, or if the call produces no score
     outcome: str = ""  # `WRONG` or `FAILED` after an exception
     error: str = ""  # the exception's class name
     message: str = ""
-    value: Any = None  # the answered label for a metric over a set, or another result in place of a score
+    value: Any = None  # the answered label for a metric over a set, or another result instead of a score
     label_logprobs: tuple[float, ...] | None = None
-    unseen_labels: tuple[int, ...] = ()  # numbers of labels whose log-probability is only known to be small
-    refused: str = ""  # why no call can give log-probabilities
-    lacking: str = ""  # why this call gave no log-probabilities
+    unseen_labels: tuple[int, ...] = ()  # indices of labels of which only an upper bound is known
+    refused: str = ""  # why no call can return log-probabilities
+    lacking: str = ""  # why this call returned no log-probabilities
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,20 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The calls of one run and, in a file, of all earlier runs. Thread-safe.
+    """The log of one run's calls and, in its file, of all earlier runs. Thread-safe.
 
-    A resumed run asks for the same calls, which join its `records` when it recalls them. A kill loses only the calls
-    under way. Failures that the run ended with are repeated: those of its last batch, and those right before it.
+    A resumed run requests the same calls, and `recall` adds them to its `records`. If the process is killed, only the
+    calls in progress are lost. Failures at the end of a run are repeated: those of its last batch, and those right
+    before it.
 
     Attributes:
         records: This run's calls on the currently numbered examples.
-        tokens_before: Token counts of each call in the file.
-        failed_before: Errors of calls to repeat, which failed for a reason outside the program.
+        tokens_before: Token counts of each call in the file when it was opened.
+        failed_before: Errors of the calls to repeat because they failed for a reason outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
-        """Read the file at `path`; None keeps everything in memory."""
+        """Read the file at `path`; None keeps the log in memory."""
         self.path = path
         self.identity: Facts = {}
         self.records: dict[CallKey, CallRecord] = {}
@@ -83,10 +84,10 @@ class RunLog:
         self.tokens_before: list[Tokens] = []
         self.failed_before: dict[CallName, str] = {}
         self._codec = codec or ValueCodec()
-        self._held: dict[CallName, LoggedCall] = {}  # in the file, for this run to recall
-        self._course: dict[CallName, LoggedCall] = {}  # calls of this run
+        self._recallable: dict[CallName, LoggedCall] = {}  # calls in the file, which this run can recall
+        self._calls: dict[CallName, LoggedCall] = {}  # calls of this run
         self._example_keys: list[str] | None = None
-        self._batches: dict[CallName, int] = {}  # numbers of the batches in which the calls in the file were made
+        self._batches: dict[CallName, int] = {}  # batch of each call in the file
         self._batch = 0
         self._warnings: set[str] = set()
         self._lock = threading.RLock()
@@ -98,21 +99,21 @@ class RunLog:
     @property
     def num_calls(self) -> int:
         """Number of this run's calls, made or recalled."""
-        return len(self._course)
+        return len(self._calls)
 
     @property
     def tokens(self) -> list[Tokens]:
         """Token counts of each call in this run."""
-        return [call.tokens for call in list(self._course.values())]
+        return [call.tokens for call in list(self._calls.values())]
 
     @property
     def holds_answers(self) -> bool:
         """Whether the file holds an answer that another run could use."""
-        records = [call.record for call in self._held.values()]
+        records = [call.record for call in self._recallable.values()]
         return any(record.score is not None or record.value for record in records)
 
     def number_examples(self, keys: Sequence[str]) -> None:
-        """Set the content keys of the numbered examples; duplicates get a numbered suffix."""
+        """Set the content key of each example, by index. Duplicates get a numbered suffix."""
         num_alike: Counter[str] = Counter()
         self._example_keys = []
         for key in keys:
@@ -121,41 +122,41 @@ class RunLog:
             num_alike[key] += 1
         numbers = {key: number for number, key in enumerate(self._example_keys)}
         self.records = {}
-        for (prompt, key), call in self._course.items():
+        for (prompt, key), call in self._calls.items():
             if key in numbers:
                 self.records[prompt, numbers[key]] = call.record
 
     def recall(self, key: CallKey) -> LoggedCall | None:
-        """Add an earlier run's call to this run and return it; None if the file lacks it."""
+        """Add an earlier run's call to this run and return it; None if there is no such call left to add."""
         name = self._name(key)
-        call = self._held.get(name)
-        if call is None or name in self._course:
+        call = self._recallable.get(name)
+        if call is None or name in self._calls:
             return None
-        self._course[name] = call
+        self._calls[name] = call
         self.records[key] = call.record
         self.num_recalled += 1
         return call
 
     def add(self, key: CallKey, record: CallRecord, tokens: Tokens) -> bool:
-        """Add a new call; return False if it came after `stop`."""
+        """Add a new call; return False if the log no longer accepts calls."""
         with self._lock:
             if self._closed:
                 return False
             name = self._name(key)
-            self._course[name] = LoggedCall(record, tokens)
+            self._calls[name] = LoggedCall(record, tokens)
             self.records[key] = record
             self._write_call(name, record, tokens)
             return True
 
     def begin_batch(self) -> None:
-        """Begin a batch of calls, none of which depends on another."""
+        """Begin a batch of calls that do not depend on each other."""
         self._batch += 1
 
     def repeat_outside_failures(self) -> None:
-        """Make this run repeat all calls that failed for a reason outside the program."""
-        for name, call in list(self._held.items()):
+        """Forget all calls that failed for a reason outside the program, so that this run repeats them."""
+        for name, call in list(self._recallable.items()):
             if cause_of(call.record.error) is not None:
-                del self._held[name]
+                del self._recallable[name]
                 self.failed_before[name] = call.record.error
 
     def write_header(self, identity: Facts) -> None:
@@ -201,18 +202,18 @@ class RunLog:
                 return
             content = as_json(line) + b"\n"
             num_written = os.write(self._file, content)
-            if num_written < len(content):  # Another thread must not append to half a line.
+            if num_written < len(content):  # Cut off the partial line, as later lines may follow it.
                 os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-                raise OSError(f"no space left for {self.path}")
+                raise OSError(f"no space left on the disk of {self.path}")
 
     def _warn_of_loss(self, reason: str) -> None:
-        """Warn, once per reason, that the next run repeats calls."""
+        """Warn once per reason that the next run must repeat calls."""
         if self.path is not None and reason not in self._warnings:
             self._warnings.add(reason)
-            logger.warning("%s: the next run makes the calls with such values again", reason)
+            logger.warning("%s: the next run will repeat the calls that return such values", reason)
 
     def _read(self, path: Path) -> None:
-        """Read all complete lines, and cut off a last line torn by a kill."""
+        """Read all complete lines, and cut off a last line that is incomplete."""
         path.touch(0o600)
         content = path.read_bytes()
         num_whole = content.rfind(b"\n") + 1
@@ -221,8 +222,8 @@ class RunLog:
                 self._read_line(orjson.loads(line))
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(
-                    f"line {number} of {path} cannot be read ({error}): pass another log_dir, or remove the line if it "
-                    "is about a call, which will be made again"
+                    f"line {number} of {path} cannot be read ({error}). Pass another log_dir. If the line records a "
+                    "call, you can also remove it: that call will be repeated."
                 ) from error
         self._drop_last_failures()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -235,7 +236,7 @@ class RunLog:
             self._read_call(content)
             return
         if content["schema_version"] != SCHEMA_VERSION:
-            raise UserError(f"schema version {content['schema_version']!r}, and not {SCHEMA_VERSION}")
+            raise UserError(f"it has schema version {content['schema_version']!r}, but must have {SCHEMA_VERSION}")
         self.identity = dict(content["identity"])
 
     def _read_call(self, content: dict[str, Any]) -> None:
@@ -244,7 +245,7 @@ class RunLog:
         tokens = content.pop("tokens", {})
         self._batch = int(content.pop("batch", 0))
         self._batches[name] = self._batch
-        self._held.pop(name, None)  # A later line for the same call replaces it.
+        self._recallable.pop(name, None)  # A later line for the same call replaces it.
         if content.pop("again", False):
             if tokens:
                 self.tokens_before.append(tokens)
@@ -255,21 +256,22 @@ class RunLog:
         except Unreadable as error:
             self._warn_of_loss(f"{self.path}: {error}")
             return
-        self._held[name] = LoggedCall(_RECORD.validate_python(content), tokens)
+        self._recallable[name] = LoggedCall(_RECORD.validate_python(content), tokens)
 
     def _drop_last_failures(self) -> None:
-        """Forget the failures that ended the run, so that they are repeated.
+        """Forget the failures at the end of the run, so that they are repeated.
 
-        Answers of the last batch do not depend on its failures. Whatever came after an earlier batch does.
+        Answers of the last batch do not depend on its failures, so they stay. Failures before the last answer of an
+        earlier batch stay, too, because later calls depend on them.
         """
         last_batch = self._batch
-        for name, call in reversed(list(self._held.items())):
+        for name, call in reversed(list(self._recallable.items())):
             cause = cause_of(call.record.error)
             if call.record.outcome != FAILED and cause is None:
                 if self._batches[name] == last_batch:
                     continue
                 return
-            del self._held[name]
+            del self._recallable[name]
             if cause is not None:
                 self.failed_before[name] = call.record.error
 
@@ -282,14 +284,14 @@ def open_log(
     accept_changes: bool = False,
     codec: Callable[[], ValueCodec] = ValueCodec,
 ) -> Iterator[RunLog]:
-    """Open a folder's run log and lock it for this run; without a folder, keep the log in memory.
+    """Open and lock the run log in a folder; without a folder, keep the log in memory.
 
-    If what determines the scores, as returned by `describe`, has changed, a log without answers is started anew; any
-    other is continued only if the changes are accepted.
+    If the facts that `describe` returns have changed, a log without answers is started anew. A log with answers is
+    continued only with `accept_changes`.
 
     Raises:
-        ValueError: If the folder cannot be used, or its log has other scores or another version.
-        RuntimeError: If another run is using the folder.
+        ValueError: If the folder cannot be used, or its log has other facts or another schema version.
+        RuntimeError: If another run uses the folder.
         OSError: If the disk is full.
     """
     if folder is None:
@@ -302,31 +304,31 @@ def open_log(
         stack.callback(lambda: log.close())
         changes = _changes(log.identity, identity)
         if changes and log.tokens_before and not log.holds_answers:
-            logger.info("%s holds no answer of another run, and is begun anew, although %s", folder, changes)
+            logger.info("%s has no answers yet and is started anew, because %s", folder, changes)
             log.close()
             (folder / FILE).unlink()
             log = RunLog(folder / FILE, codec())
         elif changes and log.tokens_before and not accept_changes:
             raise UserError(
-                f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir, or, if the scores "
-                "paid for there hold all the same, pass accept_changes=True"
+                f"log_dir {folder} belongs to another compile: {changes}. Pass another log_dir; or, if the scores "
+                "there are still valid, pass accept_changes=True."
             )
         elif changes and log.tokens_before:
-            logger.warning("%s: goes on with what was paid for there, although %s", folder, changes)
+            logger.warning("%s: continuing with the calls made there, although %s", folder, changes)
         if accept_changes:
             log.repeat_outside_failures()
         if log.identity != identity:
             log.write_header(identity)
         if log.tokens_before:
-            logger.info("%s: %d program calls were made before", folder, len(log.tokens_before))
+            logger.info("%s: %d program calls were made in earlier runs", folder, len(log.tokens_before))
         if log.failed_before:
-            logger.warning("%s: %s", folder, made_again(log.failed_before.values()))
+            logger.warning("%s: %s", folder, describe_repeats(log.failed_before.values()))
         yield log
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, creating it if needed."""
+    """Lock a folder, which is created if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():
@@ -334,19 +336,19 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / "lock", timeout=0, thread_local=False).acquire()
     except Timeout:
         raise RuntimeError(
-            f"log_dir {folder} is in use by another compile: wait for its end, or pass another log_dir"
+            f"log_dir {folder} is in use by another compile. Wait until that ends, or pass another log_dir."
         ) from None
     except (OSError, ValueError) as error:  # ValueError: null byte
-        raise UserError(f"log_dir must be a folder that can be written to; {folder}: {error}") from error
+        raise UserError(f"log_dir must be a writable folder; got {folder} ({error}). Pass another one.") from error
     with lock:
         yield
 
 
-def _changes(was: Facts, now: Facts) -> str:
+def _changes(previous: Facts, current: Facts) -> str:
     """Describe the differences between two identities, without the values of digests."""
     phrases = []
-    for name in {**was, **now}:
-        values = [was.get(name), now.get(name)]
+    for name in {**previous, **current}:
+        values = [previous.get(name), current.get(name)]
         if values[0] == values[1]:
             continue
         if any(isinstance(value, str) and value.startswith("#") for value in values):
@@ -359,7 +361,12 @@ def _changes(was: Facts, now: Facts) -> str:
 def error_counts(
     calls: Collection[tuple[tuple[str, int], CallRecord]], names: Sequence[str] | Mapping[int, str]
 ) -> list[ErrorCount]:
-    """Count exceptions by type and outcome, most frequent first; `names` are those of the examples."""
+    """Count exceptions by type and outcome, most frequent first.
+
+    Args:
+        calls: The calls, by prompt and example index.
+        names: Names of the examples, by index.
+    """
     groups: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
     for (prompt, example), record in calls:
         if record.error:
@@ -368,6 +375,8 @@ def error_counts(
     for (error, outcome), group in groups.items():
         examples = sorted({example for example, *_ in group})[:5]
         _, _, message = min(group)
-        named = [names[example] for example in examples]
-        errors.append(ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=named))
+        example_names = [names[example] for example in examples]
+        errors.append(
+            ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=example_names)
+        )
     return sorted(errors, key=lambda error: (-error.count, error.type, error.outcome))

@@ -1,6 +1,6 @@
-"""Converts a program's values to JSON and back.
+"""Conversion of a program's values to JSON and back.
 
-Tags mark types that JSON lacks. Values of other types are refused, and the next run repeats their calls.
+Tags mark types that JSON lacks. Values of unsupported types are refused, and the next run repeats their calls.
 """
 
 import base64
@@ -19,7 +19,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 TAG = "$type"
-"""Key of a dict that encodes a value of a type JSON lacks."""
+"""Key of the tag in a dict that encodes a value of a type that JSON lacks."""
 SMALLEST_INT = -(2**63)
 LARGEST_INT = 2**64 - 1
 CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
@@ -27,22 +27,22 @@ WRITTEN_AS_TEXT: tuple[Any, ...] = (float, Decimal, UUID, PosixPath, WindowsPath
 FROM_TEXT: dict[str, Callable[[str], Any]] = {
     kind.__name__: getattr(kind, "fromisoformat", kind) for kind in WRITTEN_AS_TEXT
 }
-"""Functions that invert `str`, by type name."""
+"""Inverse of `str` for each type that is written as text, by type name."""
 
 
 class Unwritable(TypeError):
-    """A value cannot be written as JSON and read back equal."""
+    """The error that a value cannot be written as JSON and read back as an equal value."""
 
 
 class Unreadable(LookupError):
-    """A stored value needs a class that was not supplied or has other fields now."""
+    """The error that a stored value needs a class that is missing or has changed its fields."""
 
 
 class ValueCodec:
-    """Writes values as JSON data and reads them back, so that prompts show them as before.
+    """A codec that writes values as JSON data and reads them back, so that prompts show them unchanged.
 
-    Only exact types are written. Pydantic models, dataclasses, enums and named tuples work if their class was
-    supplied. A file cannot name any other class. Time zones are reduced to their offset.
+    Subclasses of supported types are refused. Pydantic models, dataclasses, enums and named tuples are supported if
+    their class is in `classes`; a file can name no other class. Time zones are reduced to their offset.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
@@ -51,18 +51,22 @@ class ValueCodec:
         self._classes = {_name(kind): kind for kind in kinds if num_named[_name(kind)] == 1}
 
     def encode(self, value: Any) -> Any:
-        """Encode a value as JSON data, or raise `Unwritable`."""
+        """Encode a value as JSON data.
+
+        Raises:
+            Unwritable: If the value cannot be read back equal.
+        """
         try:
-            return self._encoded(value)
+            return self._encode(value)
         except RecursionError:
-            raise Unwritable("a value that contains itself") from None
+            raise Unwritable("a value that is nested too deeply or contains itself") from None
 
     def decode(self, data: Any) -> Any:
         """Decode a value from JSON data.
 
         Raises:
-            Unreadable: If a class is missing, or has changed.
-            ValueError: If `encode` did not write it.
+            Unreadable: If a class is missing or has changed.
+            ValueError: If `encode` did not write the data.
         """
         if isinstance(data, list):
             return [self.decode(part) for part in data]
@@ -71,12 +75,12 @@ class ValueCodec:
         if TAG not in data:
             return {key: self.decode(part) for key, part in data.items()}
         try:
-            return self._decoded(data[TAG], data["of"])
+            return self._decode(data[TAG], data["of"])
         except (KeyError, TypeError, AttributeError, ArithmeticError, NotImplementedError) as error:
             raise ValueError(f"a value of type {data[TAG]!r} cannot be read ({error!r})") from error
 
-    def _encoded(self, value: Any) -> Any:
-        """Encode a value by its exact type."""
+    def _encode(self, value: Any) -> Any:
+        """Encode a value according to its exact type."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -88,39 +92,39 @@ class ValueCodec:
         if kind is float and math.isfinite(value):
             return value
         if kind is list:
-            return [self._encoded(part) for part in value]
+            return [self._encode(part) for part in value]
         if kind is dict:
-            return self._encoded_dict(value)
+            return self._encode_dict(value)
         if kind in CONTAINERS.values():
-            return _tagged(kind.__name__, [self._encoded(part) for part in value])
+            return _tagged(kind.__name__, [self._encode(part) for part in value])
         if kind is bytes:
             return _tagged("bytes", base64.b64encode(value).decode())
         if kind is timedelta:
             return _tagged("timedelta", [value.days, value.seconds, value.microseconds])
         if kind in WRITTEN_AS_TEXT and str(FROM_TEXT[kind.__name__](str(value))) == str(value):
             return _tagged(kind.__name__, str(value))
-        return self._encoded_object(value)
+        return self._encode_object(value)
 
-    def _encoded_dict(self, value: Mapping[Any, Any]) -> Any:
-        """Encode a dict, as pairs if JSON cannot hold its keys."""
+    def _encode_dict(self, value: Mapping[Any, Any]) -> Any:
+        """Encode a dict; as a list of pairs if JSON cannot hold its keys."""
         if TAG not in value and all(type(key) is str and _is_unicode(key) for key in value):
-            return {key: self._encoded(part) for key, part in value.items()}
-        return _tagged("dict", [[self._encoded(key), self._encoded(part)] for key, part in value.items()])
+            return {key: self._encode(part) for key, part in value.items()}
+        return _tagged("dict", [[self._encode(key), self._encode(part)] for key, part in value.items()])
 
-    def _encoded_object(self, value: Any) -> Any:
+    def _encode_object(self, value: Any) -> Any:
         """Encode an object whose class was supplied, if an equal object can be rebuilt."""
         kind = type(value)
         name = _name(kind)
         try:
             arguments, state = _parts_of(value)
-            is_equal = _are_equal(_rebuilt(kind, arguments, state), value)
-        except Exception:  # The class's own code may raise anything.
+            is_equal = _are_equal(_rebuild(kind, arguments, state), value)
+        except Exception:  # The class's own code may raise any exception.
             is_equal = False
         if self._classes.get(name) is not kind or not is_equal:
             raise Unwritable(f"a {name}")
-        return _tagged("object", [name, self._encoded(arguments), self._encoded(state)])
+        return _tagged("object", [name, self._encode(arguments), self._encode(state)])
 
-    def _decoded(self, tag: str, content: Any) -> Any:
+    def _decode(self, tag: str, content: Any) -> Any:
         """Decode a tagged value."""
         match tag:
             case "tuple" | "set" | "frozenset":
@@ -137,22 +141,22 @@ class ValueCodec:
                 return {self.decode(key): self.decode(part) for key, part in content}
             case "object":
                 name, arguments, state = content
-                return self._decoded_object(name, self.decode(arguments), self.decode(state))
+                return self._decode_object(name, self.decode(arguments), self.decode(state))
         return FROM_TEXT[tag](content)
 
-    def _decoded_object(self, name: str, arguments: list[Any], state: Any) -> Any:
+    def _decode_object(self, name: str, arguments: list[Any], state: Any) -> Any:
         """Rebuild an object of a supplied class."""
         kind = self._classes.get(name)
         if kind is None:
-            raise Unreadable(f"the class {name} is not among those of the program")
+            raise Unreadable(f"the program has no class {name}")
         try:
-            return _rebuilt(kind, arguments, state)
+            return _rebuild(kind, arguments, state)
         except Exception as error:
             raise Unreadable(f"the class {name} has changed ({error})") from error
 
 
 def _tagged(tag: str, content: Any) -> dict[str, Any]:
-    """Return tagged JSON data."""
+    """Return JSON data with a tag for its type."""
     return {TAG: tag, "of": content}
 
 
@@ -170,33 +174,33 @@ def _name(kind: type) -> str:
 
 
 def _parts_of(value: Any) -> tuple[list[Any], Any]:
-    """Return an object's `__new__` arguments and state, as pickle does."""
+    """Return the arguments of `__new__` and the state of an object, as pickle does."""
     if isinstance(value, Enum):
         return [value.value], None
     reduced: tuple[Any, ...] = (*value.__reduce_ex__(2), None, None, None)
     make, arguments, state, items, pairs = reduced[:5]
     if make is not copyreg.__newobj__ or items is not None or pairs is not None:  # type: ignore[attr-defined]
-        raise TypeError("it is more than its fields")
+        raise TypeError("the object has contents besides its fields")
     return list(arguments[1:]), state
 
 
-def _rebuilt(kind: Any, arguments: list[Any], state: Any) -> Any:
+def _rebuild(kind: Any, arguments: list[Any], state: Any) -> Any:
     """Rebuild an object from its state, without calling `__init__`."""
     if issubclass(kind, Enum):
         return kind(*arguments)
-    rebuilt = kind.__new__(kind, *arguments)
+    value = kind.__new__(kind, *arguments)
     contents = state["__dict__"] if issubclass(kind, BaseModel) else state
     if dataclasses.is_dataclass(kind):
         names = {field.name for field in dataclasses.fields(kind)}
     else:
         names = set(getattr(kind, "model_fields", ()))
     if not names <= set(contents or ()):
-        raise ValueError("it has other fields")
-    if hasattr(rebuilt, "__setstate__"):
-        rebuilt.__setstate__(state)
+        raise ValueError("its fields differ")
+    if hasattr(value, "__setstate__"):
+        value.__setstate__(state)
     elif state is not None:
-        vars(rebuilt).update(state)
-    return rebuilt
+        vars(value).update(state)
+    return value
 
 
 def _are_equal(rebuilt: Any, value: Any) -> bool:

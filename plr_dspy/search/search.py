@@ -1,4 +1,4 @@
-"""Searches over orderings: random search, the paper's, Thompson sampling, and what ends a search."""
+"""Searches over orderings: random search, the PLR paper's cross-entropy search, and Thompson sampling."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,26 +16,26 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_BATCHES = 20  # of draws in search of enough that are allowed
-MAX_REDRAWS = 50  # in search of enough that are new
-NUM_CANDIDATES = 300  # new orderings that a round chooses from; all of a smaller space
-NUM_CLIMBS = 5  # steps of a climb
-NUM_CLIMBERS = 10  # orderings that climb
-NUM_MOVES = 20  # moves tried from each
+MAX_BATCHES = 20  # maximum batches of draws until enough orderings are allowed
+MAX_REDRAWS = 50  # maximum batches of draws until enough orderings are new
+NUM_CANDIDATES = 300  # new orderings to choose from in each round; a smaller space is enumerated
+NUM_CLIMBS = 5  # steps of the hill climb
+NUM_CLIMBERS = 10  # beam width of the hill climb
+NUM_MOVES = 20  # random moves tried from each ordering in the beam
 MIN_ELITES = 5
-UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items, so that none dies out
+UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none dies out
 
 
 class Search(ABC):
-    """A search that is asked for orderings and told their scores.
+    """A search with an ask-and-tell interface.
 
-    If places count from the end, the item that a distribution draws first is shown last. Draws that are not allowed are
-    shortened from the beginning.
+    If the space counts positions from the end, the first item that a distribution draws is shown last. Draws that are
+    not allowed are shortened from the beginning.
 
     Attributes:
-        model: Says what scores tell of new examples; without features unless the search sets another one.
+        model: Estimates scores on new examples. It uses no features of orderings unless a subclass replaces it.
         distributions: The current distribution of each block.
-        fitted: The model as it was fitted to the last scores; None for searches without one.
+        fitted: The model fitted to the latest scores; None if the search does not use one.
     """
 
     def __init__(
@@ -64,45 +64,45 @@ class Search(ABC):
 
     @abstractmethod
     def ask(self) -> list[Candidate]:
-        """Return the candidates to score next; empty if nothing is left to ask."""
+        """Return the candidates to score next; empty if none are left."""
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
         """Learn from the scores of a round, and return the elites, best first.
 
         Args:
-            orderings: Those of the round, repeats included.
-            scores: All known scores by ordering and example.
+            orderings: The candidates of the round, repeats included.
+            scores: All known scores by candidate and example.
 
         Raises:
-            ValueError: If scores are missing or not finite. Nothing is learnt then.
+            ValueError: If scores are missing or not finite. The search is then unchanged.
         """
         if not orderings:
-            raise ValueError("tell needs at least one ordering; got none")
+            raise ValueError("orderings must contain at least one ordering; got none. Pass those that ask returned.")
         estimates = []
         for candidate in orderings:
             ordering = candidate if isinstance(candidate, WholeProgram) else self.space.canonical(candidate)
             row = scores.get(ordering)
             if not row or not all(map(math.isfinite, row.values())):
                 raise ValueError(
-                    "scores must have finite ones of each ordering by example, such as {ordering: {0: 1.0}}; "
+                    "scores must map each ordering to finite scores by example, such as {ordering: {0: 1.0}}; "
                     f"got {row!r} for {candidate}"
                 )
             estimates.append((candidate, mean_score(row)))
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return estimates of the orderings that have scores, best first; mean scores without a model."""
+        """Return the scored candidates, best first: by estimated score, or without a model by mean score."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
-        """Return the most probable ordering, shortened if it is not allowed; else the identity."""
-        modes = [self._reversed(distribution.mode.tolist()) for distribution in self.distributions]
+        """Return the most probable ordering, shortened until it is allowed; the identity if it never is."""
+        modes = [self._reverse(distribution.mode.tolist()) for distribution in self.distributions]
         return self.space.shortened(self.space.canonical(modes)) or self.space.identity
 
     def draw(self, num_draws: int, *, uniformly: bool = False) -> list[Ordering]:
         """Draw orderings, repeats included, from the current or from uniform distributions.
 
-        There are fewer if hardly any is allowed.
+        The result is shorter than `num_draws` if few orderings are allowed.
         """
         distributions = self._uniform() if uniformly else self.distributions
         distributions = [distribution.copy(generator=self._generator) for distribution in distributions]
@@ -112,16 +112,16 @@ class Search(ABC):
                 break
             samples = [distribution.sample((num_draws,)).tolist() for distribution in distributions]
             for rankings in zip(*samples, strict=True):
-                drawn = self.space.canonical([self._reversed(ranking) for ranking in rankings])
-                allowed = self.space.shortened(drawn)
-                if allowed is not None:
-                    orderings.append(allowed)
+                ordering = self.space.canonical([self._reverse(ranking) for ranking in rankings])
+                allowed_ordering = self.space.shortened(ordering)
+                if allowed_ordering is not None:
+                    orderings.append(allowed_ordering)
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return the identity, the whole programs, then random orderings, without known ones and repeats.
+        """Return up to `number` new candidates: the identity, the whole programs, then random orderings.
 
-        There are fewer if hardly any are left.
+        Candidates in `known` and repeats are left out.
         """
         first: list[Candidate] = [self.space.identity, *self.space.programs]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
@@ -134,54 +134,54 @@ class Search(ABC):
         return list(candidates)
 
     def refit(self, elites: Sequence[ScoreEstimate], *, anew: bool = False) -> None:
-        """Update the distributions, or uniform ones, by the elites."""
+        """Update the distributions to fit the elites; with `anew`, start from uniform distributions."""
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation: a share of a negative score has no meaning, so all elites weigh the same then.
+        # Deviation: scores below 0 cannot serve as weights, so all elites then weigh the same.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
         with one_thread():
-            for block, before in enumerate(self._uniform() if anew else self.distributions):
-                rows = [self._reversed(ordering[block]) for ordering in orderings]
-                rankings = padded(rows, before.num_items)
-                after = self._rule.update(before, rankings, weights)
-                if before.length_probabilities is not None:
-                    shares = self._length_probabilities(before, rankings, weights)
-                    after = after.copy(length=before.length, length_probabilities=shares)
-                updated.append(after)
+            for block, previous in enumerate(self._uniform() if anew else self.distributions):
+                rows = [self._reverse(ordering[block]) for ordering in orderings]
+                rankings = padded(rows, previous.num_items)
+                distribution = self._rule.update(previous, rankings, weights)
+                if previous.length_probabilities is not None:
+                    probabilities = self._length_probabilities(previous, rankings, weights)
+                    distribution = distribution.copy(length=previous.length, length_probabilities=probabilities)
+                updated.append(distribution)
         self.distributions = updated
 
-    def _length_probabilities(self, before: PlackettLuce, rankings: Tensor, weights: Tensor | None) -> Tensor:
-        """Move the probabilities of numbers of items part of the way to those of the elites."""
-        shares = before.length_probabilities
-        assert shares is not None
-        extra = (rankings != NOT_SHOWN).sum(dim=-1) - before.min_length
-        counts = torch.bincount(extra, weights=weights, minlength=len(shares)).to(shares)
-        shares = (1.0 - self._smoothing) * shares + self._smoothing * counts / counts.sum()
-        return (1.0 - UNIFORM_SHARE) * shares + UNIFORM_SHARE / len(shares)
+    def _length_probabilities(self, previous: PlackettLuce, rankings: Tensor, weights: Tensor | None) -> Tensor:
+        """Return length probabilities that are smoothed towards the lengths of the elites."""
+        probabilities = previous.length_probabilities
+        assert probabilities is not None
+        extra = (rankings != NOT_SHOWN).sum(dim=-1) - previous.min_length
+        counts = torch.bincount(extra, weights=weights, minlength=len(probabilities)).to(probabilities)
+        probabilities = (1.0 - self._smoothing) * probabilities + self._smoothing * counts / counts.sum()
+        return (1.0 - UNIFORM_SHARE) * probabilities + UNIFORM_SHARE / len(probabilities)
 
     def _uniform(self) -> list[PlackettLuce]:
         distributions = [self._rule.initial(size) for size in self.space.sizes]
         if not self.space.from_end:
             return distributions
         with_lengths = []
-        for distribution, (least, most) in zip(distributions, self.space.limits, strict=True):
-            num_lengths = most - least + 1
-            shares = torch.ones(num_lengths, dtype=torch.float64) / num_lengths
-            with_lengths.append(distribution.copy(length=most, length_probabilities=shares))
+        for distribution, (min_length, max_length) in zip(distributions, self.space.limits, strict=True):
+            num_lengths = max_length - min_length + 1
+            probabilities = torch.ones(num_lengths, dtype=torch.float64) / num_lengths
+            with_lengths.append(distribution.copy(length=max_length, length_probabilities=probabilities))
         return with_lengths
 
-    def _reversed(self, items: Sequence[int]) -> Sequence[int]:
-        """Turn ordered items into a ranking, or a ranking into ordered items."""
+    def _reverse(self, items: Sequence[int]) -> Sequence[int]:
+        """Convert ordered items to a ranking, or a ranking to ordered items."""
         if not self.space.from_end:
             return items
         return [item for item in reversed(items) if item != NOT_SHOWN]
 
 
 class RandomSearch(Search):
-    """Ask for up to `num_orderings` random orderings, the identity first, each once; nothing is learnt."""
+    """A search that asks for up to `num_orderings` distinct random candidates, the identity first."""
 
     def __init__(self, space: OrderingSpace, *, num_orderings: int, num_samples: int = 15, seed: int = 0) -> None:
         super().__init__(space, num_samples=num_samples, seed=seed)
@@ -203,11 +203,11 @@ class CrossEntropySearch(Search):
     """Cross-entropy search with one distribution for each block (PLR Algorithm 1).
 
     Args:
-        space: What to order.
-        update: Refits the distributions: "ema", "mle", "mixture" or an update object.
-        num_samples: Orderings asked for in each round (B).
-        elite_fraction: Share of them that refits the distributions (rho).
-        seed: Seeds the search's own generator.
+        space: The orderings to search.
+        update: Rule that refits the distributions: "ema", "mle", "mixture" or an update object.
+        num_samples: Orderings per round (B).
+        elite_fraction: Share of them that the distributions are refitted to (rho).
+        seed: Seed of the search's own generator.
     """
 
     def ask(self) -> list[Candidate]:
@@ -223,23 +223,24 @@ class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
     Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
-    Candidates are draws of the distributions, good orderings after a random move, results of short climbs on the
-    process' mean, random orderings, and known ones, to be scored on more examples. The best of each joint draw from the
-    posterior is asked for. So no call is spent on orderings that a few examples have ruled out.
+    Candidates are known orderings, draws from the distributions, random orderings, good orderings after a random
+    move, and orderings met in a hill climb on the posterior mean. `ask` returns the best candidate of each joint
+    draw from the posterior, so it spends no calls on orderings that a few examples have ruled out.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
-        space: What to order.
-        num_examples: An ordering with this many scores, or without new ones in the last round, is not asked for again.
-        classes: For each block the class of each of its items, such as demos with the same answer.
+        space: The orderings to search.
+        num_examples: Number of examples. Orderings scored on all of them, or that got no new scores when last asked
+            for, are not asked for again.
+        classes: For each block, the class of each item, such as the answer of a demo.
         example_classes: The class of each example, such as its answer.
-        update: As in `CrossEntropySearch`; it starts from the uniform distribution in every round.
-        num_samples: Orderings asked for in each round, at most.
-        num_initial: Random orderings of the first round, the identity among them.
+        update: As in `CrossEntropySearch`, but each round starts from the uniform distribution.
+        num_samples: Maximum number of orderings per round.
+        num_initial: Number of random orderings in the first round, including the identity.
         elite_fraction: Share of the known orderings that the distributions are fitted to.
-        responses: The log-probabilities of labels; None if there are none.
+        responses: The log-probabilities of labels; None if they are not available.
         seed: As in `CrossEntropySearch`.
     """
 
@@ -262,7 +263,7 @@ class ThompsonSearch(Search):
         check_whole("seed", seed, 0)
         if example_classes is not None and len(example_classes) < num_examples:
             raise ValueError(
-                f"example_classes must name the class of each of {num_examples} examples; got {len(example_classes)}"
+                f"example_classes must have a class for each of the {num_examples} examples; got {len(example_classes)}"
             )
         super().__init__(space, update=update, num_samples=num_samples, elite_fraction=elite_fraction, seed=seed)
         self.model = OrderingModel(space, classes=classes, example_classes=example_classes, responses=responses)
@@ -270,19 +271,19 @@ class ThompsonSearch(Search):
         self._num_initial = num_initial
         self._seed = seed
         self._has_responses = responses is not None
-        self._counts: dict[Candidate, int] = {}  # scores of each ordering after the last round
-        self._finished: set[Candidate] = set()  # orderings that get no scores on further examples
+        self._counts: dict[Candidate, int] = {}  # number of scores of each candidate after the last round
+        self._finished: set[Candidate] = set()  # candidates that got no new scores when last asked for
         self._num_rounds = 0
 
     def ask(self) -> list[Candidate]:
-        """Return the best candidate of each posterior draw, each once; empty if all were scored on all examples."""
+        """Return the best candidate of each posterior draw, without repeats; empty if all are done."""
         with one_thread():
             if self.fitted is None:
                 if self.space.num_distinct <= self._num_initial:
                     return list(self.space.enumerate())
                 return self.fresh(self._num_initial, ())
             rng = np.random.default_rng([self._seed, self._num_rounds])
-            candidates = self._candidates(self.fitted, rng)
+            candidates = self._propose(self.fitted, rng)
             pool = [*self.fitted.orderings, *candidates]
             is_done = np.array([self._is_done(candidate) for candidate in pool])
             if is_done.all():
@@ -291,7 +292,7 @@ class ThompsonSearch(Search):
             draws[:, is_done] = -np.inf
             is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
             if self._has_responses and is_program.any():
-                # Log-probabilities tell of orderings alone, so the few programs would hardly ever be best.
+                # Log-probabilities inform about orderings only, so the few programs would hardly ever be best.
                 draws[0, ~is_program] = -np.inf
             batch = []
             for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
@@ -301,14 +302,14 @@ class ThompsonSearch(Search):
             return batch
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the process to all scores and the distributions to the elites, and return the elites, best first."""
+        """Fit the process to all scores and the distributions to the elites. Return the elites, best first."""
         super().tell(orderings, scores)
         counts = {ordering: len(row) for ordering, row in scores.items()}
         self._finished |= {ordering for ordering in orderings if counts[ordering] <= self._counts.get(ordering, 0)}
         self._counts = counts
         self._num_rounds += 1
         earlier = None if self.fitted is None else self.fitted.variances
-        # One assignment, so that an interrupt leaves a consistent model.
+        # A single assignment keeps the model consistent if an interrupt arrives.
         self.fitted = self.model.fit(scores, earlier=earlier, kept=[self.space.identity])
         best = [estimate for estimate in self.fitted.estimates() if self.space.contains(estimate.ordering)]
         elites = best[: max(MIN_ELITES, num_elites(len(self.fitted.orderings), self.elite_fraction))]
@@ -318,15 +319,15 @@ class ThompsonSearch(Search):
         return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the process' estimates of the orderings that have scores, best first, without those ruled out."""
+        """Return the estimates of the scored candidates that the model has not ruled out, best first."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
     def _is_done(self, candidate: Candidate) -> bool:
         return candidate in self._finished or self._counts.get(candidate, 0) >= self._num_examples
 
-    def _candidates(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
-        """Return new candidates; all of a small space."""
+    def _propose(self, fitted: FittedModel, rng: np.random.Generator) -> list[Candidate]:
+        """Return new candidates; in a small space, all of them."""
         candidates: dict[Candidate, None] = {}
         if self.space.num_distinct <= NUM_CANDIDATES:
             candidates |= dict.fromkeys(self.space.enumerate())
@@ -336,26 +337,26 @@ class ThompsonSearch(Search):
             for number in rng.integers(len(elites), size=NUM_CANDIDATES // 2):
                 candidates[self.space.moved(elites[number], rng)] = None
             candidates |= dict.fromkeys(self.draw(NUM_CANDIDATES // 6, uniformly=True))
-            candidates |= dict.fromkeys(self._climbed(fitted, rng))
+            candidates |= dict.fromkeys(self._climb(fitted, rng))
         return [candidate for candidate in candidates if candidate not in self._counts]
 
-    def _climbed(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Return the orderings on the way of a beam that climbs the process' mean by random moves."""
+    def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
+        """Return the orderings that a beam search by random moves on the posterior mean keeps."""
         beam = self._best[:NUM_CLIMBERS]
-        climbed = []
+        kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
-            reached = dict.fromkeys(beam)
+            neighbours = dict.fromkeys(beam)
             for ordering in beam:
-                reached |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
-            orderings = list(reached)
+                neighbours |= dict.fromkeys(self.space.moved(ordering, rng) for _ in range(NUM_MOVES))
+            orderings = list(neighbours)
             ranked = np.argsort(-fitted.predict(orderings), kind="stable")
             beam = [orderings[number] for number in ranked[:NUM_CLIMBERS]]
-            climbed += beam
-        return climbed
+            kept += beam
+        return kept
 
 
 def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None, patience: int | None) -> Stop | None:
-    """Return why the user's arguments end a search after these rounds; None if they do not."""
+    """Return the reason to stop if `stop_at_score` or `patience` ends the search; otherwise None."""
     if stop_at_score is not None and history and history[-1].best_score_so_far >= stop_at_score:
         return Stop(StopReason.STOP_AT_SCORE, f"stop_at_score={stop_at_score:g} reached")
     if patience is None or len(history) <= patience:
@@ -367,16 +368,16 @@ def reason_to_stop(history: Sequence[Iteration], *, stop_at_score: float | None,
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raise a ValueError unless the value is a whole number of at least `least`."""
+    """Raise ValueError unless the value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of scores by example, whatever their order."""
+    """Return the mean of a candidate's scores; it does not depend on their order."""
     return math.fsum(row.values()) / len(row)
 
 
 def num_elites(num_trials: int, elite_fraction: float) -> int:
-    """Return ceil(rho B), at least 1, safe against rounding: 0.07 of 100 is 7, not 8."""
+    """Return ceil(rho B), at least 1, robust to rounding errors: 0.07 of 100 is 7, not 8."""
     return max(1, math.ceil(elite_fraction * num_trials - 1e-9))

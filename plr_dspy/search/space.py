@@ -1,4 +1,4 @@
-"""The space of orderings of blocks of items, or of some of the items."""
+"""The search space: orderings of the items of one or more blocks, or of some of these items."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 if TYPE_CHECKING:
     import numpy as np
 
-Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # ordered items of each block
-WITHOUT_DEMOS: Ordering = ((),)  # no demos at all; it is in the space only if one block may be empty
-MAX_TRIES = 1_000  # draws or moves in search of one that is allowed
+Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
+WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; outside the space unless its only block may be empty
+MAX_TRIES = 1_000  # maximum draws or moves until one is allowed
 
 
 @dataclass(frozen=True)
 class WholeProgram:
-    """A program as it is, which competes with orderings and has no features.
+    """A fixed program that competes with orderings and has no features.
 
     Attributes:
-        number: Its place in the list of programs that the demo space keeps.
-        name: What a report calls it, such as "nearest last".
+        number: Index in the list of programs that the demo space keeps.
+        name: Name in the report, such as "nearest last".
     """
 
     number: int
@@ -32,35 +32,35 @@ class WholeProgram:
 
 
 Candidate: TypeAlias = Ordering | WholeProgram
-Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by example of each candidate
+Scores: TypeAlias = Mapping[Candidate, Mapping[int, float]]  # by candidate and example
 
 
 class ScoreEstimate(NamedTuple):
-    """An ordering and its estimated mean score on new examples, or its mean score without a model."""
+    """A candidate and its estimated mean score on new examples; without a model, its mean score."""
 
     ordering: Candidate
     score: float
 
 
 def best_first(estimates: Iterable[tuple[Candidate, float]]) -> list[ScoreEstimate]:
-    """Sort estimates in descending order; equal ones keep their order."""
+    """Return estimates in descending order of score; ties keep their order."""
     return sorted(itertools.starmap(ScoreEstimate, estimates), key=lambda estimate: -estimate.score)
 
 
 @dataclass(frozen=True)
 class OrderingSpace:
-    """All orderings of some blocks of items: of all their items, or of numbers of them within limits.
+    """The orderings of the items in each block. With limits, an ordering may show only some items.
 
     Attributes:
-        kinds: For each block the kind of each item. Items of one kind look the same.
-        limits: For each block the smallest and largest number of items; all items by default.
-        identity: The ordering that a search begins with; the first items by default.
-        allowed: Whether an ordering is allowed, such as by a limit of tokens; None allows all.
-        programs: Whole programs, which compete with the orderings.
-        from_end: Whether places count from the end, as they do with limits.
+        kinds: For each block, the kind of each item. Items of one kind look the same.
+        limits: For each block, the minimum and maximum number of items shown; by default, all items are.
+        identity: The ordering that a search begins with; by default, as many of the first items as possible.
+        allowed: Returns whether an ordering is allowed, for example by a token limit; None allows all.
+        programs: Whole programs that compete with the orderings.
+        from_end: Whether positions are counted from the end, which is the case with limits.
 
     Raises:
-        ValueError: If limits do not fit, or the identity is not in the space.
+        ValueError: If the limits do not fit the blocks, or the identity is not in the space.
     """
 
     kinds: tuple[tuple[int, ...], ...]
@@ -79,20 +79,22 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Return the space of blocks of different items.
+        """Return the space of blocks whose items all differ. Without both lengths, all items are shown.
 
         Args:
-            sizes: Number of items of each block.
-            min_length: Smallest number of items in an ordering.
-            max_length: Largest number; smaller blocks can show all. Without both, all items are shown.
+            sizes: Number of items in each block.
+            min_length: Minimum number of items shown from each block.
+            max_length: Maximum number of items shown from each block.
+            identity: As in the class.
+            allowed: As in the class.
         """
         kinds = tuple(tuple(range(size)) for size in sizes)
         if min_length is None and max_length is None:
             return cls(kinds, (), identity, allowed)
         limits = []
         for size in sizes:
-            most = size if max_length is None else min(size, max_length)
-            limits.append((min_length or 0, most))
+            upper = size if max_length is None else min(size, max_length)
+            limits.append((min_length or 0, upper))
         return cls(kinds, tuple(limits), identity, allowed)
 
     def __post_init__(self) -> None:
@@ -100,69 +102,75 @@ class OrderingSpace:
         if not self.limits:
             object.__setattr__(self, "limits", tuple((size, size) for size in self.sizes))
         if len(self.limits) != len(self.sizes):
-            raise ValueError(f"limits must have a pair for each of {len(self.sizes)} blocks; got {self.limits}")
-        for size, (least, most) in zip(self.sizes, self.limits, strict=True):
-            if not 0 <= least <= most <= size:
-                raise ValueError(f"limits must be 0 <= least <= largest <= size; got {least} and {most} for {size}")
-        first = self.identity or tuple(tuple(range(most)) for _, most in self.limits)
-        object.__setattr__(self, "identity", self.canonical(first))
+            raise ValueError(f"limits must have a pair for each of the {len(self.sizes)} blocks; got {self.limits}")
+        for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
+            if not 0 <= lower <= upper <= size:
+                raise ValueError(
+                    f"limits must satisfy 0 <= minimum <= maximum <= {size} for a block of {size} items; "
+                    f"got {lower} and {upper}"
+                )
+        identity = self.identity or tuple(tuple(range(upper)) for _, upper in self.limits)
+        object.__setattr__(self, "identity", self.canonical(identity))
         if not self.allows(self.identity):
-            raise ValueError(f"identity must be allowed; got {self.identity}: pass one that is, such as a shorter one")
+            raise ValueError(f"identity must be allowed; got {self.identity}. Pass one that is, such as a shorter one.")
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Return the number of items of each block."""
+        """Return the number of items in each block."""
         return tuple(map(len, self.kinds))
 
     @cached_property
     def num_distinct(self) -> int:
-        """Count the different orderings within the limits, allowed or not, and the whole programs."""
+        """Count the whole programs and the distinct orderings within the limits, allowed or not."""
         total = 1
-        for kinds, (least, most) in zip(self.kinds, self.limits, strict=True):
-            ways = [1] + [0 for _ in range(most)]  # by number of items, of the kinds so far
-            for count in Counter(kinds).values():
-                ways = [_ways_with_kind(ways, length, count) for length in range(most + 1)]
-            total *= sum(ways[least:])
+        for kinds, (lower, upper) in zip(self.kinds, self.limits, strict=True):
+            num_by_length = [1] + [0 for _ in range(upper)]  # sequences of the kinds so far
+            for num_alike in Counter(kinds).values():
+                num_by_length = [_count_with_kind(num_by_length, length, num_alike) for length in range(upper + 1)]
+            total *= sum(num_by_length[lower:])
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the representative of all orderings that look like this one, with like items ascending.
+        """Return the one representative of all orderings that look like this one.
 
         Raises:
-            ValueError: If it is not an ordering within the limits. It need not be allowed.
+            ValueError: If this is not an ordering within the limits. It need not be allowed.
         """
         if len(ordering) != len(self.kinds):
-            raise ValueError(f"an ordering has one permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
-        for items, size, (least, most) in zip(ordering, self.sizes, self.limits, strict=True):
+            raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
+        for items, size, (lower, upper) in zip(ordering, self.sizes, self.limits, strict=True):
             is_known = set(items) <= set(range(size))
             is_distinct = len(set(items)) == len(items)
-            if not (is_known and is_distinct and least <= len(items) <= most):
-                expected = f"{least} to {most} different items" if least < size else "a permutation"
+            if not (is_known and is_distinct and lower <= len(items) <= upper):
+                expected = f"{lower} to {upper} different items" if lower < size else "a permutation"
                 raise ValueError(f"expected {expected} of 0..{size - 1}; got {tuple(items)!r}")
-        return tuple(self._like_ascending(block, items) for block, items in enumerate(ordering))
+        return tuple(self._canonical_items(block, items) for block, items in enumerate(ordering))
 
     def contains(self, candidate: Candidate) -> TypeGuard[Ordering]:
-        """Tell whether a candidate is an ordering within the limits, allowed or not."""
+        """Return whether a candidate is an ordering within the limits, allowed or not."""
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
-        return all(least <= len(items) <= most for items, (least, most) in zip(candidate, self.limits, strict=True))
+        return all(lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True))
 
     def allows(self, ordering: Ordering) -> bool:
-        """Tell whether an ordering of the space is allowed."""
+        """Return whether an ordering of the space is allowed."""
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Drop first items of the block furthest above its limit until the ordering is allowed; None if it never is."""
+        """Return the ordering without as many first items as needed to be allowed; None if it never is.
+
+        Each item is dropped from the block that is furthest above its minimum.
+        """
         while not self.allows(ordering):
-            spare = [len(items) - least for items, (least, _) in zip(ordering, self.limits, strict=True)]
-            if not any(spare):
+            num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
+            if not any(num_spare):
                 return None
-            block = spare.index(max(spare))
+            block = num_spare.index(max(num_spare))
             ordering = self._with_block(ordering, block, ordering[block][1:])
         return ordering
 
     def enumerate(self) -> Iterator[Candidate]:
-        """Yield each allowed candidate once: the identity, the programs, then short before long orderings."""
+        """Yield each allowed candidate once: the identity, the programs, then the other orderings."""
         yield self.identity
         yield from self.programs
         for ordering in _orderings(self.kinds, self.limits):
@@ -170,7 +178,7 @@ class OrderingSpace:
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings, repeats included: a uniform number of items of each block, then which in what order.
+        """Draw orderings with replacement: a uniform length for each block, then uniform items in uniform order.
 
         Raises:
             ValueError: If hardly any ordering is allowed.
@@ -180,36 +188,37 @@ class OrderingSpace:
     def _draw_allowed(self, rng: np.random.Generator) -> Ordering:
         for _ in range(MAX_TRIES):
             blocks = []
-            for size, (least, most) in zip(self.sizes, self.limits, strict=True):
+            for size, (lower, upper) in zip(self.sizes, self.limits, strict=True):
                 items = rng.permutation(size).tolist()
-                blocks.append(items[: rng.integers(least, most + 1)])
+                blocks.append(items[: rng.integers(lower, upper + 1)])
             ordering = self.canonical(blocks)
             if self.allows(ordering):
                 return ordering
         raise ValueError(
-            f"allowed refused {MAX_TRIES:,} random orderings: let fewer items be shown, or take shorter ones"
+            f"allowed must accept some random orderings; it refused {MAX_TRIES:,}. Lower the minimum number of items, "
+            "or shorten the items."
         )
 
     def draw_longest(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw random orderings that show as many items as are allowed, repeats included."""
+        """Draw orderings that show as many items as are allowed, with replacement."""
         orderings = []
         for _ in range(num_draws):
             blocks = []
-            for size, (_, most) in zip(self.sizes, self.limits, strict=True):
-                blocks.append(rng.permutation(size)[:most].tolist())
+            for size, (_, upper) in zip(self.sizes, self.limits, strict=True):
+                blocks.append(rng.permutation(size)[:upper].tolist())
             orderings.append(self.shortened(self.canonical(blocks)) or self.identity)
         return orderings
 
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
-        """Make a random move in one block; without an allowed move, return the ordering as it is.
+        """Return the ordering after a random move in one block; unchanged if no allowed move was found.
 
-        If all items are shown, one of them goes elsewhere. Else each kind of move is as likely: replace an item by
-        another one, insert one, drop one, shift one, or swap two.
+        Without limits, one item is shifted. With limits, the move is equally likely to replace an item by an unused
+        one, insert an item, drop one, shift one, or swap two.
         """
         if not self.from_end:
-            places = [(block, place) for block, size in enumerate(self.sizes) for place in range(size)]
-            block, place = places[rng.integers(len(places))]
-            items = _shifted(ordering[block], place, int(rng.integers(self.sizes[block])))
+            positions = [(block, position) for block, size in enumerate(self.sizes) for position in range(size)]
+            block, position = positions[rng.integers(len(positions))]
+            items = _shift(ordering[block], position, int(rng.integers(self.sizes[block])))
             moved = self._with_block(ordering, block, items)
             return moved if self.allows(moved) else ordering
         counts = self._count_moves(ordering)
@@ -226,86 +235,93 @@ class OrderingSpace:
     def _count_moves(self, ordering: Ordering) -> dict[tuple[int, str], int]:
         """Count the moves of each kind in each block."""
         counts = {}
-        for block, (items, (least, most)) in enumerate(zip(ordering, self.limits, strict=True)):
+        for block, (items, (lower, upper)) in enumerate(zip(ordering, self.limits, strict=True)):
             length = len(items)
-            num_left = self.sizes[block] - length
-            counts[block, "replace"] = length * num_left
-            counts[block, "insert"] = (length + 1) * num_left if length < most else 0
-            counts[block, "drop"] = length if length > least else 0
+            num_unused = self.sizes[block] - length
+            counts[block, "replace"] = length * num_unused
+            counts[block, "insert"] = (length + 1) * num_unused if length < upper else 0
+            counts[block, "drop"] = length if length > lower else 0
             counts[block, "shift"] = length * (length - 1)
             counts[block, "swap"] = length * (length - 1)
         return counts
 
     def _with_block(self, ordering: Ordering, block: int, items: Sequence[int]) -> Ordering:
-        """Replace the items of a block."""
-        return (*ordering[:block], self._like_ascending(block, items), *ordering[block + 1 :])
+        """Return the ordering with the items of one block replaced."""
+        return (*ordering[:block], self._canonical_items(block, items), *ordering[block + 1 :])
 
-    def _like_ascending(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
-        """Return the items of a block with those of one kind replaced by its first ones, ascending."""
+    def _canonical_items(self, block: int, items: Sequence[int]) -> tuple[int, ...]:
+        """Replace each item by the first unused item of its kind."""
         kinds = self.kinds[block]
         if len(set(kinds)) == len(kinds):
             return tuple(items)
         unused = list(range(len(kinds)))
-        like = []
+        canonical_items = []
         for item in items:
             first = next(other for other in unused if kinds[other] == kinds[item])
             unused.remove(first)
-            like.append(first)
-        return tuple(like)
+            canonical_items.append(first)
+        return tuple(canonical_items)
 
 
-def _ways_with_kind(ways: Sequence[int], length: int, count: int) -> int:
-    """Count the orderings of a length, given those without a kind by length, and `count` items of that kind."""
+def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
+    """Count the sequences of a length if `num_alike` items of one more kind join the kinds so far.
+
+    Args:
+        num_by_length: Number of sequences of the kinds so far, by length.
+        length: Length of the sequences to count.
+        num_alike: Number of items of the new kind.
+    """
     total = 0
-    for num_of_kind in range(min(count, length) + 1):
-        total += ways[length - num_of_kind] * math.comb(length, num_of_kind)
+    for num_used in range(min(num_alike, length) + 1):
+        total += num_by_length[length - num_used] * math.comb(length, num_used)
     return total
 
 
 def _orderings(kinds: Sequence[tuple[int, ...]], limits: Sequence[tuple[int, int]]) -> Iterator[Ordering]:
-    """Yield the different orderings of blocks one by one, because there may be very many."""
+    """Yield the distinct orderings within the limits, allowed or not."""
     if not kinds:
         yield ()
         return
-    *other_limits, (least, most) = limits
-    of_block = kinds[-1]
+    *other_limits, (lower, upper) = limits
+    block_kinds = kinds[-1]
     for ordering in _orderings(kinds[:-1], other_limits):
-        for length in range(least, most + 1):
-            for items in _distinct(of_block, length, range(len(of_block))):
+        for length in range(lower, upper + 1):
+            for items in _arrangements(block_kinds, length, range(len(block_kinds))):
                 yield (*ordering, items)
 
 
-def _distinct(kinds: tuple[int, ...], length: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield ordered subsets of the items left that look different, in lexicographic order."""
+def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the arrangements of `length` unused items that look different, in lexicographic order."""
     if length == 0:
         yield ()
         return
-    first_of_kind = {kinds[item]: item for item in reversed(left)}
+    first_of_kind = {kinds[item]: item for item in reversed(unused)}
     for item in sorted(first_of_kind.values()):
-        others = [other for other in left if other != item]
-        for rest in _distinct(kinds, length - 1, others):
+        others = [other for other in unused if other != item]
+        for rest in _arrangements(kinds, length - 1, others):
             yield (item, *rest)
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """Make a move, given by its number among those of its kind."""
+    """Make the move with this number among the moves of a kind."""
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):
-        left = sorted(set(range(size)) - set(items))
-        place, new = divmod(number, len(left))
-        end = place + 1 if kind == "replace" else place
-        return (*items[:place], left[new], *items[end:])
-    place, other = divmod(number, len(items) - 1)
-    other += other >= place  # Skip the place itself.
+        unused = sorted(set(range(size)) - set(items))
+        position, index = divmod(number, len(unused))
+        end = position + 1 if kind == "replace" else position
+        return (*items[:position], unused[index], *items[end:])
+    position, other = divmod(number, len(items) - 1)
+    other += other >= position  # Skip the position itself.
     if kind == "shift":
-        return _shifted(items, place, other)
-    swapped = list(items)
-    swapped[place] = items[other]
-    swapped[other] = items[place]
-    return tuple(swapped)
+        return _shift(items, position, other)
+    result = list(items)
+    result[position] = items[other]
+    result[other] = items[position]
+    return tuple(result)
 
 
-def _shifted(items: tuple[int, ...], place: int, to: int) -> tuple[int, ...]:
-    rest = (*items[:place], *items[place + 1 :])
-    return (*rest[:to], items[place], *rest[to:])
+def _shift(items: tuple[int, ...], start: int, end: int) -> tuple[int, ...]:
+    """Move the item at one position to another."""
+    rest = (*items[:start], *items[start + 1 :])
+    return (*rest[:end], items[start], *rest[end:])

@@ -1,1 +1,1 @@
-"""Intervals and tests of scores that share their examples."""
+"""Calibration of label probabilities, and statistical comparison of scores on the same examples."""

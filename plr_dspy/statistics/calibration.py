@@ -1,8 +1,8 @@
 """Calibration of label probabilities, with or without labelled examples.
 
-Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label
-is "unseen" if it was not among the likeliest tokens of a reply.
-Shapes: N inputs, L labels, E examples, S alternative shares.
+Calibrated log-probabilities are ``scales * log p + offsets``, normalised. A label is "unseen" if it was not among the
+likeliest tokens of a reply. "Shares" are relative frequencies of labels.
+Shapes: N inputs, L labels, E examples, S alternative vectors of shares.
 """
 
 import numpy as np
@@ -11,9 +11,9 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 
 Array = NDArray[np.float64]
 
-MAX_P_VALUE = 0.01  # maximum p value of a chi-squared test to call labels uneven
-FAR_FROM_EVEN = 0.2  # total variation distance from even shares, such as that of .7 and .3
-MIN_GAP = 1e-6  # minimum log-probability gap of an unseen label below all others
+MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
+FAR_FROM_EVEN = 0.2  # minimum total variation distance from even shares to be far; that of shares 0.7 and 0.3
+MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
 
 
 def batch_offsets(
@@ -23,8 +23,8 @@ def batch_offsets(
 
     Args:
         log_probabilities: Normalised log-probabilities of the labels, ``[N, L]``.
-        prior: Share of inputs that each label is correct for, ``[L]``; None for even shares.
-        unseen: Which labels are unseen, ``[N, L]``; their probability counts as 0.
+        prior: Assumed label shares, ``[L]``; None for even shares.
+        unseen: Whether each label is unseen, ``[N, L]``; its probability then counts as 0.
         weights: Weights of the inputs, ``[N]``.
     """
     logs = np.asarray(log_probabilities)
@@ -36,15 +36,20 @@ def batch_offsets(
 
 
 def log_mean(log_probabilities: Array, weights: Array) -> Array:
-    """Return logs of weighted means over inputs, ``[..., L]``, from ``[..., N, L]`` and ``[..., N]``."""
+    """Return the logs of the weighted mean probabilities over inputs, ``[..., L]``.
+
+    Args:
+        log_probabilities: Log-probabilities of the labels, ``[..., N, L]``.
+        weights: Weights of the inputs, ``[..., N]``.
+    """
     sums = logsumexp(log_probabilities, axis=-2, b=weights[..., None])
     return np.asarray(sums - np.log(weights.sum(axis=-1, keepdims=True)))
 
 
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
-    """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``.
+    """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
 
-    Labels that are `held` (``[L]``) or have a share of 0 get the smallest offset of the others.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of the other labels.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -72,8 +77,8 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    They are even. If label counts ``[L]`` are clearly uneven, their own shares come first and, with
-    `between`, the square roots of these next, for metrics that depend on rare labels.
+    The last are even shares. If the label counts ``[L]`` are clearly uneven, their own shares come first. With
+    `between`, shares proportional to the square roots of the counts follow, for metrics that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -88,7 +93,7 @@ def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
 
 
 def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
-    """Tell whether label counts ``[L]`` are clearly uneven and, if `far`, far from even."""
+    """Return whether label counts ``[L]`` are clearly uneven and, with `far`, far from even."""
     counts = np.asarray(counts, dtype=np.float64)
     if not counts.any():
         return False
@@ -101,14 +106,14 @@ def is_uneven(counts: ArrayLike, *, far: bool = False) -> bool:
 
 
 def right_counts(scores: ArrayLike) -> Array:
-    """Count the examples that each label is correct for, ``[L]``, from scores ``[E, L]``; ties share an example."""
+    """Count the examples for which each label is correct, ``[L]``, given scores ``[E, L]``; ties share an example."""
     is_best = np.asarray(scores) == np.max(scores, axis=1, keepdims=True)
     shares = is_best / is_best.sum(axis=1, keepdims=True)
     return np.asarray(shares[~is_best.all(axis=1)].sum(axis=0))
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the shares that a search tries, ``[S, L]``, from scores ``[E, L]``; NaN means uncalibrated."""
+    """Return the label shares that a search tries, ``[S, L]``, from scores ``[E, L]``; a row of NaN is uncalibrated."""
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:
@@ -119,7 +124,7 @@ def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
 def cross_validated(
     log_probabilities: ArrayLike, shares: ArrayLike, *, unseen: ArrayLike = False, weights: ArrayLike = 1.0
 ) -> NDArray[np.int64]:
-    """Return the labels ``[N]`` of 2 or more inputs, each calibrated on all others; see `batch_offsets`."""
+    """Return the labels ``[N]`` of at least 2 inputs, each calibrated on all others; see `batch_offsets`."""
     logs = np.asarray(log_probabilities)
     is_unseen = np.broadcast_to(unseen, logs.shape)
     weights = np.broadcast_to(weights, len(logs))

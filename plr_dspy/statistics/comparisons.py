@@ -1,7 +1,7 @@
-"""Intervals of means and paired differences, and how far orders differ beyond chance.
+"""Confidence intervals of means and paired differences, and the spread of orders' scores beyond chance.
 
-Examples are the random sample: all statements are about mean scores on new
-examples. Shapes: R orders, E examples, D draws.
+The examples are a random sample, so all statements are about mean scores on new examples.
+Shapes: R orders, E examples, D draws.
 """
 
 import math
@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 NUM_FLIPS = 4_999
 NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
-TAIL = 0.025  # at each end of the intervals
-SIGNIFICANT = 0.05  # The order of demos matters if the p value is at most this.
-MANY_ORDERS = 10**9  # cap on the number of orders
-# Examples with the largest difference are added to the noise: a few that agree must not look certain.
+TAIL = 0.025  # probability outside the intervals, at each end
+SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
+MANY_ORDERS = 10**9  # maximum number of orders to calculate with
+# Examples with the largest difference that are added to the noise, so that a few equal scores do not look certain.
 PSEUDO_EXAMPLES = 2
 
 
@@ -29,14 +29,18 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval of a mean paired difference.
 
-    It is Student's t with two pseudo-examples: one at 0, and half of one each at
-    plus and minus the largest difference (Agresti and Min, Statistics in Medicine
-    24, 2005). If all differences are 0, it is (0, 0).
+    This is Student's t interval with two pseudo-examples: one at 0, and half of one at each of plus and minus the
+    largest difference (Agresti and Min, Statistics in Medicine 24, 2005). If all differences are 0, the interval is
+    (0, 0) unless `largest` is given.
 
     Args:
         differences: Differences of scores, one for each example.
-        confidence: Joint confidence level of all `num_comparisons` (Bonferroni).
-        largest: Largest possible difference, if larger than those seen.
+        confidence: Joint confidence level of all `num_comparisons` intervals (Bonferroni).
+        num_comparisons: Number of intervals that hold jointly.
+        largest: Largest possible absolute difference, if larger than those observed.
+
+    Raises:
+        ValueError: If there are no differences.
     """
     mean, error, freedom = _with_pseudo_examples(differences, largest)
     tail = (1 - confidence) / (2 * num_comparisons)
@@ -45,7 +49,7 @@ def paired_interval(
 
 
 def paired_probability(differences: Sequence[float]) -> float:
-    """Return the probability that the mean is above 0, as in `paired_interval`; .5 if all are 0."""
+    """Return the probability that the mean is above 0, as in `paired_interval`; 0.5 if all differences are 0."""
     mean, error, freedom = _with_pseudo_examples(differences)
     if not error:
         return 0.5
@@ -53,10 +57,10 @@ def paired_probability(differences: Sequence[float]) -> float:
 
 
 def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) -> tuple[float, float, int]:
-    """Return the mean, its standard error and degrees of freedom."""
+    """Return the mean, its standard error, and its degrees of freedom."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
-        raise ValueError("paired_interval needs at least one difference; got none")
+        raise ValueError("differences must contain at least one value; got none")
     count = values.size + 2
     largest = max(largest, float(np.abs(values).max()))
     mean = float(values.sum()) / count
@@ -65,9 +69,13 @@ def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) ->
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's t confidence interval of the mean of two or more values."""
+    """Return Student's t confidence interval of the mean of at least two values.
+
+    Raises:
+        ValueError: If there are fewer values.
+    """
     if len(values) < 2:
-        raise ValueError(f"mean_interval needs at least two values; got {len(values)}")
+        raise ValueError(f"values must contain at least two numbers; got {len(values)}")
     mean = float(np.mean(values))
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     margin = float(special.stdtrit(len(values) - 1, 0.5 + confidence / 2)) * error
@@ -75,9 +83,9 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 class Spread(NamedTuple):
-    """How much the scores of orders differ, with 95 % intervals."""
+    """The spread of orders' scores, with 95 % intervals."""
 
-    p_value: float  # of means this far apart, if all orders score the same on new examples
+    p_value: float  # p value of the hypothesis that all orders score the same on new examples
     deviation: float  # standard deviation of the true scores of all orders
     deviation_interval: tuple[float, float]
     expected_gain: float  # true gain of the best order over the program's own, at least 0
@@ -89,17 +97,17 @@ def spread(
 ) -> Spread:
     """Separate real differences between orders from chance.
 
-    The true scores of orders are normal; their standard deviation s has a flat prior. Mean scores add
-    noise. The program's own order may have been selected, so it is not part of the sample unless all
-    orders are scored. Intervals start at 0 if chance alone explains the scores.
+    The model: true scores of orders are normal, with a flat prior on their standard deviation s, and mean scores add
+    noise. The program's own order may have been selected, so it is part of the sample only if all orders are scored.
+    Intervals start at 0 if chance alone explains the scores.
 
     Args:
-        scores: Scores ``[R, E]`` of at least 3 orders (or all 2): the program's own, then a
-            random sample.
+        scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the program's own, then a random
+            sample of the others.
         num_distinct: Number of distinct orders.
-        num_searched: Number of orders whose best defines the gain.
-        bounds: Bounds of mean scores, if examples' scores can exceed them.
-        seed: Seed of the draws.
+        num_searched: Number of orders whose best one defines the gain.
+        bounds: Bounds of mean scores, if scores of single examples can exceed them.
+        seed: Seed of the random draws.
     """
     rng = np.random.default_rng(seed)
     scores = np.round(scores, 9)
@@ -116,10 +124,10 @@ def spread(
     all_scored = len(scores) == num_distinct
     sample = scores if all_scored else scores[1:]
     population = min(num_distinct, MANY_ORDERS) - (len(scores) - len(sample))
-    effects, drawn, variance = _effects(sample, largest, disagreement, rng)
+    effects, s_draws, variance = _draw_effects(sample, largest, disagreement, rng)
     squares = (effects**2).sum(axis=1)
     if population > len(sample):
-        squares += drawn**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
+        squares += s_draws**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
     deviations = np.minimum(np.sqrt(squares / population), largest)
     low, high = _interval(deviations, p_value)
     deviation = math.sqrt(max(0.0, variance) * (population - 1) / population)
@@ -129,16 +137,16 @@ def spread(
     if num_unscored > 0:
         unscored = special.ndtri(rng.random(NUM_DRAWS) ** (1 / num_unscored))
         shift = math.sqrt(1 / len(sample) - 1 / population) * rng.normal(size=NUM_DRAWS)
-        best = np.maximum(best, drawn * (unscored + shift))
+        best = np.maximum(best, s_draws * (unscored + shift))
     if all_scored:
         gains = best - effects[:, 0]
     else:
         gains = best + _mean_draws(sample.mean(axis=0) - scores[0], disagreement, rng)
-    # Two pseudo-examples at each end (Agresti and Coull): an order that was always right is not perfect.
+    # Two pseudo-examples at each end of the range (Agresti and Coull) leave doubt about an order that was always right.
     own_scores = np.append(scores[0], [lowest, lowest, highest, highest])
     own_error = float(own_scores.std()) / math.sqrt(len(own_scores))
-    most = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
-    gains = np.clip(gains, 0.0, np.maximum(0.0, most))
+    largest_gains = highest - own_scores.mean() - own_error * rng.normal(size=NUM_DRAWS)
+    gains = np.clip(gains, 0.0, np.maximum(0.0, largest_gains))
     return Spread(
         p_value=p_value,
         deviation=min(max(deviation, low), high),
@@ -149,27 +157,26 @@ def spread(
 
 
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Test the variance of mean scores by flipping the signs of whole examples.
+    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
 
-    If all orders score the same on new examples, an example's deviations from its
-    own mean are 0 on average. For two orders and right-or-wrong scores this is
-    McNemar's test.
+    If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
+    orders and right-or-wrong scores, this is McNemar's test.
     """
-    deviations = scores - scores[0]  # exactly 0 if no order differs
+    deviations = scores - scores[0]  # This makes deviations exactly 0 if no order differs.
     deviations = deviations - deviations.mean(axis=0)
     observed = float((deviations.sum(axis=1) ** 2).sum())
     signs = rng.choice([-1.0, 1.0], size=(NUM_FLIPS, scores.shape[1]))
     flipped = ((signs @ deviations.T) ** 2).sum(axis=1)
-    num_reached = int((flipped >= observed * (1 - 1e-9)).sum())
-    return (1 + num_reached) / (1 + NUM_FLIPS)
+    num_as_large = int((flipped >= observed * (1 - 1e-9)).sum())
+    return (1 + num_as_large) / (1 + NUM_FLIPS)
 
 
-def _effects(
+def _draw_effects(
     scores: Array, largest: float, disagreement: float, rng: np.random.Generator
 ) -> tuple[Array, Array, float]:
-    """Draw effects of orders ``[D, n]`` and s ``[D]``; return them and the unbiased estimate of s squared.
+    """Draw the effects of n orders ``[D, n]`` and s ``[D]``; also return the unbiased estimate of s squared.
 
-    An effect is an order's true score minus the mean of all. Scores are ``[n, E]``.
+    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -178,29 +185,28 @@ def _effects(
     means = residuals.mean(axis=1)
     covariance = np.cov(residuals)
     noise = float(np.trace(covariance)) / size / num_examples
-    # A pseudo-example puts half the orders at one end and half at the other.
+    # A pseudo-example has half of the orders at one end of the range and half at the other.
     pseudo_noise = disagreement**2 * num_orders / 4 / size / num_examples**2
     total_noise = noise + PSEUDO_EXAMPLES * pseudo_noise
     squares = float((means**2).sum())
 
     grid = np.linspace(0.0, largest, NUM_DEVIATIONS)
     totals = grid**2 + total_noise
-    freedom = _freedom(covariance, num_examples)
-    log_likelihood = -0.5 * freedom * (np.log(totals) + squares / size / totals)
-    drawn = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood))
-    shrinkage = drawn**2 / (drawn**2 + total_noise)
+    degrees = _degrees_of_freedom(covariance, num_examples)
+    log_likelihood = -0.5 * degrees * (np.log(totals) + squares / size / totals)
+    s_draws = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood))
+    shrinkage = s_draws**2 / (s_draws**2 + total_noise)
     errors = rng.normal(size=(NUM_DRAWS, num_orders))
     errors *= np.sqrt(shrinkage * total_noise)[:, None]
     errors -= errors.mean(axis=1, keepdims=True)
-    return shrinkage[:, None] * means + errors, drawn, squares / size - noise
+    return shrinkage[:, None] * means + errors, s_draws, squares / size - noise
 
 
-def _freedom(covariance: Array, num_examples: int) -> float:
-    """Return the degrees of freedom of n orders whose noise has this covariance ``[n, n]``.
+def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
+    """Return the degrees of freedom of the means of n orders whose noise has this covariance ``[n, n]``.
 
-    They are the geometric mean of n - 1 and those of the noise, which are fewer if
-    examples prefer similar orders. The sum of squares is the unbiased estimate of Z. Bai
-    and H. Saranadasa (Statistica Sinica 6, 1996).
+    This is the geometric mean of n - 1 and the degrees of freedom of the noise, which are fewer if examples favour
+    similar orders. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))
@@ -213,7 +219,7 @@ def _freedom(covariance: Array, num_examples: int) -> float:
 
 
 def _mean_draws(differences: Array, disagreement: float, rng: np.random.Generator) -> Array:
-    """Draw the true mean of differences ``[E]``."""
+    """Draw the true mean ``[D]`` of differences ``[E]``."""
     count = len(differences)
     variance = differences.var(ddof=1) + PSEUDO_EXAMPLES * disagreement**2 / 2 / count
     errors = rng.standard_t(count - 1, size=NUM_DRAWS)
@@ -221,6 +227,7 @@ def _mean_draws(differences: Array, disagreement: float, rng: np.random.Generato
 
 
 def _interval(draws: Array, p_value: float) -> tuple[float, float]:
+    """Return the 95 % interval of the draws, which starts at 0 if the orders do not differ significantly."""
     low, high = np.quantile(draws, [TAIL, 1 - TAIL]).tolist()
     if p_value > SIGNIFICANT:
         low = 0.0

@@ -132,7 +132,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     program = load_program(dspy.Predict("review -> sentiment: Literal['negative', 'positive']"), "program.json")
     assert program.calibration.labels == ("negative", "positive")
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
-    assert "the program needs the probabilities of labels at each use" in capsys.readouterr().out
+    assert "the program needs label probabilities at every call" in capsys.readouterr().out
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
     assert "is calibrated for the order of its demos" in capsys.readouterr().err
 

@@ -26,7 +26,7 @@ def test_all_orders_are_scored_where_the_budget_pays_for_them_however_many_make_
     report = reorder.report
     assert report.history[0].num_samples == min(num_samples, 24)
     assert report.program_calls["search"] == 24 * report.settings["num_train"] == 24 * 24
-    assert report.stopped == "no new ordering left"
+    assert report.stopped == "no new orders left"
     assert report.comparison.num_examples == 6
     estimated = reorder.estimate(student(4), trainset=EXAMPLES[:34]).program_calls
     assert report.program_calls["total"] <= estimated == 24 * 24 + 3 * 6
@@ -67,7 +67,7 @@ class TestTime:
         assert now() < limit + times
         assert compared.num_candidates in (2, 3)
         assert 2 <= compared.num_examples <= 10
-        warned = "2 of 3 finalists could be compared" in caplog.text
+        warned = "2 of 3 finalists were compared" in caplog.text
         assert warned == (compared.num_candidates == 2)
 
     def test_part_by_part_ends_where_one_go_does(self, tmp_path, clock):

@@ -229,5 +229,5 @@ class TestCompilation:
         """Something that the program calls is down."""
         scores = table(seed=1)
         scores[:, :30] = np.nan
-        with pytest.raises(NothingRan, match="calls ended with an answer"):
+        with pytest.raises(NothingRan, match="calls succeeded"):
             self.ended(scores)

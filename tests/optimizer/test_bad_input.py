@@ -137,7 +137,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
         (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
-        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have a smoothing"),
+        (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),
         (PLReorder, {}, {"max_cost": np.arange(1000.0)}, "max_cost must be a valid number"),
@@ -207,7 +207,7 @@ def test_a_log_dir_that_cannot_be_written_to(engine, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "calls.jsonl").mkdir()
     for folder in (tmp_path / "file", "a\0b", tmp_path):
-        with pytest.raises(ValueError, match="log_dir must be a folder"):
+        with pytest.raises(ValueError, match="log_dir must be a writable folder"):
             optimizer(log_dir=folder).compile(student(), trainset=EXAMPLES)
     assert engine.num_calls == 0
 

@@ -91,7 +91,7 @@ class TestOrdersUnderCalibration:
         effect = report.calibration
         assert effect.original == pytest.approx(0.5, abs=0.05)
         assert effect.original < effect.original_calibrated < effect.chosen_calibrated
-        assert "the program needs the probabilities of labels at each use" in str(report)
+        assert "the program needs label probabilities at every call" in str(report)
         means = np.mean([leaning_and_sharp(shown, text) for text in FRESH], axis=0)
         true = -np.log(means) - np.mean(-np.log(means))
         assert program.calibration.offsets == pytest.approx(true, abs=0.5)

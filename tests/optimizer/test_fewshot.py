@@ -154,7 +154,7 @@ class TestTokens:
         limits = {"max_demo_tokens": tokens[1], "max_metric_calls": 600}
         few = optimizer(candidates=four, **limits)
         few.compile(predict(), trainset=EXAMPLES[4:16], valset=EXAMPLES[16:])
-        assert few.report.stopped == "no new ordering left"
+        assert few.report.stopped == "no new orders left"
         num_examples = few.report.comparison.num_examples
         assert num_examples == few.report.settings["num_selection_examples"] > 16
 

@@ -82,7 +82,7 @@ def test_those_of_the_valset_are_told_by_its_name(caplog):
     assert "3 of 63 examples of trainset are given twice and count once" in caplog.text
     assert "2 of 32 examples of valset are given twice and count once" in caplog.text
     assert report.settings["num_repeated"] == 5
-    assert "5 more, given twice, count once" in report.details()
+    assert "5 duplicates left out" in report.details()
 
 
 def test_shares_of_a_report_say_of_which_examples():

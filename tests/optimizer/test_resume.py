@@ -139,7 +139,7 @@ class TestKilled:
         path = tmp_path / "calls.jsonl"
         begin = b'{"%s"' % kind.encode()
         path.write_bytes(path.read_bytes().replace(begin, begin + b"...", 1))
-        message = r"line \d+ of .* cannot be read \(.*\): pass another log_dir, or remove"
+        message = r"line \d+ of .* cannot be read \(.*\)\. Pass another log_dir.*remove it"
         with pytest.raises(ValueError, match=message):
             compiled(tmp_path)
 
@@ -510,7 +510,7 @@ class TestFailed:
             return exact_match(example, prediction)
 
         reorder = optimizer(tmp_path, metric=Metric(metric), max_errors=10_000)
-        message = r"calls ended with an answer|train examples ran for any order"
+        message = r"calls succeeded|train examples ran for any order"
         with pytest.raises(RuntimeError, match=message):
             reorder.compile(student(5), trainset=EXAMPLES)
         down = False

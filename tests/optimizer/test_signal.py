@@ -101,7 +101,7 @@ def test_the_report_says_that_log_probabilities_came_and_a_folder_holds_for_both
         assert found.used == "logprobs"
         assert found.reason == ""
         assert found.labels == label_world.LABELS
-        assert "learnt from the probabilities of labels that came with the calls" in report.details()
+        assert "learnt from scores and label probabilities" in report.details()
         assert len(engine.prompts) == report.program_calls["total"]
 
 

@@ -61,7 +61,8 @@ class TestUnread:
         assert report.original.num_unread >= 0.5 * report.original.num_calls
         assert report.returned.num_unread == 0
         first = str(report).splitlines()[0]
-        assert f"{report.original.num_unread} of {report.original.num_calls} replies of your program cannot be" in first
+        num_unread = report.original.num_unread
+        assert f"{num_unread} of {report.original.num_calls} replies of your program could not be parsed" in first
 
     def test_a_program_that_stays_although_it_is_unread(self):
         """Demos make it worse still."""
@@ -80,7 +81,7 @@ class TestUnread:
         with using(Silent()):
             compiled = optimizer.compile(program, trainset=PHRASES)
         assert not compiled.demos
-        assert "replies of your program cannot be read" in str(optimizer.report).splitlines()[0]
+        assert "replies of your program could not be parsed" in str(optimizer.report).splitlines()[0]
         assert "your program stays" in str(optimizer.report)
 
 

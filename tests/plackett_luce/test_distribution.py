@@ -192,12 +192,12 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", [[0, 0, 1], [1, 2, 3], [-1, 0, 1], [0, 1, -1], [0, 1]])
     def test_log_prob_refuses_other_than_orderings(self, value):
-        with pytest.raises(ValueError, match="different ones of 3 items"):
+        with pytest.raises(ValueError, match="different items of 3"):
             PlackettLuce(torch.zeros(3)).log_prob(torch.tensor(value))
 
     @pytest.mark.parametrize("value", [[0, -1, -1], [0, -1, 1], [0, 0, -1]])
     def test_log_prob_refuses_short_rankings_and_gaps(self, value):
         distribution = PlackettLuce(torch.zeros(3), length_probabilities=float64([0.5, 0.5]))
-        message = "2 to 3 different ones of 3 items, then -1"
+        message = "2 to 3 different items of 3, padded with -1"
         with pytest.raises(ValueError, match=message):
             distribution.log_prob(torch.tensor(value))

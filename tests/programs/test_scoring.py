@@ -217,7 +217,7 @@ class TestErrors:
                 raise LookupError("x" * 185 + "plain words, other words")
 
         cells = scorer(metric=Judging())
-        with pytest.raises(RuntimeError, match="calls ended with an answer"):
+        with pytest.raises(RuntimeError, match="calls succeeded"):
             scored(cells, [IDENTITY], [0])
         (error,) = errors_of(cells)
         assert error.message in caplog.text

@@ -133,7 +133,7 @@ class TestData:
         older = chosen.model_dump_json().replace(version, '"schema_version":19')
         for text in ("[1]", "{}", "not JSON", '{"schema_version": 20}', older):
             path.write_text(text)
-            with pytest.raises(ValueError, match="no plr_dspy report of schema version 20: pass a file"):
+            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 20: pass a file"):
                 Report.load(path)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):
@@ -214,7 +214,7 @@ def by_hand(ordering=(1, 0), *, others=((0.1, 0.95),), gain=0.1, num_usable=40, 
     return Report(**{**data, **changes, "settings": settings})
 
 
-NOT_SURE = "+0.012, but that is not sure enough (better with probability 0.60, worse with 0.30)"
+NOT_SURE = "+0.012, but that is too uncertain (better with probability 0.60, worse with 0.30)"
 NOTHING_DIFFERED = "no score differed on 19 examples, whatever the demos: check that the replies"
 
 
@@ -255,9 +255,9 @@ class TestText:
         applied = effect.model_copy(update={"applied": True})
         text = str(by_hand(calibration=applied, signal=signal, settings={"calibrate": True}))
         assert "returned program, 2 demos, calibrated" in text
-        assumed = "labels are taken to be as frequent as 'a' 0.80, 'b' 0.20"
-        assert f"calibrated: {assumed}; the program needs the prob" in text
-        assert "as frequent" not in str(by_hand(calibration=effect, signal=signal))
+        assumed = "label shares are assumed to be 'a' 0.80, 'b' 0.20"
+        assert f"calibrated: {assumed}; the program needs label prob" in text
+        assert "label shares" not in str(by_hand(calibration=effect, signal=signal))
 
     @pytest.mark.parametrize(
         ("calibrated", "chosen", "advised"), [(0.9, 0.6, True), (0.79, 0.6, False), (0.9, 0.7, False)]
@@ -316,7 +316,7 @@ class TestText:
         states[broken] = {**state, "num_unread": num_unread}
         lines = str(by_hand(ordering, **states)).splitlines()
         share = f"({5 * num_unread} %)"
-        sentence = f"{num_unread} of 20 replies of {name} cannot be read {share}"
+        sentence = f"{num_unread} of 20 replies of {name} could not be parsed {share}"
         assert lines[0].startswith(sentence) == warned
         assert lines[warned].startswith("PLReorder: ")
 
@@ -375,7 +375,7 @@ class TestText:
         ("num_usable", "evidence", "settings", "advice"),
         [
             (100, (19, 0, 19), {}, NOTHING_DIFFERED),
-            (40, (40, 1, 31), {}, "\na larger budget (max_metric_calls) would tell more"),
+            (40, (40, 1, 31), {}, "\na larger budget (max_metric_calls) would reduce the uncertainty"),
             (40, (40, 1, 32), {}, "\nonly more examples"),
             (40, (40, 9, 4), {"racing": False}, "\nonly more examples"),
             (40, (40, 9, 4), {"max_metric_calls": 302}, "\nonly more examples"),
@@ -442,7 +442,7 @@ class TestOdd:
         assert report._repr_html_()
         assert str(report)
         assert report.details()
-        message = r"^pictures need matplotlib: .*'plr-dspy\[plots\]'$"
+        message = r"^plots need matplotlib: .*'plr-dspy\[plots\]'$"
         with pytest.raises(ImportError, match=message):
             report.plot()
 
@@ -452,4 +452,4 @@ def test_what_was_not_compared_is_not_called_more_than_it_is(reason):
     interrupted = reason is not StopReason.BUDGET
     text = str(by_hand(comparison=None, candidates=[], stop_reason=reason))
     assert "nothing was compared with your program" in text
-    assert ("with log_dir, the same compile goes on from here" in text) == interrupted
+    assert ("with log_dir, the same compile resumes from here" in text) == interrupted

@@ -359,7 +359,7 @@ class TestChoice:
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
             assert ("the best found demos" in report.details()) == (limit > 0)
-            assert "the saved program holds all 45" in str(report)
+            assert "all 45 are saved with it" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.gains import ERROR_QUANTILES, OUTSIDER_SCALES, PRIOR_NOTHING, SCALES, expected_gains
+from plr_dspy.search.model.gains import ERROR_QUANTILES, OUTSIDER_SCALES, PRIOR_NO_EFFECT, SCALES, expected_gains
 from plr_dspy.search.model.ordering_model import OrderingModel
 
 SIZE = 6
@@ -37,9 +37,9 @@ def by_conditioning(means, covariance, apart, noise, reference, outsider_scales)
         prior = scale * covariance + kind * apart
         seen = contrasts @ (prior + times * noise) @ contrasts.T
         density = stats.multivariate_normal(np.zeros(size - 1), seen).pdf(contrasts @ means)
-        prior_weight = PRIOR_NOTHING
+        prior_weight = PRIOR_NO_EFFECT
         if scale != 0.0:
-            prior_weight = (1 - PRIOR_NOTHING) / (len(SCALES) - 1)
+            prior_weight = (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1)
         weights.append(density * prior_weight)
         differences = np.eye(size) - np.eye(size)[reference]
         cross = differences @ prior @ contrasts.T

@@ -131,10 +131,10 @@ class TestSpace:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: OrderingSpace.of_sizes(3, min_length=4), "limits must be"),
-            (lambda: OrderingSpace.of_sizes(3, min_length=-1), "limits must be"),
-            (lambda: OrderingSpace.of_sizes(3, min_length=2, max_length=1), "limits must be"),
-            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "each of 2 blocks"),
+            (lambda: OrderingSpace.of_sizes(3, min_length=4), "limits must satisfy"),
+            (lambda: OrderingSpace.of_sizes(3, min_length=-1), "limits must satisfy"),
+            (lambda: OrderingSpace.of_sizes(3, min_length=2, max_length=1), "limits must satisfy"),
+            (lambda: OrderingSpace(((0,), (0,)), ((0, 1),)), "each of the 2 blocks"),
             (lambda: OrderingSpace.of_sizes(5, allowed=short), "identity must be allowed"),
             (lambda: OrderingSpace.of_sizes(5, max_length=2, identity=((0, 1, 2),)), "0 to 2 different"),
         ],
@@ -163,7 +163,7 @@ class TestAllowed:
             assert space.moved(ordering, np.random.default_rng(0)) == ordering
         assert space.shortened(((2, 1),)) is None
         space = OrderingSpace.of_sizes(12, min_length=0, allowed=lambda o: o == (tuple(range(12)),))
-        message = "allowed refused 1,000 random orderings"
+        message = "it refused 1,000. Lower the minimum number of items"
         with pytest.raises(ValueError, match=message):
             space.draw(1, np.random.default_rng(0))
 

@@ -147,8 +147,8 @@ class TestTell:
         ("scores", "message"),
         [
             ({((0, 1, 2),): {}}, "by example"),
-            ({((0, 1, 2),): {0: float("nan")}}, "must have finite"),
-            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "must have finite"),
+            ({((0, 1, 2),): {0: float("nan")}}, "to finite scores"),
+            ({((0, 1, 2),): {0: 1.0, 1: float("inf")}}, "to finite scores"),
             ({((0, 1, 1),): {0: 0.5}}, "permutation"),
             ({((0, 1, 2), (0,)): {0: 0.5}}, "blocks"),
         ],

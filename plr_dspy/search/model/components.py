@@ -1,16 +1,16 @@
-"""Gaussian processes as sums of components, whose variances are estimated.
+"""Gaussian processes that are sums of components with estimated variances.
 
 symbol  code        shape   meaning
-m, c                        orderings that were fitted, and other orderings
-k                           outputs; a process of one output has none of this axis
-F_i     features    [m, d]  features of all components but the last
-K_i     kernels     [m, m]  covariance of component i at variance 1
+m, c                        number of fitted orderings, and of other orderings
+k                           number of outputs; with one output, arrays lack this axis
+F_i     features    [m, d]  features of every component except the last
+K_i     kernels     [m, m]  covariance of component i with variance 1
 v_i     variances   [n]     variances of the components
 G       fixed       [m, m]  prior covariance that is not estimated
 K       covariance  [m, m]  sum_i v_i K_i + G
 E       errors      [m, m]  covariance of the errors of the measured values
-s       noise               unit of all variances above
-y       values      [m, k]  measured values without their mean
+s       noise               variance of the noise, the unit of all variances above
+y       values      [m, k]  measured values minus their mean
 u       solved      [m, k]  (K + E)^-1 y
 """
 
@@ -24,13 +24,15 @@ import numpy as np
 
 from plr_dspy.search.model.gains import Array, Families
 
-Variances: TypeAlias = Sequence[float] | None  # of an earlier fit that a fit continues
-Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # from K and (K + E)^-1 to y and s
+Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit to start from
+Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s
 
-PRIOR_VARIANCE = 0.02  # prior mean of orderings' variance over the noise's; at accuracy .6, orders differ by .06
-PRIOR_SHAPE = 0.3  # of the Gamma prior of each variance; a small one lets components vanish
+# Prior mean of the variance between orderings, relative to the noise. At accuracy 0.6, 0.02 is a standard
+# deviation of 0.07.
+PRIOR_VARIANCE = 0.02
+PRIOR_SHAPE = 0.3  # shape of each variance's Gamma prior; a small shape lets components vanish
 NUM_FIRST_STEPS = 15
-NUM_STEPS = 3  # if an earlier fit is continued
+NUM_STEPS = 3  # steps if the fit starts from an earlier one
 MIN_VARIANCE = 1e-9
 
 
@@ -44,7 +46,7 @@ class Components:
     inverse: Array  # (K + E)^-1
     solved: Array
     noise: float
-    weights: list[Array]  # of the features in the posterior mean, [d, k] of each family
+    weights: list[Array]  # weights of each family's features in the posterior mean, [d, k]
 
     @property
     def values(self) -> Array:
@@ -57,18 +59,18 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return posterior variances ``[c]`` of values with these covariances ``[c, m]`` with the fitted ones."""
+        """Return posterior variances, given prior ones ``[c]`` and covariances ``[c, m]`` with the fitted orderings."""
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
 
 
 def linear(features: Families, weights: Families) -> Array:
-    """Return the linear function of features ``[c, d]`` that has these weights ``[d, k]``."""
+    """Return the weighted sum of features ``[c, d]`` with weights ``[d, k]``, over all families."""
     return np.asarray(sum(family @ w for family, w in zip(features, weights, strict=True)))
 
 
 def kernels_of(features: Families) -> list[Array]:
-    """Return the covariance ``[m, m]`` of a linear function of each family with variance 1."""
+    """Return the linear kernel ``[m, m]`` of each family."""
     return [family @ family.T for family in features]
 
 
@@ -84,14 +86,19 @@ def fit_components(
     fixed: Array | float = 0.0,
     extra_variances: Array | float = 0.0,
 ) -> Components:
-    """Maximise the restricted likelihood under a Gamma prior by fixed-point steps.
+    """Maximise the restricted likelihood of the variances, with Gamma priors, by fixed-point steps.
 
     Source: D. A. Harville, JASA 72, 1977.
 
     Args:
-        earlier: Variances of a fit of the same components; they are ignored if the components differ.
-        total: Sum of the variances that a first fit starts from.
-        noise: The noise that the fit starts from.
+        features: Features of every component except the last.
+        kernels: Kernels of all components.
+        errors: Covariance of the errors of the measured values.
+        measure: Returns the measured values and the noise, given the current fit.
+        earlier: Variances to start from; ignored if their number differs from that of the kernels.
+        total: Prior mean of the sum of the variances, and its initial value without `earlier`.
+        noise: Initial noise.
+        fixed: Prior covariance that is not estimated.
         extra_variances: Further prior variances in the unit of the values, ``[m]``.
     """
     stacked: Array = np.stack(kernels)

@@ -1,10 +1,10 @@
 """Features of orderings, in families.
 
-symbol  code     shape      meaning
-n, k                        items of a block, and places, counted from the end
-p       places   [m, k]     item at each place, n if none
-x       placed   [m, k, n]  whether an item stands at a place
-c       classed  [m, k, C]  whether an item of a class stands at a place
+symbol  code      shape      meaning
+n, k                         number of items in a block, and of positions, counted from the end
+p       items     [m, k]     item at each position, n if empty
+x       is_item   [m, k, n]  whether an item is at a position
+c       is_class  [m, k, C]  whether an item of a class is at a position
 """
 
 from __future__ import annotations
@@ -17,24 +17,31 @@ from plr_dspy.search.model.gains import Array
 from plr_dspy.search.space import Ordering, OrderingSpace
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
-"""How many items are shown; which ones; which one near a place; which one last; which one right before which; and the
-last two for the classes of items, such as demos with the same answer."""
+"""What each family encodes:
 
-REGION = 1.0  # length scale of regions in the logarithm of places: 1 and 2 are as near as 5 and 10
-NUM_REGION = 0.25  # length scale of "number", as a share of the largest number
-NUM_REFERENCES = 300  # random orderings that centre and scale the features
-# Pairs of items that "adjacency" may have over all blocks. A block above its even share has no such family: a search
-# of some hundred calls sees few of the pairs of 50 items, and half of its time would go to them.
+- "number": how many items are shown
+- "presence": which items are shown
+- "region": which items are near each position
+- "last": which item is last
+- "adjacency": which item comes right before which
+- "class region", "class adjacency": the same for the classes of items, such as the answers of demos
+"""
+
+REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
+NUM_REGION = 0.25  # length scale of "number", relative to the maximum number
+NUM_REFERENCES = 300  # random orderings used to centre and scale the features
+# Maximum pairs of items in "adjacency", shared equally by the blocks. Larger blocks have no such family: a search of a
+# few hundred calls sees few of the pairs of 50 items, but would spend half its time on them.
 MAX_PAIRS = 1_500
 
 
 class Features:
-    """Features of the orderings of a space.
+    """A function that maps orderings to their features.
 
-    Each family has mean 0 and mean squared length 1 over random orderings.
+    Each family has mean 0 and mean squared norm 1 over random orderings.
 
     Attributes:
-        names: Families in which random orderings differ.
+        names: Names of the families in which random orderings differ.
         references: Features of the random orderings.
     """
 
@@ -42,7 +49,7 @@ class Features:
         if classes is None:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
-            raise ValueError(f"classes must name a class for each item of blocks of {space.sizes} items; got {classes}")
+            raise ValueError(f"classes must have a class for each item of blocks of {space.sizes} items; got {classes}")
         self._blocks = [_Block(space, number, of_items) for number, of_items in enumerate(classes)]
         orderings = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self._moments: dict[str, tuple[Array, float]] = {}
@@ -55,14 +62,14 @@ class Features:
         self.references = self(orderings)
 
     def __call__(self, orderings: Sequence[Ordering]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family; one empty family if orderings cannot differ."""
+        """Return the features ``[m, d]`` of each family; one empty family if all orderings are alike."""
         if not self._moments:
             return [np.zeros((len(orderings), 0))]
         values = self._unscaled(orderings)
         return [(values[name] - mean) * scale for name, (mean, scale) in self._moments.items()]
 
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the features of all blocks side by side."""
+        """Return each family's features, before scaling, of all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
         families = {}
         for name in FAMILIES:
@@ -78,42 +85,43 @@ class _Block:
     def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int]) -> None:
         self._number = number
         self._size = space.sizes[number]
-        self._most = space.limits[number][1]
+        self._max_length = space.limits[number][1]
         codes = np.unique(np.asarray(classes), return_inverse=True)[1]
         num_classes = int(codes.max(initial=0)) + 1
-        self._items = np.eye(self._size + 1, self._size)  # the last row stands for no item
+        self._items = np.eye(self._size + 1, self._size)  # The last row encodes an empty position.
         self._classes = self._items @ np.eye(num_classes)[codes]
-        self._numbers = _smooth(np.arange(self._most + 1) / max(self._most, 1), NUM_REGION)
-        self._near = _smooth(np.log1p(np.arange(self._most)), REGION)
+        self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
+        self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // len(space.sizes)
-        # More classes would hardly add anything to items.
+        # More classes would add hardly any information to the items.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
-        """Return the features of each family, of any shape after ``[m]``."""
+        """Return the features of each family, as arrays whose first axis is ``[m]``."""
         rows = []
         for ordering in orderings:
-            items = ordering[self._number][::-1]
-            rows.append([*items, *[self._size] * (self._most - len(items))])
-        places = np.array(rows, dtype=np.int64).reshape(len(rows), self._most)
-        placed = self._items[places]
+            from_end = ordering[self._number][::-1]
+            num_empty = self._max_length - len(from_end)
+            rows.append([*from_end, *[self._size] * num_empty])
+        items = np.array(rows, dtype=np.int64).reshape(len(rows), self._max_length)
+        is_item = self._items[items]
         families = {
-            "number": self._numbers[(places < self._size).sum(axis=1)],
-            "presence": placed.sum(axis=1),
-            "region": placed.transpose(0, 2, 1) @ self._near,
-            "last": placed[:, :1].sum(axis=1),
+            "number": self._numbers[(items < self._size).sum(axis=1)],
+            "presence": is_item.sum(axis=1),
+            "region": is_item.transpose(0, 2, 1) @ self._near,
+            "last": is_item[:, :1].sum(axis=1),
         }
         if self._has_pairs:
-            families["adjacency"] = placed[:, 1:].transpose(0, 2, 1) @ placed[:, :-1]
+            families["adjacency"] = is_item[:, 1:].transpose(0, 2, 1) @ is_item[:, :-1]
         if self._has_classes:
-            classed = self._classes[places]
-            families["class region"] = classed.transpose(0, 2, 1) @ self._near
-            families["class adjacency"] = classed[:, 1:].transpose(0, 2, 1) @ classed[:, :-1]
+            is_class = self._classes[items]
+            families["class region"] = is_class.transpose(0, 2, 1) @ self._near
+            families["class adjacency"] = is_class[:, 1:].transpose(0, 2, 1) @ is_class[:, :-1]
         return families
 
 
 def _smooth(points: Array, scale: float) -> Array:
-    """Return R, ``[points, r]``, so that R R^T is a Gaussian kernel over points on a line."""
+    """Return a factor R, ``[points, r]``, of the Gaussian kernel R R^T of points on a line."""
     kernel = np.exp(-0.5 * ((points[:, None] - points) / scale) ** 2)
     values, vectors = np.linalg.eigh(kernel)
     is_large = values > 1e-6 * values.max(initial=0.0)

@@ -1,14 +1,14 @@
 """Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
 
 symbol   code        shape   meaning
-m                            orderings
-H                            hypotheses about s, k and v
+m                            number of orderings
+H                            number of hypotheses about s, k and v
 y        means       [m]     measured mean scores, without the effects of examples
 K        covariance  [m, m]  estimated prior covariance of true scores
-A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
+A        outsiders   [m, m]  additional prior covariance of outsiders, which may be unlike all others
 N        noise       [m, m]  covariance of the errors of y
 s, k, v                      factors of K, A and N
-r        reference           number of the ordering that the others are compared with
+r        reference           index of the ordering that the others are compared with
 P        prior       [m, m]  s K + k A
 """
 
@@ -27,33 +27,33 @@ Mask: TypeAlias = NDArray[np.bool_]
 Numbers: TypeAlias = NDArray[np.int64]
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
-SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # s
-OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
-ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
-PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
-PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
-PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
+SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # values of s
+OUTSIDER_SCALES = (0.0, 1.0)  # values of k: whether outsiders differ from the other orderings
+ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # equally likely quantiles of v
+PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
+PRIOR_NO_EFFECT = 0.5  # prior probability of s = 0: all orderings score the same on new examples
+PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of the gain of calibration
 
 
 class GainSummary(NamedTuple):
-    """Gains ``[m]`` over all hypotheses."""
+    """Gains ``[m]``, averaged over all hypotheses."""
 
     expected: Array
     above: Array  # probability of a gain above 0
-    below: Array
-    deviations: Array
+    below: Array  # probability of a gain below 0
+    deviations: Array  # standard deviations
 
 
 class Gains(NamedTuple):
-    """Gains over one ordering, normal under each hypothesis."""
+    """Gains over a reference ordering, normally distributed under each hypothesis."""
 
     probabilities: Array  # [H]
     means: Array  # [H, m]
     variances: Array  # [H, m]
-    possible: Mask  # [H, m]
+    possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains, at each pair of hypotheses; one column is added to all."""
+        """Add independent gains for each pair of hypotheses. A single column is added to every ordering."""
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -62,11 +62,11 @@ class Gains(NamedTuple):
         return Gains(probabilities, means.reshape(shape), variances.reshape(shape), possible.reshape(shape))
 
     def times(self, factor: Array | float) -> Gains:
-        """Multiply the gains by one factor, or by one for each ordering, ``[m]``."""
+        """Multiply the gains by a number, or by a factor for each ordering, ``[m]``."""
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def condensed(self) -> Gains:
-        """Merge hypotheses that allow the same gains into one with the same moments."""
+        """Merge hypotheses with the same possible gains into one with the same mean and variance."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
         shares = self.probabilities * in_group
@@ -77,7 +77,7 @@ class Gains(NamedTuple):
         return Gains(probabilities, means, variances, possible)
 
     def summary(self) -> GainSummary:
-        """Average over the hypotheses."""
+        """Return the averages over the hypotheses."""
         variances = np.where(self.possible, self.variances, 0.0)
         deviations = np.where(self.possible, np.sqrt(np.maximum(variances, 1e-18)), 1.0)
         above = np.where(self.possible, special.ndtr(self.means / deviations), 0.0)
@@ -94,7 +94,7 @@ def gain_of_calibration(expected: float, differences: Array) -> Gains:
 
     Args:
         expected: The expected gain.
-        differences: Errors of the expectation on the ordering's own calls, ``[n]``.
+        differences: Deviations from the expected gain on the ordering's own calls, ``[n]``.
     """
     count = len(differences)
     squares = 0.0
@@ -119,39 +119,43 @@ def expected_gains(
     num_examples: int,
     outsider_scales: Sequence[float] = OUTSIDER_SCALES,
 ) -> Gains:
-    """Return the gains of orderings over one of them, by Gaussian conditioning.
+    """Return the gains of orderings over a reference, by Gaussian conditioning.
 
-    The estimated variance of orderings mistakes chance for an effect if there is none. So it is averaged over scales,
-    by the likelihood of the scores. The covariance of errors may be larger than its estimate, which has
-    `num_examples` - 1 degrees of freedom, but never smaller.
+    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains average over scales
+    of this variance, weighted by the likelihood of the scores. The covariance of the errors, estimated with
+    `num_examples - 1` degrees of freedom, may be larger than its estimate, but never smaller.
     """
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
         prior = scale * covariance + outsider_scale * outsiders
         inverse = np.linalg.inv(prior + error_scale * noise)
         precision = inverse.sum()
-        # The generalised least-squares mean is unknown, so the likelihood is restricted.
-        rest = means - inverse.sum(axis=0) @ means / precision
+        # The mean is estimated by generalised least squares, so use the restricted likelihood.
+        residuals = means - inverse.sum(axis=0) @ means / precision
         log_determinant = np.linalg.slogdet(inverse)[1]
-        log_likelihood = 0.5 * (log_determinant - np.log(precision) - rest @ inverse @ rest)
+        log_likelihood = 0.5 * (log_determinant - np.log(precision) - residuals @ inverse @ residuals)
         contrasts = prior - prior[reference]
         weights = contrasts @ inverse
         prior_variances = np.diag(prior) + prior[reference, reference] - 2 * prior[reference]
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        hypotheses.append((scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
-    return _averaged(hypotheses)
+        hypotheses.append((scale, log_likelihood, weights @ residuals, variances, prior_variances > 1e-12))
+    return _gains_from(hypotheses)
 
 
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
-    """Return gains as `expected_gains`, if the errors of all orderings have few dimensions.
+    """Return gains like `expected_gains`, but for errors that span few dimensions.
 
-    Errors on few examples move many orderings together, which are hardly more evidence than one. The spread of the
-    means counts as many degrees of freedom as the covariance of errors has.
+    Errors on a few shared examples move many orderings together, so all of them are hardly more evidence than one. The
+    spread of the means therefore has the effective degrees of freedom of the errors' covariance.
 
     Args:
-        outsiders: Further prior variances, ``[m]``.
+        means: As in `expected_gains`.
+        noise: As in `expected_gains`.
+        outsiders: Additional prior variances, ``[m]``.
+        reference: As in `expected_gains`.
+        num_examples: As in `expected_gains`.
     """
     errors = noise - noise.mean(axis=0) - noise.mean(axis=1)[:, None] + noise.mean()
     error_variances = np.diag(errors)
@@ -177,21 +181,21 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
         gains = shrinkage * (means - means[reference])
         variances = shrinkage * error_scale * gain_errors
         hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 0.0))
-    return _averaged(hypotheses)
+    return _gains_from(hypotheses)
 
 
 def _factors(
     outsiders: Array, outsider_scales: Sequence[float], num_examples: int
 ) -> Iterator[tuple[float, float, float]]:
-    """Combine all factors s, k and v of the covariances."""
+    """Return all combinations of the factors s, k and v of the covariances."""
     degrees = max(1, num_examples - 1)
     error_scales = np.maximum(1.0, degrees / special.chdtri(degrees, ERROR_QUANTILES))
     return itertools.product(SCALES, outsider_scales if outsiders.any() else (0.0,), error_scales)
 
 
-def _averaged(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
-    """Weight hypotheses by their posterior probabilities."""
+def _gains_from(hypotheses: Sequence[tuple[float, float, Array, Array, Mask]]) -> Gains:
+    """Return the gains with the posterior probabilities of the hypotheses."""
     scales, log_likelihoods, means, variances, possible = map(np.array, zip(*hypotheses, strict=True))
-    priors = np.where(scales == 0.0, PRIOR_NOTHING, (1 - PRIOR_NOTHING) / (len(SCALES) - 1))
+    priors = np.where(scales == 0.0, PRIOR_NO_EFFECT, (1 - PRIOR_NO_EFFECT) / (len(SCALES) - 1))
     weights = priors * np.exp(log_likelihoods - log_likelihoods.max())
     return Gains(weights / weights.sum(), means, variances, possible)

@@ -1,20 +1,20 @@
-"""The additive Gaussian process: how scores on single examples depend on the features of orderings.
+"""An additive Gaussian process of the scores of orderings on examples.
 
     y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
 
     symbol  code             shape   meaning
     y       table            [m, E]  scores of orderings o on examples e
-    a                        [E]     effects of examples, shrunk means
-    f       AdditiveProcess  [m]     what orderings score on unseen examples
-    F_i     features         [m, d]  families of features
-    K_i     kernels          [m, m]  F_i F_i^T, and the own effect of each ordering
+    a                        [E]     effects of examples, shrunk
+    f       AdditiveProcess  [m]     expected scores of orderings on unseen examples
+    F_i     features         [m, d]  one family of features
+    K_i     kernels          [m, m]  F_i F_i^T; for the orderings' own effects, the identity
     l       LabelBias        [m]     label bias of orderings
-    c       classes          [E]     classes of examples, from 0 without gaps
+    c       classes          [E]     classes of examples, numbered from 0 without gaps
     b       direction        [C]     effect of the label bias on each class
-    g       preferences      [m, E]  preferences of single examples
+    g       preferences      [m, E]  interactions of orderings and examples
 
-f is a sum of linear functions of feature families, of a smooth function of l, and of an own effect of each ordering.
-Programs without features ("outsiders") have an own effect alone.
+f is the sum of a linear function of each feature family, a smooth function of l, and an independent effect of each
+ordering (its "own effect"). Programs without features ("outsiders") have only an own effect.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from plr_dspy.search.model.components import Variances, fit_components, kernels_
 from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Families, Gains, Mask, Numbers, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
 
-OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
-PRIOR_SHARE = 0.2  # prior mean of the share of the residual variance that preferences have
-MAX_SHARE = 0.95
-PRIOR_PRECISION = 40.0  # of each kernel's share about its prior mean, over that of one pair of scores on one example
-CENTRES = np.arange(-4.0, 4.01, 0.5)  # of the bumps that make up a function of l, in deviations over random orderings
-MIN_FREE_SHARE = 0.25  # of all scores, that are degrees of freedom of the noise at least
+OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to the noise; nearly uninformative
+PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance
+MAX_SHARE = 0.95  # maximum of that share
+PRIOR_PRECISION = 40.0  # prior precision of each kernel's share, in pairs of scores on one example
+CENTRES = np.arange(-4.0, 4.01, 0.5)  # centres of the Gaussian bumps of l, in standard deviations over random orderings
+MIN_FREE_SHARE = 0.25  # minimum degrees of freedom of the noise, relative to the number of scores
 
 
 class _BiasMeasurement:
-    """Mean residuals of orderings along b, with precisions ``[m]``."""
+    """The label bias as measured: each ordering's mean residual along b, with precisions ``[m]``."""
 
     def __init__(self, table: ScoreTable, residuals: Array, sums: Array, precisions: Array) -> None:
         self._sums = sums
@@ -49,6 +49,7 @@ class _BiasMeasurement:
         self._degrees = float(table.counts.sum() - table.num_example_parameters)
 
     def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
+        """Return the centred means and the noise variance, given the current fit; see `Measure`."""
         values = self._means - self.centre
         bias = covariance @ (inverse @ values) + self.centre
         squares = self._squares - 2 * float(self._sums @ bias) + float(self._precisions @ bias**2)
@@ -57,14 +58,15 @@ class _BiasMeasurement:
 
 
 class LabelBias:
-    """How strongly an ordering favours some classes of examples at the cost of the others.
+    """A Gaussian process of the label bias of orderings.
 
-    It is nearly linear in the features of an ordering, but accuracy is best between the extremes (T. Zhao et al.,
-    "Calibrate before use", ICML 2021).
+    An ordering with a label bias scores higher on some classes of examples and lower on others. The bias is nearly
+    linear in the ordering's features, but accuracy peaks between the extremes (T. Zhao et al., "Calibrate before use",
+    ICML 2021).
 
     Attributes:
-        explained: What the label bias adds to scores, ``[m, E]``.
-        variances: Of the components of l.
+        explained: Contribution of the label bias to the scores, ``[m, E]``.
+        variances: Variances of the components of l.
     """
 
     def __init__(
@@ -76,10 +78,10 @@ class LabelBias:
         references: Families,  # features of random orderings
         earlier: Variances = None,
     ) -> None:
-        of_class = np.eye(classes.max() + 1)[classes]
+        is_of_class = np.eye(classes.max() + 1)[classes]
         residuals = table.residuals(table.shrunk_means)
-        sums = residuals @ of_class
-        counts = table.known @ of_class
+        sums = residuals @ is_of_class
+        counts = table.known @ is_of_class
         direction = _class_direction(sums, counts)
         precisions = np.maximum(counts @ direction**2, 1e-3)
         measurement = _BiasMeasurement(table, residuals, sums @ direction, precisions)
@@ -87,29 +89,29 @@ class LabelBias:
         self.variances: list[float] = fit.variances.tolist()
         self.explained: Array = (fit.values + measurement.centre)[:, None] * direction[classes]
         self._weights = fit.weights
-        at_random = linear(references, fit.weights)
-        self._middle = float(at_random.mean())
-        self._spread = float(at_random.std()) + 1e-9
+        reference_bias = linear(references, fit.weights)
+        self._reference_mean = float(reference_bias.mean())
+        self._reference_deviation = float(reference_bias.std()) + 1e-9
         bumps = self._bumps(references)
         self._mean = bumps.mean(axis=0)
         self._scale = float(1.0 / np.sqrt(((bumps - self._mean) ** 2).sum(axis=1).mean() + 1e-12))
 
     def add_to(self, features: Families) -> list[Array]:
-        """Add a family whose linear functions are smooth functions of l."""
+        """Return the features with one more family, whose linear functions are smooth functions of l."""
         return [*features, (self._bumps(features) - self._mean) * self._scale]
 
     def _bumps(self, features: Families) -> Array:
         """Return Gaussian bumps of l, ``[m, d]``."""
-        standard = (linear(features, self._weights) - self._middle) / self._spread
-        return np.asarray(np.exp(-0.5 * (standard[:, None] - CENTRES) ** 2))
+        standardised = (linear(features, self._weights) - self._reference_mean) / self._reference_deviation
+        return np.asarray(np.exp(-0.5 * (standardised[:, None] - CENTRES) ** 2))
 
 
 def _class_direction(sums: Array, counts: Array) -> Array:
-    """Return b, in which orderings differ most, with mean 0 and mean square 1 over the scores.
+    """Return b, the direction in which orderings differ most, with mean 0 and mean square 1 over the scores.
 
     Args:
-        sums: Residuals of each ordering on each class, ``[m, C]``.
-        counts: Their numbers, ``[m, C]``.
+        sums: Sum of each ordering's residuals on each class, ``[m, C]``.
+        counts: Number of these residuals, ``[m, C]``.
     """
     profiles = sums / (counts + PRIOR_NOISE_RATIO)
     profiles -= profiles.mean(axis=1, keepdims=True)
@@ -120,33 +122,33 @@ def _class_direction(sums: Array, counts: Array) -> Array:
 
 
 def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
-    """Return the covariance ``[m, m]`` of the errors of mean scores, over the variance of one score.
+    """Return the covariance ``[m, m]`` of the errors of mean scores, relative to the variance of one score.
 
-    Similar orderings do well on the same examples, so their errors on these are alike.
+    Similar orderings do well on the same examples, so their errors on shared examples are correlated.
     """
-    # Nearly equal orderings agree more than linear functions of features would: add third powers of correlations.
+    # Nearly identical orderings agree more than linear functions of features allow, so add cubes of the correlations.
     sharper = []
     for kernel in kernels:
         lengths = np.sqrt(np.diag(kernel)) + 1e-12
         sharper.append(kernel * (kernel / np.outer(lengths, lengths)) ** 2)
     kernels = [*kernels, *sharper]
-    # Times these roots, the residuals of all orderings are equally noisy.
+    # Scaling by these roots makes the residuals of all orderings equally noisy.
     roots = np.sqrt(table.information_weights)[:, None]
     shares = preference_shares(kernels, table.residuals(table.adjusted_means) * roots, table.known)
     size = len(table.counts)
     preferences = np.zeros((size, size))
     for share, kernel in zip(shares, kernels, strict=True):
         preferences = preferences + share * kernel
-    of_one_call = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
+    call_variances = np.maximum(1.0 - np.diag(preferences), 1.0 - MAX_SHARE)
     weights = table.known / np.maximum(1, table.counts)[:, None] / roots
-    return np.asarray(preferences * (weights @ weights.T) + np.diag(of_one_call / table.sizes))
+    return np.asarray(preferences * (weights @ weights.T) + np.diag(call_variances / table.sizes))
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
-    """Return the share of the residual variance that preferences along each kernel have.
+    """Return the share of the variance of the residuals ``[m, E]`` that preferences along each kernel explain.
 
-    Non-negative least squares on products of two orderings' residuals ``[m, E]`` on one example (J. K. Haseman and
-    R. C. Elston, Behavior Genetics 2, 1972).
+    This is non-negative least squares on the products of two orderings' residuals on the same example (J. K. Haseman
+    and R. C. Elston, Behavior Genetics 2, 1972).
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:
@@ -154,18 +156,18 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
     is_known = known.astype(np.float64)
     common = is_known @ is_known.T
     counts = is_known.sum(axis=1)
-    # This much covariance of a pair remains after subtraction of the orderings' own means.
+    # Subtracting the orderings' own means leaves this fraction of a pair's covariance.
     remaining = 1.0 - 1.0 / counts - 1.0 / counts[:, None] + common / np.outer(counts, counts)
     np.fill_diagonal(remaining, 0.0)
     regressors = []
     for kernel in kernels:
-        # The effects of examples take the mean over the orderings.
+        # The effects of examples absorb the mean over the orderings.
         means = kernel.mean(axis=0)
         centred = kernel - means - means[:, None] + means.mean()
         regressors.append((remaining * centred).ravel())
     design = np.stack(regressors)
     products = (residuals @ residuals.T).ravel() * (is_known.sum() / total)
-    # Each pair occurs twice.
+    # The factor 0.5 is needed because each pair occurs twice.
     gram = (design * (0.5 * common).ravel()) @ design.T + PRIOR_PRECISION * np.eye(len(kernels))
     moments = 0.5 * (design @ products) + PRIOR_PRECISION * PRIOR_SHARE / len(kernels)
     factor = np.linalg.cholesky(gram)
@@ -174,7 +176,7 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
 
 
 class _ScoreMeasurement:
-    """Mean scores of orderings without the effects of examples, which depend on those of orderings."""
+    """The mean scores of orderings minus the effects of examples, which each update estimates anew."""
 
     def __init__(self, table: ScoreTable, effects: Array) -> None:
         self._table = table
@@ -186,9 +188,10 @@ class _ScoreMeasurement:
         self._varies = self.variance > 1e-18 * float(np.abs(scores).max()) ** 2
 
     def update(self, covariance: Array, inverse: Array) -> tuple[Array, float]:
+        """Return the centred means and the noise variance, given the current fit; see `Measure`."""
         table = self._table
         self.means = table.ordering_effects(self.effects)
-        # The generalised least-squares mean.
+        # The centre is the generalised least-squares mean.
         self.centre = float(inverse.sum(axis=0) @ self.means / inverse.sum())
         values = self.means - self.centre
         self.effects = covariance @ (inverse @ values) + self.centre
@@ -201,21 +204,21 @@ class _ScoreMeasurement:
 
 
 class AdditiveProcess:
-    """The process f, fitted to scores of orderings on examples.
+    """The process f, fitted to the scores of orderings on examples.
 
     Args:
-        features: Of the orderings, ``[m, d]`` for each family.
-        table: Has at least one score of each ordering.
-        classes: Of the examples.
-        references: Features of random orderings; without them or classes, there is no label bias.
-        is_outsider: Whether each candidate has an own effect alone, ``[m]``.
+        features: Features of the orderings, ``[m, d]`` for each family.
+        table: Scores, with at least one for each ordering.
+        classes: Classes of the examples.
+        references: Features of random orderings. Without them or `classes`, no label bias is modelled.
+        is_outsider: Whether each candidate has only an own effect, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
-        earlier: `state` of the fit that this one continues.
+        earlier: The `state` of an earlier fit to start from.
 
     Attributes:
-        mean, variances: Posterior of the scores on a mean example, ``[m]``.
-        unshrunk: Scores on a mean example by the ordering's own scores alone, ``[m]``.
-        state: Variances of f and of the label bias, as JSON data.
+        mean, variances: Posterior means and variances of the scores on an average example, ``[m]``.
+        unshrunk: Scores on an average example, estimated from each ordering's own scores alone, ``[m]``.
+        state: Variances of the components of f and of the label bias, as JSON data.
     """
 
     def __init__(
@@ -269,7 +272,7 @@ class AdditiveProcess:
         self.state = {"variances": self._fit.variances.tolist(), "label_bias": bias_variances}
 
     def _all_features(self, features: Families) -> list[Array]:
-        """Add the features of the label bias."""
+        """Return the features with those of the label bias, if it is modelled."""
         if self._label_bias is None:
             return list(features)
         return self._label_bias.add_to(features)
@@ -281,12 +284,12 @@ class AdditiveProcess:
     def gains(
         self, reference: int, *, outsider_scales: Sequence[float] = OUTSIDER_SCALES, may_differ: bool = False
     ) -> Gains:
-        """Return the gains of the fitted orderings over one of them on new examples.
+        """Return the gains of the fitted orderings over a reference on new examples.
 
         Args:
-            reference: The number of that ordering.
+            reference: Index of the reference among the fitted orderings.
             outsider_scales: As in `expected_gains`.
-            may_differ: Whether it may be unlike all others.
+            may_differ: Whether the reference may be unlike all other orderings, as outsiders are.
         """
         outsiders = self._outsiders.copy()
         if may_differ:
@@ -305,14 +308,16 @@ class AdditiveProcess:
     def sample(
         self, features: Families, num_draws: int, rng: np.random.Generator, extra_variances: Array | float = 0.0
     ) -> Array:
-        """Draw jointly from the posterior of the fitted orderings and of others, ``[draws, m + c]``.
+        """Draw from the joint posterior of the fitted orderings and others, ``[draws, m + c]``.
 
-        By Matheron's rule: draw from the prior, then correct by the difference from the scores (J. T. Wilson et al.,
+        Matheron's rule draws from the prior, then corrects by the difference from the scores (J. T. Wilson et al.,
         "Efficiently sampling functions from Gaussian process posteriors", ICML 2020).
 
         Args:
-            features: Of the others.
-            extra_variances: Their further prior variances, ``[c]``.
+            features: Features of the other orderings.
+            num_draws: Number of draws.
+            rng: Source of random numbers.
+            extra_variances: Additional prior variances of the other orderings, ``[c]``.
         """
         fit = self._fit
         size = len(self.mean)

@@ -1,4 +1,4 @@
-"""Scores of orderings on examples, and means that take the difficulty of the examples into account.
+"""Scores of orderings on examples, and means adjusted for the difficulty of the examples.
 
 y[o, e]  =  t_o  +  a_e  +  noise
 
@@ -6,10 +6,10 @@ symbol  code                 shape   meaning
 y       scores               [m, E]  score of ordering o on example e, NaN if unknown
 t       adjusted_means       [m]     effects of orderings
 a       example_effects      [E]     effects of examples, shrunk
-n       counts               [m]     known scores
-w       information_weights  [m]     scores on random examples that one score is worth
-h       shrinkage            [m]     factor of t that leaves its posterior mean
-r       noise_ratio                  variance of the noise over that of a
+n       counts               [m]     number of known scores
+w       information_weights  [m]     information per score, relative to a score on a random example
+h       shrinkage            [m]     factor that shrinks t to its posterior mean
+r       noise_ratio                  variance of the noise, relative to that of a
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 from plr_dspy.search.model.components import PRIOR_VARIANCE
 from plr_dspy.search.model.gains import Array, Mask, Numbers
 
-InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # from known scores [m, E] on examples [E] to [m]
+InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to w
 
 PRIOR_NOISE_RATIO = 3.0
-PRIOR_EXAMPLES = 10.0  # that this prior counts as
+PRIOR_EXAMPLES = 10.0  # weight of this prior, in examples
 MIN_NOISE_RATIO = 0.05
 MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10
 
 
 class ScoreTable:
-    """Scores of orderings on examples that are given by number."""
+    """A table of the scores of orderings on numbered examples."""
 
     def __init__(
         self, scores: Array, examples: Numbers | None = None, information_weights: Array | None = None
@@ -56,7 +56,7 @@ class ScoreTable:
     def from_rows(
         cls, rows: Sequence[Mapping[int, float]], information_weights: InformationWeights | None = None
     ) -> ScoreTable:
-        """Make the table of scores by example, its columns in ascending order of the examples."""
+        """Build the table from each ordering's scores by example; columns are in ascending order of examples."""
         examples = np.array(sorted(set().union(*rows)), dtype=np.int64)
         scores = np.full((len(rows), len(examples)), np.nan)
         for number, row in enumerate(rows):
@@ -67,12 +67,12 @@ class ScoreTable:
         return cls(scores, examples, weights)
 
     def minus(self, values: Array) -> ScoreTable:
-        """Return the table after subtraction of values ``[m, E]``."""
+        """Return the table with values ``[m, E]`` subtracted."""
         return ScoreTable(self.scores - values, self.examples, self.information_weights)
 
     @cached_property
     def noise_ratio(self) -> float:
-        """Return r, by the analysis of variance of examples with two or more scores, and a prior."""
+        """Return r, from a prior and an analysis of variance of the examples with two or more scores."""
         is_repeated = self._example_counts >= 2
         if not is_repeated.any():
             return PRIOR_NOISE_RATIO
@@ -90,7 +90,7 @@ class ScoreTable:
 
     @cached_property
     def num_example_parameters(self) -> float:
-        """Return the effective number of parameters of the effects of examples."""
+        """Return the effective number of parameters of the example effects a."""
         return float((self._example_counts / (self._example_counts + self.noise_ratio)).sum())
 
     def example_effects(self, effects: Array) -> Array:
@@ -100,21 +100,21 @@ class ScoreTable:
         return np.asarray((sums + self.noise_ratio * mean) / (self._example_counts + self.noise_ratio))
 
     def ordering_effects(self, effects: Array) -> Array:
-        """Return unshrunk effects ``[m]`` of orderings, given the effects of examples under `effects`."""
+        """Return t, ``[m]``, given the effects of examples that follow from `effects` of orderings."""
         sums = self._sums - self._is_known @ self.example_effects(effects)
         return np.asarray(sums / np.maximum(1, self.counts))
 
     def residuals(self, effects: Array) -> Array:
-        """Return the scores minus effects of orderings and examples, 0 if unknown, ``[m, E]``."""
+        """Return the scores minus the effects of orderings and examples, ``[m, E]``; 0 for unknown scores."""
         return (self._values - self.example_effects(effects) - effects[:, None]) * self._is_known
 
     def squares(self, residuals: Array) -> float:
-        """Return the sum of the squared residuals, weighted by information."""
+        """Return the sum of squared residuals, weighted by `information_weights`."""
         return float(self.information_weights @ (residuals * residuals).sum(axis=1))
 
     @cached_property
     def adjusted_means(self) -> Array:
-        """Return t by alternation between orderings and examples, ``[m]``."""
+        """Return t, ``[m]``, by alternating between the effects of orderings and of examples."""
         means = effects = np.zeros(len(self.scores))
         for _ in range(NUM_ALTERNATIONS):
             means = self.ordering_effects(effects)
