@@ -1,7 +1,7 @@
-"""Scores of simpler methods: random demos, a constant answer, and a vote of neighbours.
+"""Scores of simpler methods: random demos, a constant answer, and a nearest-neighbour vote.
 
-Reports show them next to the gain, so that a gain over a weak program is not mistaken for a good
-program. They make no program calls.
+Reports show them next to the gain, because a large gain over a weak program does not make a good
+program. They need no extra program calls.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ NUM_RANDOM = 200  # random orderings to average over
 
 
 class Yardsticks(NamedTuple):
-    """Scores of simpler methods; None if unknown."""
+    """The scores of simpler methods; None if unknown."""
 
     random: Alternative | None
     constant: Alternative | None
@@ -47,14 +47,14 @@ class Yardsticks(NamedTuple):
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
-    """Return the scores that simpler methods would get."""
+    """Score the simpler methods that apply to this compile."""
     if decision.comparison is None:
         return Yardsticks(None, None, _vote(setup))
     return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Estimate the score of random demos, as many as may be shown, in a random order."""
+    """Estimate the score of random demos in a random order, with as many demos as the limits allow."""
     slots = setup.slots
     fitted = decision.fitted
     drawn = run.random_orderings()
@@ -76,8 +76,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if setup.plan.racing:
         scaled = decision.scale_of_metric(setup.original)
         score = fitted.expected_at_random(drawn, orderings)
-    error = _error_of_mean(rows)
-    values = [scaled(value) for value in (score, fitted.clip(score - error), fitted.clip(score + error))]
+    half_width = _interval_half_width(rows)
+    values = [scaled(value) for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]
@@ -87,10 +87,10 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     )
 
 
-def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95 % interval of random orderings' mean score.
+def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
+    """Return half the width of the 95 % interval for the mean score of random orderings.
 
-    It adds the variances between orderings and between examples, which orderings may share.
+    It adds the variance between orderings to that between examples, because orderings may share examples.
     """
     if len(rows) < 2:
         return math.inf
@@ -102,7 +102,7 @@ def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Score one answer to all examples: the most frequent, or for a set metric the best of several."""
+    """Score the most frequent answer, or for a set metric the best frequent one, on all examples."""
     if setup.splits.classes is None:
         return None
     examples = setup.scored_examples[:MOST_ASKED]
@@ -119,7 +119,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields that differ between examples."""
+    """Return the most frequent answers, without fields whose values differ between equal answers."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -157,12 +157,12 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     if score is None:
         return None
     return Alternative(
-        name=f"a vote of the {number} nearest examples, no model", score=score, num_examples=len(examples)
+        name=f"a vote of the {number} nearest examples, without a model", score=score, num_examples=len(examples)
     )
 
 
 def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Score answers by the metric; return None if it is slow, calls a model, or needs missing fields."""
+    """Score answers with the metric; return None if it is slow, calls a model, or needs missing fields."""
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None
