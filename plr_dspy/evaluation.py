@@ -50,7 +50,7 @@ def load_program(
     """Load an optimized program from the file that its ``save`` wrote.
 
     Args:
-        student: The program that was compiled, created in the same way; it is not modified.
+        student: A new instance of the program that was compiled; it is not modified.
         path: The JSON or pickle (.pkl) file.
         allow_pickle: Whether to load pickles, which can run any code; allow this only for files that you trust.
         allow_unsafe_lm_state: As in ``dspy.Module.load``: whether to use the endpoints of language models in the file.
@@ -313,7 +313,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Score programs with a metric on examples, and compare them with the first; `numbers` are the examples'."""
+    """Score programs with a metric, and compare them with the first; `numbers` are the examples' devset indices."""
     unread = CallRecord(None)
     records = {}
     for run in runs:
@@ -344,7 +344,7 @@ class _MeanScores:
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean and its interval, with two successes and two failures added.
+        """Return the mean, and its interval with two successes and two failures added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """

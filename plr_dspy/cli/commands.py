@@ -1,4 +1,4 @@
-"""The `plr-dspy` commands: arguments and exit codes. For a quick --help, this module imports nothing slow."""
+"""The `plr-dspy` commands: arguments and exit codes. This module imports no slow packages, to keep --help fast."""
 
 import argparse
 import io
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"no file {path}: pass the path of an existing file")
+        raise argparse.ArgumentTypeError(f"file not found: {path}")
     return path
 
 
@@ -82,7 +82,7 @@ def _report_file(text: str) -> Path:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no folder {path.parent}: create it first")
+        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}; create it first")
     return path
 
 

@@ -33,7 +33,7 @@ OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "
 def run_compile(args: argparse.Namespace) -> None:
     """Order or choose a program's demos and save it with its report; with --estimate, only print the cost."""
     if args.max_demos and not args.select:
-        raise UserError("--max-demos needs --select")
+        raise UserError("--max-demos needs --select: pass both, or neither")
     if args.out is None and not args.estimate:
         raise UserError("--out is missing: pass a file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)
@@ -108,7 +108,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextlib.contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Configure DSPy with the chosen model and adapter, until the context ends."""
+    """Configure DSPy with the chosen model and adapter within the context."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens

@@ -209,7 +209,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""
-        # Users' subclasses may override `get_params` and return new values each time.
+        # Subclasses by users may override `get_params`, so call the base class's.
         options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
         for option in fields(CompileOptions):
             if hasattr(self, option.name):

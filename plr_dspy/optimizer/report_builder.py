@@ -59,7 +59,7 @@ def build_report(
     bootstrapping = {attempt.key[0] for attempt in setup.attempts}
     scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
     original = setup.original
-    if isinstance(setup.slots, PoolSlots):  # Without calls, the setup's original is a retrieval instead.
+    if isinstance(setup.slots, PoolSlots):  # Without calls, `setup.original` retrieves demos.
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),

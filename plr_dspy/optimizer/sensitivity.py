@@ -24,7 +24,7 @@ from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
 
-SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
+MIN_SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
 NUM_ORDERS = 10
 MIN_ORDERS = 3
 MIN_EXAMPLES = 10  # minimum examples per order; with fewer, differences are mostly chance
@@ -39,7 +39,7 @@ class OrderSensitivity:
         scores: Mean score of each order: the program's own first, then random ones.
         num_distinct, num_examples: Number of distinct orders of the demos, and of examples scored per order.
         num_unusable: Number of calls without a parsable answer or with too long a prompt; these count as wrong.
-        p_value: Probability of mean scores this far apart if all orders score the same on new examples.
+        p_value: Probability of mean scores at least this far apart if all orders score the same on new examples.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
         expected_gain, gain_interval: Expected gain of the best of `num_searched` orders over the program's
             own, and its 95 % interval.
@@ -76,8 +76,8 @@ class OrderSensitivity:
             least, largest = self.deviation_interval
             lines.append(
                 f"The order matters (p = {self.p_value:.4f}). The standard deviation across orders is "
-                f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]. The expected gain of {best} over the program's own "
-                f"is {self.expected_gain:+.3f} [{low:+.3f}, {high:+.3f}]."
+                f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]. The expected gain of {best} over the program's "
+                f"own is {self.expected_gain:+.3f} [{low:+.3f}, {high:+.3f}]."
             )
         else:
             lines.append(
@@ -134,7 +134,7 @@ class RandomSample(DemoOptimizer):
             if opened.scorer.influence is not None:
                 bounds = opened.scorer.influence.bounds
                 means = np.clip(means, *bounds)
-            num_searched = min(num_distinct, max(SEARCHED, len(orders)))
+            num_searched = min(num_distinct, max(MIN_SEARCHED, len(orders)))
             estimates = spread(
                 scores, num_distinct=num_distinct, num_searched=num_searched, bounds=bounds, seed=self.seed
             )

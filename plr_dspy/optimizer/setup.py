@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-# Arguments that do not affect a compile, or that `CompileSetup.settings` adds itself.
-NAMED_ELSEWHERE = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
+# Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
+OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
 class Attempt(NamedTuple):
@@ -72,7 +72,7 @@ class DemoChoices:
     others: Sequence[Any] = ()  # demos not in the program; never used for scoring
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
-    teacher: dspy.Module | None = None  # answers become demos; None uses the student
+    teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
 
 
@@ -148,7 +148,7 @@ class CompileSetup(DemoChoices):
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Return arguments as plain data for the report's settings, with digests in place of objects."""
-    plain = {name: _plain(value) for name, value in arguments.items() if name not in NAMED_ELSEWHERE}
+    plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
         plain["update"] = _plain({"name": rule.name, **vars(rule)})

@@ -102,7 +102,7 @@ def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Score the most frequent answer, or for a set metric the best frequent one, on all examples."""
+    """Score a constant answer: the most frequent one, or for a set metric the best of several frequent ones."""
     if setup.splits.classes is None:
         return None
     examples = setup.scored_examples[:MOST_ASKED]

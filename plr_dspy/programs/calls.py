@@ -344,7 +344,7 @@ def calls_on(
 ) -> tuple[list[CallRecord], Evaluator]:
     """Call a program as it is on `number` examples; return the records and the evaluator.
 
-    Start with the first examples, in steps of the sizes `first`; `check` gets all records after each step.
+    Start with prefixes of the sizes `first`, then use all examples; `check` gets the records after each step.
     Messages name an example by `called` and its number.
     """
     slots = ProgramSlots(program)

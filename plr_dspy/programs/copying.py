@@ -81,7 +81,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all objects reachable from a program, by id, and for each the ids of the objects that hold it."""
+    """Return all objects reachable from a program, by id, and the ids of the objects that hold each one."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]

@@ -170,7 +170,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the global variables that code reads, and all its names and attributes; include nested code."""
+    """Return the names of the globals that code reads, and all names in it; both include nested code."""
     global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     every_name = set(code.co_names)
     for constant in code.co_consts:

@@ -43,7 +43,7 @@ class Slot:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
         blocks: Groups of demo indices that can swap places; most adapters show incomplete demos first.
-        space: Orders or arrangements of this slot alone.
+        space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
         pool: The pooled demos; empty for an order of fixed demos.
     """
@@ -70,7 +70,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position; whole programs show none of these demos."""
+        """Return each slot's demo indices by position; empty for whole programs, which show no demos of the slots."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -171,7 +171,7 @@ class ProgramSlots(PromptSlots):
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of demos whose order changes the prompt; demos of the same kind look the same."""
+    """Return the groups of demos whose order changes the prompt; demos of one kind are rendered alike."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -269,7 +269,7 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Give a program without demos the same labelled examples in all predictors; return the predictors' names.
+    """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
     A program with any demos stays unchanged: its optimizer left the other predictors without demos on purpose.
     A predictor whose prompt would not show the examples gets none. At least two examples remain for scoring.

@@ -108,11 +108,13 @@ def make_splits(
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples."""
+    """Return the indices of the distinct examples; warn of duplicates."""
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)
-    warn_of_repeats(len(examples) - len(first_places), len(examples), name=name)
+    num_repeated = len(examples) - len(first_places)
+    if num_repeated:
+        logger.warning("%d of %d examples of %s are duplicates and count once", num_repeated, len(examples), name)
     return set(first_places.values())
 
 
@@ -131,12 +133,6 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
     return train, selection
 
 
-def warn_of_repeats(num_repeated: int, num_examples: int, *, name: str, what: str = "given twice") -> None:
-    """Warn if examples are left out as duplicates."""
-    if num_repeated:
-        logger.warning("%d of %d examples of %s are %s and count once", num_repeated, num_examples, name, what)
-
-
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
     """Return the error message for an empty split; `cure` says what to do."""
     num_left = len(splits.train)
@@ -145,8 +141,8 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
         num_left += len(splits.selection)
         needed = f"{name} must contain at least two examples that no demo shows"
     return (
-        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are shown by "
-        f"demos, given twice or in valset: {cure}"
+        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are "
+        f"duplicates, shown by demos or in valset: {cure}"
     )
 
 
@@ -195,7 +191,7 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return example indices in an order that depends on content alone."""
+    """Return example indices sorted by content, regardless of the order in which they were passed."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 

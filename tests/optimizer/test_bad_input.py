@@ -68,7 +68,7 @@ COMPILE = [
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
     (student, {"trainset": EXAMPLES[:7]}, "trainset must contain at least two .*pass more examples"),
-    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, because the others are shown by demos, given twice"),
+    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, because the others are duplicates, shown by demos"),
     (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
