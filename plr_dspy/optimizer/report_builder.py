@@ -26,7 +26,7 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-LONGEST = 500  # maximum characters of a demo's field in a report
+MAX_CHARACTERS = 500  # maximum characters of a demo's field in a report
 
 
 @dataclass(frozen=True)
@@ -145,5 +145,5 @@ def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[st
     for name, info in predictor.signature.fields.items():
         if name in demo:
             text = replaced_in(format_field_value(info, demo[name]), lambda data: "[data]")
-            texts[name] = shorten(redact(text).encode(errors="replace").decode(), LONGEST)
+            texts[name] = shorten(redact(text).encode(errors="replace").decode(), MAX_CHARACTERS)
     return texts

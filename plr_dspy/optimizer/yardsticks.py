@@ -32,9 +32,9 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score
 
-MOST_ASKED = 500  # maximum examples to call the metric on
-LONGEST = 2.0  # maximum seconds for these metric calls
-MOST_ANSWERS = 5  # most frequent answers to try as the constant
+MAX_EXAMPLES = 500  # maximum examples to call the metric on
+MAX_SECONDS = 2.0  # maximum seconds for these metric calls
+MAX_ANSWERS = 5  # most frequent answers to try as the constant
 NUM_RANDOM = 200  # random orderings to average over
 
 
@@ -105,8 +105,8 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
     """Score a constant answer: the most frequent one, or for a set metric the best of several frequent ones."""
     if setup.splits.classes is None:
         return None
-    examples = setup.scored_examples[:MOST_ASKED]
-    num_answers = MOST_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
+    examples = setup.scored_examples[:MAX_EXAMPLES]
+    num_answers = MAX_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
         score = _score(setup, examples, [answer for _ in examples])
@@ -150,7 +150,7 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     else:
         pool = Pool(predictors[0][1], labelled, [source_of(example.inputs()) for example in labelled])
     scored = [*setup.splits.selection, *setup.splits.train]
-    examples = [example for example in scored if pool.knows(example.inputs())][:MOST_ASKED]
+    examples = [example for example in scored if pool.knows(example.inputs())][:MAX_EXAMPLES]
     number = setup.options.max_demos
     inputs = [dict(example.inputs().items()) for example in examples]
     score = _score(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
@@ -167,7 +167,7 @@ def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[st
     if language_models(metric) or not examples:
         return None
     calls = NoCalls()
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + MAX_SECONDS
     caller = metric.answer if isinstance(metric, SetMetric) else metric_caller(metric)
     results: list[Any] = []
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):

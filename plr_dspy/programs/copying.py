@@ -50,7 +50,7 @@ def is_language_model(value: Any) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return an object's instance attributes, if it has any."""
+    """Return an object's instance attributes, or an empty dict if they cannot be read."""
     try:
         return dict(vars(value))
     except Exception:  # Proxies may raise anything.

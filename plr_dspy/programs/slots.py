@@ -303,5 +303,5 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string, which differs between different prompts."""
+    """Return messages as one string; different prompts give different strings."""
     return json.dumps(messages, default=repr, sort_keys=True)
