@@ -103,8 +103,8 @@ def _with_calibrated_parts(program: dspy.Module, state: Mapping[str, Any]) -> ds
             if not isinstance(part, CalibratedProgram):
                 calibrated = CalibratedProgram(part, predictor=state[name]["predictor"])
                 set_attribute_by_name(root, part_path, calibrated)
-    wrapped: dspy.Module = root.program
-    return wrapped
+    loaded_program: dspy.Module = root.program
+    return loaded_program
 
 
 @dataclass(frozen=True)
@@ -429,18 +429,18 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     counts = output.counts(examples)
     if not counts.any():
         return None
-    frequent = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
+    frequent_labels = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
     if isinstance(metric, SetMetric):
         right_labels = metric.right_labels(examples)
         values = []
-        for label in frequent:
+        for label in frequent_labels:
             answers = [label for _ in examples]
             values.append(metric.score(right_labels, answers, labels=names))
     else:
-        few_labels = {label: output.labels[label] for label in frequent}
+        few_labels = {label: output.labels[label] for label in frequent_labels}
         scores = label_scores(metric, examples, replace(output, labels=few_labels))
         if isinstance(scores, str):
             return None
         values = scores.mean(axis=0).tolist()
     best = int(np.argmax(values))
-    return ConstantScore(frequent[best], values[best])
+    return ConstantScore(frequent_labels[best], values[best])

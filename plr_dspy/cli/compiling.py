@@ -150,7 +150,7 @@ def _named_object(reference: str) -> Any:
         ) from error
 
 
-def _named_program(reference: str, saved: Path | None) -> dspy.Module:
+def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
     """Import a DSPy module, or call a function that returns one; then load any saved state."""
     program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
@@ -159,4 +159,4 @@ def _named_program(reference: str, saved: Path | None) -> dspy.Module:
         raise UserTypeError(
             f"program must be a DSPy module, or a function that returns one; {reference} is {program!r}"
         )
-    return program if saved is None else load_program(program, saved)
+    return program if saved_path is None else load_program(program, saved_path)

@@ -52,9 +52,9 @@ class SetMetric(ABC):
             step = min(STEP * counts.sum(), counts[cell])
             values = []
             for change in (step, -step):
-                changed = counts.copy()
-                changed[cell] += change
-                values.append(self.value(changed, labels))
+                changed_counts = counts.copy()
+                changed_counts[cell] += change
+                values.append(self.value(changed_counts, labels))
             derivative[cell] = (values[0] - values[1]) / (2.0 * step)
         return derivative
 
@@ -110,9 +110,9 @@ class SetMetric(ABC):
             allows_none = annotation is not field.annotation
             if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
                 annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
-            of_type = labels_of(annotation) or {}
-            labels |= dict.fromkeys(of_type)
-            if of_type and allows_none:
+            type_labels = labels_of(annotation) or {}
+            labels |= dict.fromkeys(type_labels)
+            if type_labels and allows_none:
                 labels[name_of_label(None)] = None
         return list(labels)
 
@@ -248,13 +248,13 @@ class MatthewsCorrelation(SetMetric):
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)
-        of_label = counts.sum(axis=1)
+        label_counts = counts.sum(axis=1)
         unread = counts[:, -1]
         unread_share = has_examples * (unread.sum() - unread) / max(1, has_examples.sum() - 1)
         answers = counts[:, :-1].sum(axis=0) + unread_share
         total = counts.sum()
-        covariance = np.trace(counts) * total - of_label @ answers
-        variances = (total**2 - of_label @ of_label) * (total**2 - answers @ answers)
+        covariance = np.trace(counts) * total - label_counts @ answers
+        variances = (total**2 - label_counts @ label_counts) * (total**2 - answers @ answers)
         if variances <= 1e-12 * total**4:
             return 0.0
         return float(covariance / math.sqrt(variances))

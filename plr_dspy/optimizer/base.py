@@ -224,7 +224,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
-        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        filled_predictors = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots = ProgramSlots(program)
         if not slots.slots:
             raise UserError(
@@ -232,7 +232,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 "needs at least 3 examples with fields that its prompts show): compile it first with "
                 "dspy.BootstrapFewShot or PLFewShot"
             )
-        original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
+        original = WITHOUT_DEMOS if filled_predictors and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager

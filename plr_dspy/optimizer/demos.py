@@ -104,12 +104,12 @@ def plan_attempts(
         return []
     attempts = []
     for index, example in islice(examples.items(), MAX_ATTEMPTS * num_demos):
-        known = {field: value for field, value in example.items() if value is not None}
+        known_fields = {field: value for field, value in example.items() if value is not None}
         demos = {}
         for name, predictor in predictors:
             fields = predictor.signature.fields
-            if not (with_labelled and fields.keys() <= known.keys()):
-                demos[name] = dspy.Example({**dict.fromkeys(fields, PLACEHOLDER), **known})
+            if not (with_labelled and fields.keys() <= known_fields.keys()):
+                demos[name] = dspy.Example({**dict.fromkeys(fields, PLACEHOLDER), **known_fields})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
 
@@ -171,12 +171,15 @@ class TeacherWork(MetricWork):
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
     """Raise a ValueError unless the teacher has the student's predictors, with equal signatures."""
-    signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
-    needed = {name: predictor.signature for name, predictor in student.named_predictors()}
-    if list(signatures) != list(needed) or not all(needed[name].equals(signatures[name]) for name in needed):
+    teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
+    names = [name for name, _ in student.named_predictors()]
+    has_structure = names == list(teacher_signatures)
+    for name, predictor in student.named_predictors():
+        has_structure = has_structure and predictor.signature.equals(teacher_signatures[name])
+    if not has_structure:
         raise UserError(
-            f"teacher must have the student's predictors {list(needed)}, with the same instructions and fields; it has "
-            f"{list(signatures)}: create it from the student's modules and signatures"
+            f"teacher must have the student's predictors {names}, with the same instructions and fields; it has "
+            f"{list(teacher_signatures)}: create it from the student's modules and signatures"
         )
 
 

@@ -128,10 +128,10 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
     """Return the prompt for an example; missing inputs are taken from the first demo."""
-    known: list[Any] = [example.inputs(), *predictor.demos[:1]]
+    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:
-        inputs[name] = next((fields[name] for fields in known if name in fields), "")
+        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
     demos = predictor.demos
     if isinstance(predictor, RetrievingPredict):
         demos = predictor.shown(inputs)

@@ -54,16 +54,16 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
-    scaled = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
+    to_metric_scale = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
     means = fitted.expected_scores(reference)
-    before = scaled(fitted.as_it_is(reference))
+    uncalibrated_score = to_metric_scale(fitted.as_it_is(reference))
     expected = []
     for candidate in candidates:
-        score = scaled(means[candidate])
+        score = to_metric_scale(means[candidate])
         offsets: Sequence[float] = ()
         # Leave the original uncalibrated if calibration does not help, or if it was returned unchanged.
-        if candidate == reference and (before >= score or decision.chosen == 0):
-            score = before
+        if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
+            score = uncalibrated_score
         elif fitted.calibrating:
             calibration = fitted.calibration(candidate)
             offsets = calibration.offsets if calibration else ()

@@ -57,8 +57,8 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     """Estimate the score of random demos in a random order, with as many demos as the limits allow."""
     slots = setup.slots
     fitted = decision.fitted
-    drawn = run.random_orderings()
-    if setup.options.scored_on != "train examples" or fitted is None or not drawn:
+    random_orderings = run.random_orderings()
+    if setup.options.scored_on != "train examples" or fitted is None or not random_orderings:
         return None
     orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
@@ -70,14 +70,16 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if fitted.calibrating:
         name += ", calibrated"
     scores = fitted.counted(run.scores())
-    rows = [scores[ordering] for ordering in drawn]
-    scaled: Callable[[float], float] = float
+    rows = [scores[ordering] for ordering in random_orderings]
+    to_metric_scale: Callable[[float], float] = float
     score = float(np.mean([mean_score(row) for row in rows]))
     if setup.plan.racing:
-        scaled = decision.scale_of_metric(setup.original)
-        score = fitted.expected_at_random(drawn, orderings)
+        to_metric_scale = decision.scale_of_metric(setup.original)
+        score = fitted.expected_at_random(random_orderings, orderings)
     half_width = _interval_half_width(rows)
-    values = [scaled(value) for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))]
+    values = [
+        to_metric_scale(value) for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))
+    ]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]

@@ -116,8 +116,8 @@ def error_name(error: BaseException) -> str:
 def first_line(error: BaseException, redact: Redactor) -> str:
     """Return the first line of an error's message, with secrets removed."""
     line = str(error).strip().split("\n", 1)[0]
-    writable = line.encode(errors="backslashreplace").decode()
-    return redact(writable)[:200]
+    encodable = line.encode(errors="backslashreplace").decode()
+    return redact(encodable)[:200]
 
 
 def _raised_by_metric(error: BaseException) -> bool:
@@ -306,8 +306,8 @@ class Usage(UsageTracker):
     """Tracks the token usage of one program call, and counts replies that report none."""
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
-        counted = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
-        super().add_usage(lm, usage_entry if counted else {UNCOUNTED: 1})
+        has_usage = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
+        super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return token counts by model and kind; prompt tokens include cached ones."""

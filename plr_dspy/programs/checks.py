@@ -33,7 +33,7 @@ PICKLE = ".pkl"
 def _as_folder(value: object) -> Path:
     """Return the absolute path of a folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
+        raise UserError(f"log_dir must be the path of a folder, or None; got {short_repr(value)}")
     return Path(value).expanduser().absolute()
 
 
@@ -126,13 +126,13 @@ def _sentence(detail: Any) -> str:
     name = "".join(map(str, detail["loc"][:1]))
     message: str = detail["msg"].removeprefix("Value error, ")
     if message.startswith("Input should "):
-        return f"{name} must {message.removeprefix('Input should ')}; got {shown(detail['input'])}"
+        return f"{name} must {message.removeprefix('Input should ')}; got {short_repr(detail['input'])}"
     if name in message:
         return message
     return f"{name}: {message}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value's repr as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
@@ -210,8 +210,8 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
     """Raise an error unless these are examples with all inputs that a program needs."""
     if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
         raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
-    needed = _needed_inputs(student)
-    quoted = ", ".join(f'"{field_name}"' for field_name in needed)
+    required = _needed_inputs(student)
+    quoted = ", ".join(f'"{field_name}"' for field_name in required)
     with_inputs = f"with_inputs({quoted or '...'})"
     for i, example in enumerate(examples):
         if not isinstance(example, dspy.Example):
@@ -219,14 +219,14 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
             raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
         if not has_inputs(example):
             raise UserError(f"{dataset}[{i}] has no inputs: declare them for each example by {with_inputs}")
-        given = set(example.inputs().keys())
-        missing = sorted(needed.keys() - given)
+        input_names = set(example.inputs().keys())
+        missing = sorted(required.keys() - input_names)
         if missing:
             cure = "rename the fields of the examples or the program, or declare the inputs by with_inputs"
-            histories = [name for name in missing if needed[name] in (dspy.History, "dspy.History")]
+            histories = [name for name in missing if required[name] in (dspy.History, "dspy.History")]
             if histories:
                 cure = f"give each example {histories[0]}=dspy.History(messages=[]), and declare it by with_inputs"
-            raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(given)}: {cure}")
+            raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
 
 
 def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
@@ -235,12 +235,12 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
         fields_by_name = program.predictors()[0].signature.input_fields.items()
         types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
         return {name: kind for name, kind in types.items() if not annotation_allows_none(kind)}
-    needed = {}
+    required = {}
     for parameter in inspect.signature(forward_of(program) or program).parameters.values():
         is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         if is_named and parameter.default is Parameter.empty:
-            needed[parameter.name] = parameter.annotation
-    return needed
+            required[parameter.name] = parameter.annotation
+    return required
 
 
 def json_obstacle(program: dspy.Module) -> str:

@@ -95,8 +95,8 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         facts = getattr(getattr(value, "retrieval", None), "facts", None)
         return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
     if is_language_model(value) or isinstance(value, dspy.Embedder):
-        given = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
-        settings = {name: part for name, part in given.items() if not ACCESS.search(name)}
+        all_settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
+        settings = {name: part for name, part in all_settings.items() if not ACCESS.search(name)}
         return [getattr(value, "model", None), getattr(value, "model_type", None), settings]
     if isinstance(value, (dict, dspy.Example)):
         return dict(value.items())
@@ -113,11 +113,11 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     kind = type(value)
     if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return [pickle.dumps(value)]
-    of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
-    is_of_library = is_library(kind.__module__) and not of_dspy
+    is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
+    is_of_library = is_library(kind.__module__) and not is_of_dspy
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
-        if name.startswith("_") or (of_dspy and name in IGNORED):
+        if name.startswith("_") or (is_of_dspy and name in IGNORED):
             continue
         if not is_of_library or (type(part) in ATOMS and not ACCESS.search(name)):
             parts[name] = part
@@ -165,7 +165,9 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
             variables[name] = value
         elif not is_library(value.__name__):
             parts = {attribute: vars(value)[attribute] for attribute in attributes & vars(value).keys()}
-            variables |= {f"{name}.{part}": held for part, held in parts.items() if not isinstance(held, ModuleType)}
+            variables |= {
+                f"{name}.{part}": member for part, member in parts.items() if not isinstance(member, ModuleType)
+            }
     return variables
 
 

@@ -31,13 +31,13 @@ def text_without(value: Any) -> str:
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return messages as they are sent, with a stand-in for parts that litellm cannot count."""
-    counted: list[Mapping[str, Any]] = []
+    countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")
         if message.get("role") == "user" and isinstance(content, str):
-            (sent,) = split_message_content_for_custom_types([dict(message)])
-            content = sent["content"]
+            (sent_message,) = split_message_content_for_custom_types([dict(message)])
+            content = sent_message["content"]
         if isinstance(content, list):
             content = [part if part.get("type") == "text" else PICTURE for part in content]
-        counted.append({**message, "content": content})
-    return counted
+        countable_messages.append({**message, "content": content})
+    return countable_messages

@@ -245,10 +245,10 @@ class PoolSlots(PromptSlots):
         self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), fits, tuple(programs))
         # The student's own demos come first in each pool.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
-        own = tuple(tuple(range(number)) for number in numbers)
-        if self.space.contains(own) and self.space.allows(own):
-            self.space = replace(self.space, identity=own)
-        self.original: Candidate = own  # may exceed the limits
+        own_demos = tuple(tuple(range(number)) for number in numbers)
+        if self.space.contains(own_demos) and self.space.allows(own_demos):
+            self.space = replace(self.space, identity=own_demos)
+        self.original: Candidate = own_demos  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos in each pool."""
@@ -279,18 +279,18 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
         return []
     number = max(0, min(num_demos, len(trainset) - 2))
     demos = [trainset[index] for index in rng.sample(by_content(trainset), number)]
-    filled = []
+    filled_predictors = []
     for name, predictor in predictors.items():
         if demos and messages_of(predictor, demos) != messages_of(predictor, []):
             predictor.demos = list(demos)
-            filled.append(name)
-    if filled:
+            filled_predictors.append(name)
+    if filled_predictors:
         logger.warning(
             "student has no demos: %d labelled examples of the trainset were added to %s, to search for their order. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
-            *(len(demos), ", ".join(filled)),
+            *(len(demos), ", ".join(filled_predictors)),
         )
-    return filled
+    return filled_predictors
 
 
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:

@@ -80,20 +80,20 @@ def make_splits(
     distinct = _distinct(trainset, name=name)
     distinct |= {len(trainset) + index for index in _distinct(valset, name="valset")}
     usable = distinct - shown_by(demos, examples, prompted)
-    in_order = [index for index in by_content(examples) if index in usable]
-    of_trainset = [index for index in in_order if index < len(trainset)]
-    of_valset = [index for index in in_order if index >= len(trainset)]
+    usable_in_order = [index for index in by_content(examples) if index in usable]
+    trainset_indices = [index for index in usable_in_order if index < len(trainset)]
+    valset_indices = [index for index in usable_in_order if index >= len(trainset)]
 
     valset_sources = set(sources[len(trainset) :])
-    unshared = [index for index in of_trainset if sources[index] not in valset_sources]
-    if len(unshared) < len(of_trainset):
-        num_shared = len(of_trainset) - len(unshared)
+    trainset_only = [index for index in trainset_indices if sources[index] not in valset_sources]
+    if len(trainset_only) < len(trainset_indices):
+        num_shared = len(trainset_indices) - len(trainset_only)
         logger.warning(
             "%d examples are in both trainset and valset: they are used in the final comparison only", num_shared
         )
-    train = mixed(unshared, labels, rng, balanced=balanced)
+    train = mixed(trainset_only, labels, rng, balanced=balanced)
     if valset:
-        selection = mixed(of_valset, labels, rng, balanced=balanced)
+        selection = mixed(valset_indices, labels, rng, balanced=balanced)
     else:
         train, selection = _split_off(train, [labels[index] for index in train], balanced=balanced)
 
@@ -176,15 +176,15 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
     for demo in demos:
         fields = {name: input_key(value) for name, value in dict(demo.items()).items()}
         matches = [by_field.get(field, set()) for field in fields.items() if field[0] in names]
-        equal: set[int] = set()
+        field_matches: set[int] = set()
         if matches:
-            equal = set.intersection(*matches)
-        shown |= {number for number in equal if inputs[number].items() <= fields.items()}
+            field_matches = set.intersection(*matches)
+        shown |= {number for number in field_matches if inputs[number].items() <= fields.items()}
         counts: Counter[int] = Counter()
         for key in set(fields.values()):
             counts.update(by_value.get(key, ()))
-        renamed = {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
-        for numbers in (equal, renamed):
+        value_matches = {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
+        for numbers in (field_matches, value_matches):
             if len(numbers) <= max_matches:
                 shown |= numbers
     return shown
