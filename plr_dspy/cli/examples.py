@@ -26,7 +26,7 @@ def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> li
             raise UserError(f"row {number} of {path} must have the inputs {list(inputs)}; got {list(row)}")
         for name in row.keys() & types.keys():
             if types[name] is not str and row[name] is not None:
-                # A value that cannot be parsed stays a string.
+                # A value that cannot be parsed is kept as it is.
                 with contextlib.suppress(ValueError):
                     row[name] = parse_value(row[name], types[name])
         examples.append(dspy.Example(row).with_inputs(*inputs))
