@@ -263,7 +263,7 @@ class TestCures:
         program = Wrapped()
         program.answer = Wrapped()
         program.answer._compiled = True
-        message = "compile the sub-module itself, or set its _compiled to False"
+        message = "pass the sub-module itself, or set its _compiled to False"
         with pytest.raises(ValueError, match=message):
             compiled(program=program)
         compiled(program=program.answer)
@@ -278,7 +278,7 @@ class TestCures:
         message = r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"
         with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
-        with pytest.raises(ValueError, match="of which there must be more than 2"):
+        with pytest.raises(ValueError, match="this needs at least 3 examples"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
         message = r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"
@@ -310,7 +310,7 @@ class TestHistories:
         return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and name it in with_inputs$"
+        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and declare it by with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0

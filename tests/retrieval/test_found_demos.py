@@ -276,7 +276,7 @@ class TestChoice:
         assert list(engine.requests.values()) == [2]
         report = optimizer.report
         assert report.original.num_demos == 0 < report.returned.num_demos
-        with pytest.raises(ValueError, match="with a budget of calls"):
+        with pytest.raises(ValueError, match="call compile first"):
             optimizer.program_with(8)
 
     def test_limits(self, tmp_path):
@@ -401,7 +401,7 @@ class TestChoice:
 
 class TestStudentsThatFindTheirDemos:
     def test_are_refused_by_what_orders_demos(self):
-        cure = r"pass the program that it was made of, or pass it to BatchCalibration"
+        cure = r"pass the program that it was compiled from, or use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=cure):
@@ -507,7 +507,7 @@ class TestBadInput:
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         renaming = Program(lambda self, question: self.answer(query=question), answer=student)
-        message = "demos='retrieved' needs demos"
+        message = "demos='retrieved' needs examples to retrieve"
         with using(CopyingEngine()), pytest.raises(ValueError, match=message):
             chooser(max_metric_calls=0).compile(renaming, trainset=examples())
 
