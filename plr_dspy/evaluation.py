@@ -50,23 +50,23 @@ def load_program(
     """Load an optimized program from the file that its ``save`` wrote.
 
     Args:
-        student: The program that was compiled, created as it was then; it is not changed.
+        student: A new instance of the program that was compiled; it is not modified.
         path: The JSON or pickle (.pkl) file.
-        allow_pickle: Also load pickles. They can run any code, so allow them only for files that you trust.
-        allow_unsafe_lm_state: As in ``dspy.Module.load``: keep the file's addresses of language models.
-        embedder: The embedder by which the program finds its demos; loading does not call it.
+        allow_pickle: Whether to load pickles, which can run any code; allow this only for files that you trust.
+        allow_unsafe_lm_state: As in ``dspy.Module.load``: whether to use the endpoints of language models in the file.
+        embedder: The embedder with which the program retrieves its demos; loading does not call it.
 
     Returns:
         A copy of the student with the demos, instructions and calibration from the file.
 
     Raises:
-        OSError: if the file cannot be read.
-        TypeError: if the student is not a DSPy program, or the path is not path-like.
-        ValueError: if the file holds no program, one of another student, or a pickle that is not allowed.
+        OSError: If the file cannot be read.
+        TypeError: If the student is not a DSPy program, or the path is not path-like.
+        ValueError: If the file holds no program, a program of another student, or a pickle that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
-            f"student must be a dspy.Module; got {type(student).__name__}: pass the one that was compiled"
+            f"student must be a dspy.Module; got {type(student).__name__}: pass the program that was compiled"
         )
     state = saved_state(path, allow_pickle=allow_pickle)
     try:
@@ -81,30 +81,30 @@ def load_program(
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} cannot be loaded into the student ({type(error).__name__}: {error}); it holds {sorted(state)}: "
-            "create the student as it was when it was saved. DSPy saves no part of a larger program that is compiled "
-            "by itself: set the part's _compiled to False before you save the program"
+            "create the student in the same way as the saved program. DSPy does not save compiled parts of a larger "
+            "program: set their _compiled to False before you save it"
         ) from error
     differences = other_settings(program.predictors())
     if differences:
-        logger.warning("%s was made with %s, or compile it anew", path, "; with ".join(differences))
+        logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))
     return program
 
 
 def _with_calibrated_parts(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:
-    """Wrap the program and its parts in calibrated classes, as the saved state requires."""
+    """Wrap the program and its parts in the calibrated classes that the saved state needs."""
     if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
         program = PerInputOrder(program)
     root = SimpleNamespace(program=program)
     # Wrap a program before its parts.
     for name in sorted(state, key=lambda name: name.count(".")):
-        place, _, attribute = f"program.{name}".rpartition(".")
+        part_path, _, attribute = f"program.{name}".rpartition(".")
         if attribute == "calibration" and "found" in state[name]:
-            part = magicattr.get(root, place)
+            part = magicattr.get(root, part_path)
             if not isinstance(part, CalibratedProgram):
                 calibrated = CalibratedProgram(part, predictor=state[name]["predictor"])
-                set_attribute_by_name(root, place, calibrated)
-    wrapped: dspy.Module = root.program
-    return wrapped
+                set_attribute_by_name(root, part_path, calibrated)
+    loaded_program: dspy.Module = root.program
+    return loaded_program
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class ProgramScore:
     """The score of one program by one metric.
 
     Attributes:
-        score, interval: The metric on the examples, and its 95 % confidence interval.
+        score, interval: The metric's value on the examples, and its 95 % confidence interval.
         difference, difference_interval: The gain over the first program, and its 95 % interval; None for the first.
-        num_unread: Number of unreadable replies, which count as wrong.
+        num_unread: Number of unparsable replies, which count as wrong.
     """
 
     score: float
@@ -142,7 +142,7 @@ class ConstantScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of programs on the same examples; prints as a table.
+    """The scores of programs on the same examples; `print` shows a table.
 
     Attributes:
         programs: The score of each program, by name.
@@ -170,7 +170,7 @@ class Evaluation:
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Evaluations by several metrics, keyed by name; prints as a table for each."""
+    """The evaluations by several metrics, keyed by name; `print` shows a table for each."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {evaluation}" for name, evaluation in self.items())
@@ -211,19 +211,20 @@ def evaluate_programs(
 ) -> Evaluation | Evaluations:
     """Score programs on the same examples, with 95 % intervals.
 
-    A failed call is not a wrong answer: its example is left out for all programs and metrics, with a warning. Metrics
-    over a set get infinitesimal jackknife intervals, with four extra examples answered best and worst.
+    A failed call does not count as a wrong answer: its example is left out for all programs and metrics, with a
+    warning. Metrics over a set get infinitesimal jackknife intervals, with two best and two worst
+    pseudo-answers added.
 
     Args:
-        programs: Programs by name, compared with the first one. They are not changed.
-        metric: By example, or over a set, such as ``F1("positive")``; or a dict of several by name.
+        programs: Programs by name; the others are compared with the first. They are not modified.
+        metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of metrics by name.
         devset: Examples that no optimizer has seen. Each program is called once on each, even for several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Raises:
-        TypeError, ValueError: for bad arguments, before any program call.
-        RuntimeError: if fewer than two examples are left.
-        Exception: from a program or a metric; see `max_errors`.
+        TypeError, ValueError: If an argument is invalid, before any program call.
+        RuntimeError: If calls failed on all examples but one, or on all.
+        Exception: If a program or a metric raises one; see `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
         raise UserTypeError(
@@ -235,28 +236,28 @@ def evaluate_programs(
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
-        raise UserError(f"devset must contain at least 2 examples; got {len(devset)}")
-    for each in metrics.values():
-        if isinstance(each, SetMetric):
-            each.check(devset)
+        raise UserError(f"devset must contain at least 2 examples; got {len(devset)}: pass more")
+    for single_metric in metrics.values():
+        if isinstance(single_metric, SetMetric):
+            single_metric.check(devset)
         for program in programs.values():
-            check_answers(program, each, devset, name="devset")
+            check_answers(program, single_metric, devset, name="devset")
     Checked(num_threads=num_threads, max_errors=max_errors)
-    answers = [_Answers(name, program, metrics, devset) for name, program in programs.items()]
+    runs = [_ProgramRun(name, program, metrics, devset) for name, program in programs.items()]
     with progress_bar(len(programs) * len(devset), display=display_progress, title="evaluate") as bar:
-        for answered in answers:
-            answered.ask(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
-    numbers = _answered_by_all(answers, len(devset))
+        for run in runs:
+            run.call_program(num_threads=num_threads, max_errors=max_errors, on_cell=bar.update)
+    numbers = _examples_without_failure(runs, len(devset))
     examples = [devset[number] for number in numbers]
     evaluations = {}
-    for name, each in metrics.items():
-        constant = _constant_score(each, answers[0].program, examples)
-        scores = _compare(name, each, answers, examples, numbers)
+    for name, single_metric in metrics.items():
+        constant = _constant_score(single_metric, runs[0].program, examples)
+        scores = _compare(name, single_metric, runs, examples, numbers)
         evaluations[name] = Evaluation(scores, len(numbers), len(devset) - len(numbers), constant)
     return Evaluations(evaluations) if isinstance(metric, Mapping) else evaluations[""]
 
 
-class _Answers(MetricWork):
+class _ProgramRun(MetricWork):
     """Calls a program on examples and scores each answer with all metrics."""
 
     def __init__(self, name: str, program: dspy.Module, metrics: Mapping[str, Metric], examples: Examples) -> None:
@@ -269,14 +270,14 @@ class _Answers(MetricWork):
         for work in self._metrics.values():
             self.models += work.models
 
-    def ask(self, **options: Any) -> None:
+    def call_program(self, **options: Any) -> None:
         """Call the program on each example; warn of wrong answers with a cause outside the program."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
         if errors:
             logger.warning(
-                f"{self.name}: {len(errors)} of {len(self.records)} calls count as wrong, as they ended in "
+                f"{self.name}: {len(errors)} of {len(self.records)} calls count as wrong, because they raised "
                 f"{errors[0]}: {cure_of(errors, otherwise='')}"
             )
 
@@ -289,39 +290,39 @@ class _Answers(MetricWork):
         return CallRecord(0.0)
 
 
-def _answered_by_all(answers: Sequence[_Answers], num_examples: int) -> list[int]:
-    """Return the numbers of the examples on which no call failed; warn about the others."""
-    failed = {}
-    for answered in answers:
-        for number, record in enumerate(answered.records):
+def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) -> list[int]:
+    """Return the numbers of the examples on which no call failed; warn of the others."""
+    failures = {}
+    for run in runs:
+        for number, record in enumerate(run.records):
             if record.outcome == FAILED:
-                failed[number] = record
-    left = [number for number in range(num_examples) if number not in failed]
-    if failed:
-        first = failed[min(failed)]
+                failures[number] = record
+    numbers = [number for number in range(num_examples) if number not in failures]
+    if failures:
+        first = failures[min(failures)]
         warning = (
-            f"calls on {len(failed)} of {num_examples} examples failed, the first by {first.error}: {first.message}"
+            f"calls on {len(failures)} of {num_examples} examples failed, the first with {first.error}: {first.message}"
         )
-        if len(left) < 2:
-            errors = [record.error for record in failed.values()]
-            raise RuntimeError(f"{warning}: {cure_of(errors, otherwise='mend that, or try again')}")
-        logger.warning("%s: they are left out", warning)
-    return left
+        if len(numbers) < 2:
+            errors = [record.error for record in failures.values()]
+            raise RuntimeError(f"{warning}: {cure_of(errors, otherwise='fix the cause, or try again')}")
+        logger.warning("%s: these examples are left out", warning)
+    return numbers
 
 
 def _compare(
-    name: str, metric: Metric, answers: Sequence[_Answers], examples: Examples, numbers: Sequence[int]
+    name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Score programs with a metric on examples, given with their numbers."""
+    """Score programs with a metric, and compare them with the first; `numbers` are the examples' devset indices."""
     unread = CallRecord(None)
     records = {}
-    for answered in answers:
-        records[answered.name] = [answered.scored.get(number, {}).get(name, unread) for number in numbers]
+    for run in runs:
+        records[run.name] = [run.scored.get(number, {}).get(name, unread) for number in numbers]
     scorer: _MeanScores | _SetScores
     if isinstance(metric, SetMetric):
         labels: list[str] = []
-        for answered in answers:
-            labels += metric.output_labels(answered.program, examples)
+        for run in runs:
+            labels += metric.output_labels(run.program, examples)
         scorer = _SetScores(metric, metric.right_labels(examples), labels)
     else:
         scorer = _MeanScores(records.values())
@@ -336,14 +337,14 @@ def _compare(
 
 
 class _MeanScores:
-    """Mean scores, where an unread reply gets the worst score of any program."""
+    """Mean scores, in which an unparsable reply gets the lowest score of all programs, or 0 if that is lower."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
         self._least = min([0.0, *(score for score in scores if score is not None)])
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the mean and its interval, with two successes and two failures added.
+        """Return the mean, and its interval with two successes and two failures added.
 
         Source: A. Agresti and B. Coull, The American Statistician 52, 1998.
         """
@@ -371,7 +372,7 @@ def _bounds(scores: Sequence[float]) -> tuple[float, float]:
 
 
 class _SetScores:
-    """A metric over a set, with intervals from the influence of single answers."""
+    """The scores of a metric over a set, with intervals from the influence of single answers."""
 
     def __init__(self, metric: SetMetric, right_labels: Sequence[str], labels: Sequence[str]) -> None:
         self._influence = ConfusionScores(metric, right_labels, labels)
@@ -411,7 +412,7 @@ def _num_unread(records: Sequence[CallRecord]) -> int:
 def _paired_interval(
     before: Sequence[float], after: Sequence[float], *, largest: float, limit: float
 ) -> tuple[float, float]:
-    """Return the interval of the mean paired difference; `largest` matters only if all are 0."""
+    """Return the interval of the mean paired difference; `largest` matters only if all differences are 0."""
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if any(differences):
         largest = 0.0
@@ -428,18 +429,18 @@ def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) ->
     counts = output.counts(examples)
     if not counts.any():
         return None
-    frequent = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
+    frequent_labels = [names[number] for number in np.argsort(-counts, kind="stable")[:2]]
     if isinstance(metric, SetMetric):
         right_labels = metric.right_labels(examples)
         values = []
-        for label in frequent:
+        for label in frequent_labels:
             answers = [label for _ in examples]
             values.append(metric.score(right_labels, answers, labels=names))
     else:
-        few_labels = {label: output.labels[label] for label in frequent}
+        few_labels = {label: output.labels[label] for label in frequent_labels}
         scores = label_scores(metric, examples, replace(output, labels=few_labels))
         if isinstance(scores, str):
             return None
         values = scores.mean(axis=0).tolist()
     best = int(np.argmax(values))
-    return ConstantScore(frequent[best], values[best])
+    return ConstantScore(frequent_labels[best], values[best])

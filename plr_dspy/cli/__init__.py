@@ -1,3 +1,3 @@
-"""The command `plr-dspy`."""
+"""The command-line tool `plr-dspy`."""
 
 from plr_dspy.cli.commands import main as main

@@ -1,4 +1,4 @@
-"""`python -m plr_dspy.cli`."""
+"""Run the command-line tool with `python -m plr_dspy.cli`."""
 
 from plr_dspy.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""The `plr-dspy` commands: arguments and exit codes. This module imports nothing slow."""
+"""The `plr-dspy` commands: arguments and exit codes. This module imports no slow packages, to keep --help fast."""
 
 import argparse
 import io
@@ -24,15 +24,15 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; exit with 2 if the arguments are invalid."""
+    """Run a command and return its exit code; raise SystemExit(2) if the arguments are invalid."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # Some terminals lack the arrows in reports.
+        sys.stdout.reconfigure(errors="replace")  # Some terminals cannot show the arrows in reports.
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         _run(args)
     except KeyboardInterrupt:
-        print("plr-dspy: interrupted; with --log-dir, finished calls are kept", file=sys.stderr)
+        print("plr-dspy: interrupted; --log-dir keeps the calls made so far", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if args.debug:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, USER_ERRORS):
             print(f"plr-dspy: {message}", file=sys.stderr)
             return USER_ERROR
-        print(f"plr-dspy: {type(error).__name__}: {message}\nplr-dspy: --debug shows where", file=sys.stderr)
+        print(f"plr-dspy: {type(error).__name__}: {message}\nplr-dspy: pass --debug for a traceback", file=sys.stderr)
         return FAILED
     return 0
 
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"no file {path}")
+        raise argparse.ArgumentTypeError(f"file not found: {path}")
     return path
 
 
@@ -82,7 +82,7 @@ def _report_file(text: str) -> Path:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no folder {path.parent}: make it first")
+        raise argparse.ArgumentTypeError(f"folder not found: {path.parent}; create it first")
     return path
 
 
@@ -93,19 +93,19 @@ def _new_program(text: str) -> Path:
 
 
 METRIC = (
-    "FILE.py:NAME or MODULE:NAME of metric(example, prediction); or a metric over all examples: f1:LABEL, f1 (the mean "
-    "over labels), mcc or balanced-accuracy"
+    "FILE.py:NAME or MODULE:NAME of a function metric(example, prediction); or a metric over all examples: f1:LABEL, "
+    "f1 (the mean over labels), mcc or balanced-accuracy"
 )
 SELECT = (
-    "also choose which demos to show, and how many, from those of the program and from labelled and bootstrapped ones "
-    "of --train; auto and retrieved also find demos for each input (see docs/fewshot.md)"
+    "also choose which demos to show, and how many, from the program's own and from labelled and bootstrapped examples "
+    "of --train; auto and retrieved also retrieve demos for each input (see docs/fewshot.md)"
 )
 
 OF_PROGRAM: Options = {
-    "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that makes it"},
+    "program": {"help": "FILE.py:NAME or MODULE:NAME of a DSPy module, or of a function that returns one"},
     "--inputs": {"nargs": "+", "required": True, "help": "names of the input fields"},
-    "--demos": {"type": _file, "help": "a saved program (JSON), which is loaded first"},
-    "--lm": {"required": True, "help": "litellm name, such as openai/gpt-4o-mini; or local"},
+    "--demos": {"type": _file, "help": "saved program (JSON) to start from"},
+    "--lm": {"required": True, "help": "litellm's name of the model, such as openai/gpt-4o-mini, or local"},
     "--api-base": {"help": "address of the model's server"},
     "--api-key-env": {"help": "environment variable that contains the key"},
     "--max-tokens": {"type": int, "help": "maximum length of an answer"},
@@ -113,57 +113,59 @@ OF_PROGRAM: Options = {
         "choices": ["chat", "json", "plain"],
         "help": "prompt format (default: chat, or plain with --lm local)",
     },
-    "--threads": {"type": int, "dest": "num_threads", "help": "number of calls to make at once"},
+    "--threads": {"type": int, "dest": "num_threads", "help": "maximum number of concurrent calls"},
 }
 OF_COMPILE: Options = {
     "--metric": {"required": True, "help": METRIC},
     "--train": {"type": _file, "required": True, "help": "examples: JSON lines, or a .csv"},
-    "--val": {"type": _file, "help": "examples of the final comparison (default: 20 %% of --train)"},
+    "--val": {"type": _file, "help": "examples for the final comparison (default: 20 %% of --train)"},
     "--out": {"type": _new_program, "help": "file for the program (JSON); required without --estimate"},
     "--report": {"type": _new_file, "help": "file for the report (JSON)"},
     "--auto": {"choices": [*BUDGETS, "paper"], "default": "light", "help": "budget (default: light)"},
     "--signal": {
         "choices": SIGNALS,
         "default": "auto",
-        "help": "learn from scores alone, or also from log-probabilities of labels (default: auto, if there are any)",
+        "help": "learn only from scores, or also from log-probabilities of labels (default: auto, if available)",
     },
     "--calibrate": {"action": "store_true", "help": "score calibrated answers, and save a calibrated program"},
     "--select": {"nargs": "?", "const": "fixed", "choices": ["fixed", "auto", "retrieved"], "help": SELECT},
-    "--max-demos": {"type": int, "help": "with --select: demos of a predictor (default: 8)"},
+    "--max-demos": {"type": int, "help": "with --select: maximum demos per predictor (default: 8)"},
     "--max-calls": {
         "type": int,
         "dest": "max_metric_calls",
-        "help": "maximum number of program calls, instead of --auto's",
+        "help": "maximum number of program calls; overrides --auto",
     },
-    "--max-seconds": {"type": float, "help": "begin no call after this time"},
-    "--max-cost": {"type": float, "help": "US dollars that calls may cost, by litellm's prices"},
+    "--max-seconds": {"type": float, "help": "start no call after this many seconds"},
+    "--max-cost": {"type": float, "help": "maximum cost in US dollars, at litellm's prices"},
     "--seed": {"type": int, "default": 0, "help": "default: 0"},
-    "--log-dir": {"type": Path, "help": "folder that keeps every finished call"},
+    "--log-dir": {"type": Path, "help": "folder that keeps every finished call, for later runs"},
     "--accept-changes": {
         "action": "store_true",
-        "help": "continue from --log-dir although code or arguments changed, because its scores are still right",
+        "help": "reuse the calls in --log-dir although code or arguments have changed; scores must still be valid",
     },
-    "--estimate": {"action": "store_true", "help": "print the expected cost, and stop"},
+    "--estimate": {"action": "store_true", "help": "only print the expected cost"},
 }
 OF_EVALUATE: Options = {
     "--metric": {
         "nargs": "+",
         "required": True,
-        "help": f"{METRIC}. Several, one after the other, score the same answers",
+        "help": f"{METRIC}. Several metrics, separated by spaces, score the same answers",
     },
     "--data": {"type": _file, "required": True, "help": "examples that no optimizer has seen: JSON lines, or a .csv"},
-    "--programs": {"type": _file, "nargs": "+", "default": [], "help": "saved programs (JSON) to compare it with"},
+    "--programs": {
+        "type": _file,
+        "nargs": "+",
+        "default": [],
+        "help": "saved programs (JSON) to compare the program with",
+    },
 }
 OF_REPORT: Options = {
-    "path": {"type": _report_file, "help": "a report, or a folder with report.json"},
-    "--html": {"type": _new_file, "metavar": "FILE", "help": "write a page with the figure instead"},
+    "path": {"type": _report_file, "help": "report file, or a folder that contains report.json"},
+    "--html": {"type": _new_file, "metavar": "FILE", "help": "write an HTML page with a figure instead"},
 }
 COMMANDS = {
-    "compile": (
-        "order the demos of a program by a metric, or choose them, and save the program",
-        OF_PROGRAM | OF_COMPILE,
-    ),
-    "evaluate": ("score the program and saved ones side by side", OF_PROGRAM | OF_EVALUATE),
+    "compile": ("find the best order or choice of a program's demos, and save the program", OF_PROGRAM | OF_COMPILE),
+    "evaluate": ("compare the scores of a program and of saved versions", OF_PROGRAM | OF_EVALUATE),
     "report": ("print a saved report", OF_REPORT),
 }
 
@@ -175,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (purpose, options) in COMMANDS.items():
         command = commands.add_parser(name, help=purpose)
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.add_argument("--debug", action="store_true", help="show the traceback of errors")
         for option, settings in options.items():
             command.add_argument(option, **settings)
     return parser

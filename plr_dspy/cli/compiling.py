@@ -1,4 +1,4 @@
-"""Runs the `plr-dspy` commands once their arguments are checked."""
+"""Runs the commands `compile` and `evaluate` with parsed arguments."""
 
 import argparse
 import contextlib
@@ -33,9 +33,9 @@ OVER_SETS: dict[str, type[SetMetric]] = {"f1": F1, "mcc": MatthewsCorrelation, "
 def run_compile(args: argparse.Namespace) -> None:
     """Order or choose a program's demos and save it with its report; with --estimate, only print the cost."""
     if args.max_demos and not args.select:
-        raise UserError("--max-demos needs --select")
+        raise UserError("--max-demos needs --select: pass both, or neither")
     if args.out is None and not args.estimate:
-        raise UserError("--out: name the file for the program, or pass --estimate")
+        raise UserError("--out is missing: pass a file for the program, or pass --estimate")
     program = _named_program(args.program, args.demos)
     metric = _named_metric(args.metric, program)
     trainset = read_examples(args.train, args.inputs, program)
@@ -56,7 +56,7 @@ def run_compile(args: argparse.Namespace) -> None:
                 if args.report is not None:
                     optimizer.report.save(args.report)
                 print(optimizer.report.details())
-    print(f"saved in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})")
+    print(f"saved in {args.out}; load it with plr_dspy.load_program(student, {str(args.out)!r})")
 
 
 def run_evaluate(args: argparse.Namespace) -> None:
@@ -73,7 +73,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
-    """Return an optimizer with the command line's options."""
+    """Create the optimizer from the command line's options."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -83,7 +83,7 @@ def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewSho
 
 
 def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_demos: bool) -> None:
-    """Raise unless JSON can hold the program and every row that may become a demo."""
+    """Raise a ValueError unless JSON can hold the program and every row that may become a demo."""
     possible_demos = {}
     for name, predictor in program.named_predictors():
         if adds_demos or not predictor.demos:
@@ -94,7 +94,7 @@ def _check_saveable(program: dspy.Module, trainset: list[dspy.Example], *, adds_
 
 
 def _named_metric(reference: str, program: dspy.Module) -> Metric:
-    """Load the referenced metric; one over a set gets the program's label field."""
+    """Load a metric by its reference; a metric over a set gets the program's label field."""
     name, _, label = reference.partition(":")
     metric_class = OVER_SETS.get(name.lower())
     if metric_class is None:
@@ -108,7 +108,7 @@ def _named_metric(reference: str, program: dspy.Module) -> Metric:
 
 @contextlib.contextmanager
 def _language_model(args: argparse.Namespace) -> Iterator[None]:
-    """Make DSPy use the chosen model and adapter."""
+    """Configure DSPy with the chosen model and adapter within the context."""
     options: dict[str, Any] = {}
     if args.max_tokens is not None:
         options["max_tokens"] = args.max_tokens
@@ -118,7 +118,9 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
             lm = stack.enter_context(local_lm("completion" if adapter == "plain" else "chat", **options))
         elif adapter == "plain":
             if args.api_base is None:
-                raise UserError("--api-base: plain prompts go to a completions endpoint; pass its address")
+                raise UserError(
+                    "--api-base is missing: pass the address of a completions endpoint, which plain prompts need"
+                )
             lm = completion_lm(args.lm, api_base=args.api_base, api_key_env=args.api_key_env, **options)
         else:
             if args.api_base is not None:
@@ -131,7 +133,7 @@ def _language_model(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _named_object(reference: str) -> Any:
-    """Load the referenced object; a file can import its neighbours, and runs only once."""
+    """Import an object by its reference; a file can import modules in its folder, and runs only once."""
     place, _, name = reference.rpartition(":")
     folder = Path.cwd()
     module_name = place
@@ -148,13 +150,13 @@ def _named_object(reference: str) -> Any:
         ) from error
 
 
-def _named_program(reference: str, saved: Path | None) -> dspy.Module:
-    """Load the referenced module, or call the function that makes it; then load any saved state."""
+def _named_program(reference: str, saved_path: Path | None) -> dspy.Module:
+    """Import a DSPy module, or call a function that returns one; then load any saved state."""
     program = _named_object(reference)
     if callable(program) and not isinstance(program, dspy.Module):
         program = program()
     if not isinstance(program, dspy.Module):
         raise UserTypeError(
-            f"program: expected a DSPy module, or a function that returns one; {reference} is {program!r}"
+            f"program must be a DSPy module, or a function that returns one; {reference} is {program!r}"
         )
-    return program if saved is None else load_program(program, saved)
+    return program if saved_path is None else load_program(program, saved_path)

@@ -14,7 +14,7 @@ from plr_dspy.errors import UserError
 
 
 def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> list[dspy.Example]:
-    """Read a file's examples, with values parsed as the types of the program's fields."""
+    """Read a file's examples, and parse their values as the types of the program's fields."""
     types: dict[str, Any] = {}
     for predictor in program.predictors():
         for name, field in predictor.signature.fields.items():
@@ -26,12 +26,12 @@ def read_examples(path: Path, inputs: Sequence[str], program: dspy.Module) -> li
             raise UserError(f"row {number} of {path} must have the inputs {list(inputs)}; got {list(row)}")
         for name in row.keys() & types.keys():
             if types[name] is not str and row[name] is not None:
-                # A value that does not parse stays as it is.
+                # A value that cannot be parsed is kept as it is.
                 with contextlib.suppress(ValueError):
                     row[name] = parse_value(row[name], types[name])
         examples.append(dspy.Example(row).with_inputs(*inputs))
     if not examples:
-        raise UserError(f"{path} contains no example")
+        raise UserError(f"{path} must contain at least one example; it has none: add rows")
     return examples
 
 
@@ -50,7 +50,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             f"{path} cannot be read ({error}): pass a file with one JSON object per line, or a .csv in UTF-8"
         ) from error
     for number, row in enumerate(rows, start=1):
-        # The reader puts surplus cells under None, and None into missing ones.
+        # The CSV reader stores surplus cells under the key None, and None for missing cells.
         if not isinstance(row, dict) or (path.suffix.lower() == ".csv" and None in [*row.keys(), *row.values()]):
             raise UserError(f"row {number} of {path} must have a value for each column; got {row}")
     return rows

@@ -1,4 +1,4 @@
-"""Metrics by example: calling them and reading their values."""
+"""Call metrics by example, and convert their values to scores."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30  # absolute; fourth powers must not overflow
+LARGEST_SCORE = 1e30  # maximum absolute value, whose fourth power does not overflow
 SHOWN = 150  # maximum characters of a value shown in messages
 
 
@@ -21,7 +21,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """Wrap the metric as a function of (example, prediction); other required parameters get None.
 
     Raises:
-        TypeError: if it cannot be called that way.
+        TypeError: If it cannot be called that way.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
@@ -30,12 +30,12 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
                 return lambda example, prediction: metric(example, prediction, *extra)
     raise UserTypeError(
         "metric must be callable as metric(example, prediction), and neither async nor a class; got "
-        f"{repr(metric)[:SHOWN]}"
+        f"{repr(metric)[:SHOWN]}: pass a function"
     )
 
 
 def takes(function: Callable[..., object] | None, number: int) -> bool | None:
-    """Return whether a function takes this many arguments; None if, like some built-ins, it has no signature."""
+    """Return whether a function takes this many arguments; None if it has no signature, like some built-ins."""
     try:
         signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def takes(function: Callable[..., object] | None, number: int) -> bool | None:
 
 
 def function_of(metric: Metric) -> Callable[..., object] | None:
-    """Return the function that a metric's call runs: for a judge, its forward method."""
+    """Return the function that a call of the metric runs; for a DSPy module, its forward method."""
     if isinstance(metric, dspy.Module):
         return forward_of(metric)
     return metric
@@ -56,7 +56,7 @@ def function_of(metric: Metric) -> Callable[..., object] | None:
 
 def forward_of(module: dspy.Module) -> Callable[..., object] | None:
     """Return a module's forward method without DSPy's warning about reading it as an attribute."""
-    own: Callable[..., object] | None = vars(module).get("forward")  # set by dspy.syncify
+    own: Callable[..., object] | None = vars(module).get("forward")  # dspy.syncify sets it
     if own is not None:
         return own
     method = getattr(type(module), "forward", None)
@@ -69,8 +69,8 @@ def as_score(value: object) -> float:
     """Return a metric's value as a float, without rounding.
 
     Raises:
-        MetricError: if it is not a number.
-        ValueError: if it is not finite, or too large to be squared.
+        MetricError: If it is not a number.
+        ValueError: If it is not finite, or its absolute value exceeds `LARGEST_SCORE`.
     """
     number: Any = value
     if isinstance(value, dspy.Prediction):
@@ -90,7 +90,7 @@ def as_score(value: object) -> float:
         ) from None
     if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
         raise UserError(
-            f"metric must return a finite number of at most {LARGEST_SCORE:g} in size; got {score}: return such a "
-            "number for every answer"
+            f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: return "
+            "such a number for every answer"
         )
     return score

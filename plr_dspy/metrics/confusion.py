@@ -16,31 +16,31 @@ from plr_dspy.lm.plain_text_adapter import labels_of, name_of_label, without_non
 from plr_dspy.metrics.by_example import SHOWN, as_score, takes
 from plr_dspy.scoring.confusion_scores import Array, confusion_matrix, possible_labels
 
-STEP = 1e-6  # for finite differences, as a share of all examples
+STEP = 1e-6  # step of finite differences, as a share of all examples
 
 
 class SetMetric(ABC):
-    """A metric over a set of examples that compares a program's labels with the right ones.
+    """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it wherever they accept a metric by example. A call, ``metric(example,
-    prediction)``, returns whether one label is right, for DSPy's own optimizers and for bootstrapping.
+    This package's optimizers accept it in place of a metric by example. For DSPy's own optimizers and for
+    bootstrapping, ``metric(example, prediction)`` returns whether one label is correct.
 
     Args:
-        field: Name of the label's field, in outputs and examples; None takes the only one.
+        field: Name of the label's field in outputs and examples; None requires that there is only one.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
-    label: str | None = None  # the one label that the metric is about, if any
+    label: str | None = None  # the positive label, if the metric has one
 
     def __init__(self, *, field: str | None = None) -> None:
         self.field = field
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix; it must not depend on the total count.
+        """Return the metric of a confusion matrix; it must not change if all counts are scaled.
 
         Args:
-            counts: Right labels in rows, answered labels in columns, ``[k, k + 1]``. The last column counts unread
+            counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last column counts unparsable
                 replies and answers that are not labels. Rows may be empty, and counts fractional.
             labels: The label names, ``[k]``.
         """
@@ -52,9 +52,9 @@ class SetMetric(ABC):
             step = min(STEP * counts.sum(), counts[cell])
             values = []
             for change in (step, -step):
-                changed = counts.copy()
-                changed[cell] += change
-                values.append(self.value(changed, labels))
+                changed_counts = counts.copy()
+                changed_counts[cell] += change
+                values.append(self.value(changed_counts, labels))
             derivative[cell] = (values[0] - values[1]) / (2.0 * step)
         return derivative
 
@@ -66,7 +66,7 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers, where None is an unread reply; `labels` are the output's."""
+        """Return the metric of answers, of which None is an unparsable reply; `labels` are the output type's."""
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -74,18 +74,18 @@ class SetMetric(ABC):
         return float(self.right_label(example) == self.answer(example, prediction))
 
     def right_label(self, example: dspy.Example) -> str:
-        """Return an example's label, as demos show it."""
+        """Return an example's true label, as demos show it."""
         name = self._label_field(example)
         label = example[name]
         if isinstance(label, (list, tuple, set, frozenset, Mapping)):
             raise UserError(
-                f"metric: each example must have one label; {name!r} holds a {type(label).__name__}: use a metric by "
-                "example"
+                f"metric: each example must have one label; {name!r} holds a {type(label).__name__}: use a metric that "
+                "scores single examples"
             )
         return name_of_label(label)
 
     def right_labels(self, examples: Sequence[dspy.Example]) -> list[str]:
-        """Return the examples' labels."""
+        """Return the examples' true labels."""
         return [self.right_label(example) for example in examples]
 
     def answer(self, example: dspy.Example, prediction: object) -> str:
@@ -93,8 +93,8 @@ class SetMetric(ABC):
         name = self._label_field(example)
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
-                f"the metric reads the label at {name!r}, as in the examples, and the program answers {prediction!r}: "
-                "give both the same name, or pass field"
+                f"the metric needs a label in {name!r}, as in the examples; the program answered {prediction!r}: give "
+                "both fields the same name, or pass field"
             )
         return name_of_label(prediction[name])
 
@@ -110,31 +110,32 @@ class SetMetric(ABC):
             allows_none = annotation is not field.annotation
             if isinstance(annotation, type) and issubclass(annotation, (Choice, Noul)):
                 annotation = annotation.model_fields["value"].annotation  # type: ignore[attr-defined]
-            of_type = labels_of(annotation) or {}
-            labels |= dict.fromkeys(of_type)
-            if of_type and allows_none:
+            type_labels = labels_of(annotation) or {}
+            labels |= dict.fromkeys(type_labels)
+            if type_labels and allows_none:
                 labels[name_of_label(None)] = None
         return list(labels)
 
     def check(self, *splits: Sequence[dspy.Example]) -> None:
-        """Raise a ValueError if an example has no label, or none has the metric's own label."""
+        """Raise a ValueError if an example has no label, or none has the metric's positive label."""
         counts: Counter[str] = Counter()
         for split in splits:
             counts.update(self.right_labels(split))
         if self.label is not None and not counts[self.label]:
             raise UserError(
-                f"metric: no example has {self.label!r}, which {self!r} is about; they have {list(counts)[:5]}"
+                f"metric: at least one example must have the label {self.label!r} of {self!r}; the examples have "
+                f"{list(counts)[:5]}: pass one of these, or examples with this label"
             )
 
     def _label_field(self, example: dspy.Example) -> str:
-        """Return the label's field: the given one, or the only one that is not an input."""
+        """Return the name of the label's field: `field`, or the only one that is not an input."""
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
-            wanted = "one field beside its inputs" if self.field is None else repr(self.field)
+            requirement = "one field besides its inputs" if self.field is None else f"the field {self.field!r}"
             fields = repr(dict(example.items()))[:SHOWN]
             raise UserError(
-                f"metric: each example must have {wanted} for the label; one holds {fields}: leave it out, or name the "
-                "field of the label, such as F1(..., field='label')"
+                f"metric: each example must have {requirement} for the label; one has {fields}: remove this example, "
+                "or name the label's field, such as F1(..., field='label')"
             )
         return str(names[0])
 
@@ -150,14 +151,14 @@ class ConfusionMetric(SetMetric):
     """Any metric of a confusion matrix.
 
     Args:
-        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k, k + 1]``: right labels in
-            rows, answered labels in columns. The last column counts unread replies and answers that are not labels.
-            ``labels`` has the ``k`` names: those of the output's type (a Literal, an enum or a bool), then any others
-            found in the examples. Counts may be fractional, and rows empty. The value must not depend on the total
-            count.
-        output: Name of the label's field, in outputs and examples; None takes the only one.
+        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k, k + 1]``: true labels in
+            rows, predicted labels in columns. The last column counts unparsable replies and answers that are not
+            labels. Counts may be fractional, and rows empty. ``labels`` has the ``k`` names: those of the output's
+            type (a Literal, an enum or a bool), then any others in the examples. The value must not change if all
+            counts are scaled.
+        output: Name of the label's field in outputs and examples; None requires that there is only one.
         name: Name in messages and reports; None derives one from the arguments.
-        bounds: Lowest and highest value, if known: intervals end there.
+        bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class ConfusionMetric(SetMetric):
             raise UserTypeError(f"function must be callable as function(counts, labels); got {function!r}")
         low, high = map(float, bounds)
         if not low < high:
-            raise UserError(f"bounds must be the least and the largest value, such as (0.0, 1.0); got {bounds!r}")
+            raise UserError(f"bounds must be the lowest and the highest value, such as (0.0, 1.0); got {bounds!r}")
         self.function = function
         self.name = name
         self.bounds = (low, high)
@@ -198,8 +199,8 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
 class F1(SetMetric):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
-    It is 0 for a label that is neither predicted nor present. An unread reply is wrong for every label: it misses the
-    right one, and is a false positive for all others.
+    It is 0 for a label that is neither predicted nor present. An unparsable reply is a false negative for the true
+    label, and a false positive for every other label.
 
     Args:
         label: The positive label, for "binary".
@@ -216,7 +217,9 @@ class F1(SetMetric):
         if average not in ("binary", "macro", "micro"):
             raise UserError(f"average must be 'binary', 'macro' or 'micro'; got {average!r}")
         if (average == "binary") != (label is not None):
-            raise UserError(f"a label goes with average='binary' alone; got label={label!r}, average={average!r}")
+            raise UserError(
+                f"label must be passed if average='binary', and only then; got label={label!r}, average={average!r}"
+            )
         self.label = None if label is None else name_of_label(label)
         self.average = average
 
@@ -226,9 +229,9 @@ class F1(SetMetric):
         answers = counts[:, :-1].sum(axis=0)
         if self.average == "micro":
             return float(2.0 * np.trace(counts) / (answers[has_examples].sum() + unread.sum() + counts.sum()))
-        # Unread replies to examples of other labels are false positives.
-        false_or_right = answers + unread.sum() - unread
-        scores = _ratio(2.0 * np.diag(counts), counts.sum(axis=1) + false_or_right)
+        # Unparsable replies to examples of other labels are false positives.
+        predicted = answers + unread.sum() - unread
+        scores = _ratio(2.0 * np.diag(counts), counts.sum(axis=1) + predicted)
         if self.label is None:
             return float(scores[has_examples].mean())
         return float(sum(score for label, score in zip(labels, scores, strict=True) if label == self.label))
@@ -237,28 +240,28 @@ class F1(SetMetric):
 class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
-    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unread reply counts as an answer spread
-    evenly over the wrong labels that occur in the examples.
+    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable reply counts as one answer,
+    divided equally among the wrong labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         has_examples = _has_examples(counts)
-        of_label = counts.sum(axis=1)
+        label_counts = counts.sum(axis=1)
         unread = counts[:, -1]
-        spread = has_examples * (unread.sum() - unread) / max(1, has_examples.sum() - 1)
-        answers = counts[:, :-1].sum(axis=0) + spread
+        unread_share = has_examples * (unread.sum() - unread) / max(1, has_examples.sum() - 1)
+        answers = counts[:, :-1].sum(axis=0) + unread_share
         total = counts.sum()
-        covariance = np.trace(counts) * total - of_label @ answers
-        variances = (total**2 - of_label @ of_label) * (total**2 - answers @ answers)
+        covariance = np.trace(counts) * total - label_counts @ answers
+        variances = (total**2 - label_counts @ label_counts) * (total**2 - answers @ answers)
         if variances <= 1e-12 * total**4:
             return 0.0
         return float(covariance / math.sqrt(variances))
 
 
 class BalancedAccuracy(SetMetric):
-    """The mean of the labels' recalls, over labels with examples (scikit-learn's macro recall)."""
+    """The mean recall over labels that have examples, as `sklearn.metrics.balanced_accuracy_score`."""
 
     def value(self, counts: Array, labels: Sequence[str]) -> float:
         recalls = _ratio(np.diag(counts), counts.sum(axis=1))

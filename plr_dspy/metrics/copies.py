@@ -1,4 +1,4 @@
-"""Copies users' values: a program or metric may modify what it gets, and no other call may see that."""
+"""Copy users' values, so that a program or metric that modifies them does not affect other calls."""
 
 import copy
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def own_copy(example: dspy.Example) -> dspy.Example:
 
 
 def own_value(value: Any) -> Any:
-    """Return a copy of a program's input or output, or the value itself if it cannot be copied."""
+    """Return a copy of a field's value, or the value itself if it cannot be copied."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -33,8 +33,8 @@ def own_value(value: Any) -> Any:
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError for the first example that cannot be copied; `name` is the argument's name."""
-    copied: dict[int, Any] = {}  # By id: values that examples share may be large.
+    """Raise a TypeError for the first example that cannot be copied; messages call the argument `name`."""
+    copied: dict[int, Any] = {}  # Keyed by id, because examples may share large values.
     for number, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):
             if type(value) not in IMMUTABLE and id(value) not in copied:
@@ -50,7 +50,6 @@ def _check_copy(value: Any, what: str, memo: dict[int, Any]) -> None:
         copy.deepcopy(value, memo)
     except Exception as error:
         raise UserTypeError(
-            f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets a copy of its own: "
-            "give the class a __deepcopy__, which may return the object itself if the program does not change it, or "
-            "pass plain data"
+            f"{what} is a {type(value).__name__} ({type(error).__name__}: {error}). Each call gets its own copy: pass "
+            "plain data, or define __deepcopy__ in the class, which may return self if the program does not modify it"
         ) from error

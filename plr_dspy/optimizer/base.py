@@ -1,4 +1,4 @@
-"""The base class of the optimizers: runs a compile from its arguments to its report."""
+"""The base class of the optimizers, which runs a compile from its arguments to its report."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class OpenCompile:
     setup: CompileSetup
     work: MetricWork  # makes program calls
     scorer: Evaluator
-    responses: LabelResponses | None = None  # label responses for the search, if any
+    responses: LabelResponses | None = None  # for a search that learns from log-probabilities
 
 
 @arguments
 class DemoOptimizer(Checked, Teleprompter, ABC):
-    """Base class of the optimizers: checks, budget, log, progress, errors and report.
+    """Base class of the optimizers: argument checks, budget, log, progress bar, errors and report.
 
-    Subclasses define `plan`, usually `search`, and whatever else differs. Arguments are as in `PLReorder`.
+    Subclasses define `plan`, and usually override `search`. Arguments are as in `PLReorder`.
 
     Attributes:
-        chooses_by_score: Whether the metric decides; if so, a student without demos competes unchanged.
-        balances_splits: Whether both splits have the same class shares.
+        chooses_by_score: Whether the metric decides; if so, a student without demos also competes as it is.
+        balances_splits: Whether the train and selection splits are stratified by class.
     """
 
     metric: AnyMetric = field(kw_only=False)
@@ -107,7 +107,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     @abstractmethod
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan a compile of this size; raise a ValueError if the budget is too small."""
+        """Return the plan for a compile of this size; raise a ValueError if the budget is too small."""
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
         """Create the search; by default, it proposes random orders."""
@@ -137,20 +137,20 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
 
         Args:
-            student: Program to optimize; it is not changed.
+            student: Program to optimize; it is not modified.
             trainset: Examples to score candidates on. `PLFewShot` uses some as demos instead.
-            teacher: Program whose correct answers become demos in `PLFewShot`, or a list that begins
-                with one; None uses the student.
-            valset: Examples for the final comparison; if None or empty, 20 % of the trainset.
-            seed: Overrides the constructor's seed.
+            teacher: Program whose correct answers become demos in `PLFewShot`, or a list whose first
+                program is used; None uses the student.
+            valset: Examples for the final comparison; if None or empty, 20 % of the trainset are used.
+            seed: Random seed that overrides the constructor's.
 
         Returns:
-            A compiled copy, with the report as plain data in ``reorder_report``.
+            A compiled copy of the student, with the report as plain data in ``reorder_report``.
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
             RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
-            Exception: From the program or the metric; see `max_errors`.
+            Exception: If the program or the metric raises one; see `max_errors`.
         """
         started = time.monotonic()
         self.report = self.best_program = None
@@ -209,7 +209,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""
-        # Users' subclasses may override `get_params` and return new values each time.
+        # Subclasses by users may override `get_params`, so call the base class's.
         options: dict[str, Any] = {"arguments": plain_arguments(Checked.get_params(self))}
         for option in fields(CompileOptions):
             if hasattr(self, option.name):
@@ -224,23 +224,23 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
-        added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
+        filled_predictors = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
         slots = ProgramSlots(program)
         if not slots.slots:
             raise UserError(
-                f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; its "
-                "prompts must show the fields of the examples, of which there must be more than 2): compile it first "
-                "with dspy.BootstrapFewShot or PLFewShot"
+                f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; this "
+                "needs at least 3 examples with fields that its prompts show): compile it first with "
+                "dspy.BootstrapFewShot or PLFewShot"
             )
-        original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
+        original = WITHOUT_DEMOS if filled_predictors and self.chooses_by_score else slots.space.identity
         return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
-        """Yield a compile that can make calls, once its demos are made; close its resources at the end."""
+        """Bootstrap any demos, then yield the open compile; close its resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
-            torch.device("cpu"),  # whatever the caller's default device
+            torch.device("cpu"),  # overrides the caller's default device
             open_log(
                 folder,
                 partial(self._identity, setup),
@@ -272,7 +272,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer_of(setup, work, payer))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make demos by program calls before the search; return the setup with them."""
+        """Bootstrap demos before the search, and return the setup with them; by default, there are none."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
@@ -289,11 +289,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         }
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
-        """Return the scored examples' names in messages, and their keys in the log."""
+        """Return the names of the scored examples for messages, and their keys for the log."""
         return setup.splits.names, [digest(example) for example in setup.scored_examples]
 
     def _run(self, opened: OpenCompile, started: float) -> dspy.Module:
-        """Search, then conclude with the results so far, even after an error."""
+        """Search and conclude; after an error, conclude with the results so far and raise it again."""
         run: CompileRun | None = None
         outcome: Outcome | None = None
         try:
@@ -305,17 +305,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             outcome = run.run()
             return self._conclude(opened, run, outcome, started)
         except BaseException as error:  # including interrupts while the report is built
-            opened.scorer.log.stop()  # Ignore calls still in progress.
+            opened.scorer.log.stop()  # Discard the results of calls in progress.
             run = run or self._make_run(replace(opened, responses=None))
             self._conclude(opened, run, outcome or run.unfinished(error), started)
             raise
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Return the label responses for the search, if any; a first call may be needed to find out."""
+        """Return the label responses for the search, or None; this may make the first calls."""
         return None
 
     def _make_run(self, opened: OpenCompile) -> CompileRun:
-        """Create the run of a compile, once its signal is known."""
+        """Create the run of a compile whose learning signal is known."""
         setup = opened.setup
         kind = CompileRun if setup.plan.racing else PaperRun
         return kind(
@@ -338,8 +338,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         work = opened.work
         decision = outcome.decision
         shares = () if decision.calibration is None else decision.calibration.shares
-        program_in = partial(_program_as_scored, setup, work, shares)
-        finished = self._finish(setup, run, outcome, program_in)
+        build_program = partial(_build_calibrated, setup, work, shares)
+        finished = self._finish(setup, run, outcome, build_program)
         program = finished.program
         names, _ = self._examples(setup, work)
         self.report = report = build_report(
@@ -357,15 +357,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         if self.log_dir is not None:
             try:
                 report.save(Path(self.log_dir) / "report.json")
-            except OSError as error:  # A full disk must not lose paid-for results.
+            except OSError as error:  # A full disk must not discard results that were paid for.
                 logger.warning("the report could not be written to %s: %s", self.log_dir, error)
         return program
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Build the compile's result; `program_in` builds a program as scored."""
-        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
+        """Build the result; `build_program` takes an ordering and the label offsets to calibrate with."""
+        return FinishedProgram(build_program(outcome.decision.ordering, outcome.decision.offsets))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
@@ -374,14 +374,14 @@ def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) ->
     return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
 
-def _program_as_scored(
+def _build_calibrated(
     setup: CompileSetup,
     work: MetricWork,
     shares: Sequence[float],
     ordering: Ordering | WholeProgram,
     offsets: Sequence[float],
 ) -> dspy.Module:
-    """Build the program in this order, calibrated with the offsets it was scored with, if any."""
+    """Build the program with this order; if there are label offsets, calibrate it with them."""
     program = setup.slots.build(ordering)
     record_settings(program)
     if offsets:

@@ -1,4 +1,4 @@
-"""The demos that PLFewShot chooses from, including a teacher's correct answers."""
+"""The demos that PLFewShot chooses from, including those bootstrapped from a teacher's correct answers."""
 
 import logging
 import random
@@ -29,39 +29,43 @@ from plr_dspy.scoring.run_log import CallRecord, error_counts
 
 logger = logging.getLogger(__name__)
 
-# Share of the trainset to use as demos, and the maximum number; the rest is for scoring.
-POOL_SHARE, LARGEST_POOL = 0.25, 50
-ATTEMPTS = 2  # maximum examples to run a teacher on for each demo wanted
-NOT_KNOWN = "..."  # placeholder for a teacher's answer
+POOL_SHARE = 0.25  # share of the trainset that becomes demos; the rest is for scoring
+LARGEST_POOL = 50  # maximum number of examples that become demos
+MAX_ATTEMPTS = 2  # maximum teacher calls per requested demo
+PLACEHOLDER = "..."  # stands for a teacher's answer before it is known
 
 
 def demo_examples(trainset: Examples, valset: Examples, rng: random.Random) -> dict[int, dspy.Example]:
-    """Choose the examples to use as demos, by index, with distinct inputs and evenly mixed classes.
+    """Choose the examples to use as demos, by index: with distinct inputs, and stratified by class.
 
-    They do not depend on the trainset's order, and share no inputs with the valset.
+    The choice does not depend on the trainset's order, and excludes the inputs of the valset.
     """
     sources = [source_of(example.inputs()) for example in trainset]
-    taken = {source_of(example.inputs()) for example in valset}
-    number = min(LARGEST_POOL, round(POOL_SHARE * len(set(sources) - taken)))
+    used_sources = {source_of(example.inputs()) for example in valset}
+    pool_size = min(LARGEST_POOL, round(POOL_SHARE * len(set(sources) - used_sources)))
     labels = [value_key(dict(example.labels().items())) for example in trainset]
     chosen: dict[int, dspy.Example] = {}
     for index in mixed(by_content(trainset), labels, rng, balanced=True):
-        if len(chosen) < number and sources[index] not in taken:
-            taken.add(sources[index])
+        if len(chosen) < pool_size and sources[index] not in used_sources:
+            used_sources.add(sources[index])
             chosen[index] = trainset[index]
     return chosen
 
 
 def pools_of(
-    program: dspy.Module, *, labelled: Mapping[int, dspy.Example], attempts: Sequence[Attempt], given: Sequence[Any]
+    program: dspy.Module,
+    *,
+    labelled: Mapping[int, dspy.Example],
+    attempts: Sequence[Attempt],
+    user_demos: Sequence[Any],
 ) -> dict[str, list[PooledDemo]]:
     """Return each predictor's pool: the distinct demos that its prompt can show.
 
-    The student's own come first, then bootstrapped ones, labelled examples, and the user's list.
+    The student's own demos come first, then bootstrapped ones, labelled examples, and the user's list.
     """
     count = token_counter()
     others: list[tuple[Any, str]] = [(example, f"trainset[{number}]") for number, example in labelled.items()]
-    others += [(demo, f"candidates[{number}]") for number, demo in enumerate(given)]
+    others += [(demo, f"candidates[{number}]") for number, demo in enumerate(user_demos)]
     pools = {}
     for name, predictor in program.named_predictors():
         demos: list[tuple[Any, str]] = [(demo, OWN) for demo in predictor.demos]
@@ -81,12 +85,13 @@ def pools_of(
     return pools
 
 
-def stand_ins(
-    program: dspy.Module, examples: Mapping[int, dspy.Example], wanted: int, *, beside_labelled: bool
+def plan_attempts(
+    program: dspy.Module, examples: Mapping[int, dspy.Example], num_demos: int, *, with_labelled: bool
 ) -> list[Attempt]:
-    """Plan the attempts to bootstrap this many demos, with placeholder demos.
+    """Plan the attempts to bootstrap this many demos, with placeholders for the teacher's answers.
 
-    There are none if all outputs are labels that the labelled examples have: a correct answer would add nothing.
+    Plan none if labelled examples are candidates too, and all outputs are labels that they contain: a correct answer
+    would only repeat them.
     """
     predictors = program.named_predictors()
     outputs: set[str] = set()
@@ -94,29 +99,29 @@ def stand_ins(
     for _, predictor in predictors:
         outputs.update(predictor.signature.output_fields)
         labels.update(output.name for output in label_outputs("", predictor))
-    are_labelled = all(labels <= dict(example).keys() for example in examples.values())
-    if beside_labelled and labels == outputs and are_labelled:
+    have_labels = all(labels <= dict(example).keys() for example in examples.values())
+    if with_labelled and labels == outputs and have_labels:
         return []
     attempts = []
-    for index, example in islice(examples.items(), ATTEMPTS * wanted):
-        known = {field: value for field, value in example.items() if value is not None}
+    for index, example in islice(examples.items(), MAX_ATTEMPTS * num_demos):
+        known_fields = {field: value for field, value in example.items() if value is not None}
         demos = {}
         for name, predictor in predictors:
             fields = predictor.signature.fields
-            if not (beside_labelled and fields.keys() <= known.keys()):
-                demos[name] = dspy.Example({**dict.fromkeys(fields, NOT_KNOWN), **known})
+            if not (with_labelled and fields.keys() <= known_fields.keys()):
+                demos[name] = dspy.Example({**dict.fromkeys(fields, PLACEHOLDER), **known_fields})
         attempts.append(Attempt(index, ("", str(index)), demos, CallRecord(None)))
     return attempts
 
 
 class TeacherWork(MetricWork):
-    """Runs the teacher on examples, as DSPy's `BootstrapFewShot` does; records hold the demos.
+    """Runs the teacher on examples as DSPy's `BootstrapFewShot` does, and records its correct answers as demos.
 
-    An uncompiled teacher without demos is shown labelled examples, and metrics that take three
-    arguments get DSPy's trace.
+    The student, or an uncompiled teacher, gets labelled examples if it has no demos. A metric with a
+    third parameter gets DSPy's trace.
     """
 
-    ways_out = " of the teacher's calls that make demos: pass another teacher, candidates='labeled' or max_errors"
+    failure_advice = " of the teacher: pass another teacher, candidates='labeled', or a larger max_errors"
 
     def __init__(self, setup: CompileSetup) -> None:
         options = setup.options
@@ -128,9 +133,10 @@ class TeacherWork(MetricWork):
         teacher = setup.program if setup.teacher is None else setup.teacher
         _check_structure(setup.program, teacher)
         labelled: dict[str, list[Any]] = {}
-        is_bare = not any(predictor.demos for predictor in teacher.predictors())
-        if is_bare and (setup.teacher is None or not is_compiled(teacher)):
-            rng = random.Random(0)  # Like LabeledFewShot, which itself would drop the program's model.
+        has_demos = any(predictor.demos for predictor in teacher.predictors())
+        if not has_demos and (setup.teacher is None or not is_compiled(teacher)):
+            # LabeledFewShot draws the same demos, but would drop the program's model.
+            rng = random.Random(0)
             number = min(options.max_demos, len(examples))
             labelled = {name: rng.sample(examples, number) for name, _ in teacher.named_predictors()}
         self.teacher = ProgramFactory(teacher).build(labelled)
@@ -139,7 +145,7 @@ class TeacherWork(MetricWork):
         self._demos = {name: list(predictor.demos) for name, predictor in self._predictors.items()}
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Run the teacher on an example, without any demos that show it."""
+        """Run the teacher on an example, without demos that show this example."""
         for name, predictor in self._predictors.items():
             predictor.demos = [demo for demo in self._demos[name] if not shown_by([demo], [self.examples[example]])]
         prediction = self._answered(self.teacher, example)
@@ -164,25 +170,31 @@ class TeacherWork(MetricWork):
 
 
 def _check_structure(student: dspy.Module, teacher: dspy.Module) -> None:
-    """Raise unless the teacher has the student's predictors, with equal signatures."""
-    signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
-    needed = {name: predictor.signature for name, predictor in student.named_predictors()}
-    if list(signatures) != list(needed) or not all(needed[name].equals(signatures[name]) for name in needed):
+    """Raise a ValueError unless the teacher has the student's predictors, with equal signatures."""
+    teacher_signatures = {name: predictor.signature for name, predictor in teacher.named_predictors()}
+    names = [name for name, _ in student.named_predictors()]
+    has_structure = names == list(teacher_signatures)
+    for name, predictor in student.named_predictors():
+        has_structure = has_structure and predictor.signature.equals(teacher_signatures[name])
+    if not has_structure:
         raise UserError(
-            f"teacher must be a program with the predictors of student, {list(needed)}, and their instructions and "
-            f"fields; it has {list(signatures)}: give it those of student"
+            f"teacher must have the student's predictors {names}, with the same instructions and fields; it has "
+            f"{list(teacher_signatures)}: create it from the student's modules and signatures"
         )
 
 
-def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attempt]:
-    """Run the teacher on one example at a time until enough of its answers are correct."""
+def make_attempts(setup: CompileSetup, evaluator: ProgramEvaluator) -> list[Attempt]:
+    """Run the teacher on one example at a time until enough of its answers are correct.
+
+    Its calls may use up to `BOOTSTRAP_SHARE` of the time and the cost.
+    """
     options = setup.options
-    log = teaching.log
-    budget = teaching.budget
-    cost_of_student = budget.expected_cost
+    log = evaluator.log
+    budget = evaluator.budget
+    student_cost = budget.expected_cost
     prompt = f"bootstrapped by {digest([setup.teacher, options.metric_threshold, options.max_demos, setup.seed])}"
-    contents = list(map(digest, setup.demo_examples.values()))
-    log.number_examples(contents)
+    keys = list(map(digest, setup.demo_examples.values()))
+    log.number_examples(keys)
     if setup.teacher is not None:
         budget.expect(None if options.max_cost is None else size_of_call(setup, setup.teacher).cost)
     budget.share = BOOTSTRAP_SHARE
@@ -193,40 +205,43 @@ def make_attempts(setup: CompileSetup, teaching: ProgramEvaluator) -> list[Attem
             break
         key = (prompt, index)
         if not budget.recall(key):
-            teaching.pay({key: None})
+            evaluator.pay({key: None})
         if key not in log.records:
-            logger.warning("bootstrapping ended after %d examples, for it has a quarter of time and money", index)
+            logger.warning(
+                "bootstrapping stopped after %d examples, because its quarter of max_seconds or max_cost is used up",
+                index,
+            )
             break
         record = log.records[key]
         demos = {predictor: dspy.Example(fields) for predictor, fields in (record.value or {}).items()}
         num_right += bool(demos)
-        attempts.append(Attempt(number, (prompt, contents[index]), demos, record))
+        attempts.append(Attempt(number, (prompt, keys[index]), demos, record))
     budget.share = 1.0
     if setup.teacher is not None:
-        budget.expect(cost_of_student)
+        budget.expect(student_cost)
     if not num_right:
         logger.warning("no demo was bootstrapped%s", why_none(attempts))
     return attempts
 
 
 def why_none(attempts: Sequence[Attempt]) -> str:
-    """Explain why no demo was made, and suggest what to do; as the end of a sentence."""
-    errors = Counter(attempt.cell.error for attempt in attempts if attempt.cell.error)
+    """Return the reason why no demo was bootstrapped, with advice, as the end of a sentence."""
+    errors = Counter(attempt.record.error for attempt in attempts if attempt.record.error)
     if not attempts:
-        return ": a quarter of max_seconds or max_cost is too little for a call: raise it"
+        return ": a quarter of max_seconds or max_cost is too little for one call; raise it"
     if errors.total() <= len(attempts) / 2:
         return (
-            f": none of {len(attempts)} calls of the teacher gave an answer that scores enough, and that DSPy's trace "
-            "holds: see that the metric compares the right fields, and start threads with dspy.Parallel"
+            f": none of the teacher's {len(attempts)} answers scored high enough and appeared in DSPy's trace; check "
+            "that the metric compares the right fields, and start threads with dspy.Parallel"
         )
     ((error, number),) = errors.most_common(1)
-    cure = "mend the program or the metric, or pass another teacher"
+    cure = "fix the program or the metric, or pass another teacher"
     if error == AdapterParseError.__name__:
         cure = adapter_advice()
-    return f": {number} of {len(attempts)} calls of the teacher ended in {error}: {cure_of([error], otherwise=cure)}"
+    return f": {number} of the teacher's {len(attempts)} calls raised {error}; {cure_of([error], otherwise=cure)}"
 
 
 def attempt_errors(attempts: Sequence[Attempt]) -> list[ErrorCount]:
-    """Count the attempts that raised an exception, by type."""
-    records = [(("", attempt.example), replace(attempt.cell, outcome="gave no demo")) for attempt in attempts]
+    """Count the attempts that raised an exception, by exception type."""
+    records = [(("", attempt.example), replace(attempt.record, outcome="gave no demo")) for attempt in attempts]
     return error_counts(records, {attempt.example: f"trainset[{attempt.example}]" for attempt in attempts})

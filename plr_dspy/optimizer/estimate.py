@@ -20,7 +20,7 @@ from plr_dspy.scoring.budget import Budget, cost_of, price_of
 from plr_dspy.scoring.run_log import RunLog
 
 SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
-BOOTSTRAP_SHARE = 0.25  # maximum share of time and money for a teacher's demos
+BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Estimate:
 
     Attributes:
         program_calls: Maximum program calls in all phases.
-        bootstrap_calls: Those that make demos before the search.
-        plan: Later phases, with their examples and program calls.
-        prompt_tokens: Approximate tokens of all prompts, as GPT-4o counts them; None if prompts cannot be built.
-        cost: Approximate US dollars at litellm's list prices, for answers as long as the demos',
-            ignoring hidden reasoning and `max_cost`. None if a price is unknown, or the metric calls a
-            language model.
+        bootstrap_calls: Program calls that bootstrap demos before the search.
+        plan: Numbers of examples and program calls in the later phases.
+        prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer; None if prompts cannot be built.
+        cost: Approximate cost in US dollars at litellm's list prices, for answers as long as the
+            demos'. It ignores hidden reasoning tokens and `max_cost`. None if a price is unknown, or
+            the metric calls a language model.
         affordable_calls: Approximate number of calls that `max_cost` pays for; None if `cost` is None.
     """
 
@@ -52,7 +52,7 @@ class Estimate:
         if self.cost is not None:
             text += f", about {dollars(self.cost)} (answers as long as the demos')"
         if self.affordable_calls is not None and self.affordable_calls < self.program_calls:
-            text += f"; max_cost ends it earlier, after about {self.affordable_calls:,} calls"
+            text += f"; max_cost ends the compile after about {self.affordable_calls:,} calls"
         plan = self.plan
         phases = {
             "bootstrapped demos": self.bootstrap_calls,
@@ -94,14 +94,14 @@ def estimate_cost(setup: CompileSetup) -> Estimate:
 
 
 class CallSize(NamedTuple):
-    """Mean size of a program call."""
+    """The mean prompt tokens and cost of a program call."""
 
-    tokens: float | None  # of all its prompts; None if they cannot be built
+    tokens: float | None  # in all its prompts; None if they cannot be built
     cost: float | None  # dollars; None if a price or an answer's length is unknown, or the metric calls a model
 
 
 def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> CallSize:
-    """Return the mean size of a call to the program or its teacher, for answers as long as the demos'."""
+    """Estimate the size of a call to the program or its teacher, for answers as long as the demos'."""
     examples = setup.scored_examples[:SAMPLED_PROMPTS]
     count = token_counter()
     tokens: dict[str, Any] = defaultdict(Counter)
@@ -116,7 +116,7 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
                 if answers:
                     sizes["completion_tokens"] = count(answers) / len(answers)
                 tokens[str(lm.model)].update(sizes)
-    except Exception:  # A failing adapter, or a message unknown to litellm, is no reason to refuse an estimate.
+    except Exception:  # The adapter or litellm may fail; the other figures are still useful.
         return CallSize(None, None)
     cost = cost_of(tokens)
     if cost is None or math.isnan(cost) or language_models(setup.options.metric):
@@ -128,10 +128,10 @@ def size_of_call(setup: CompileSetup, teacher: dspy.Module | None = None) -> Cal
 
 def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
     """Return the prompt for an example; missing inputs are taken from the first demo."""
-    known: list[Any] = [example.inputs(), *predictor.demos[:1]]
+    sources: list[Any] = [example.inputs(), *predictor.demos[:1]]
     inputs = {}
     for name in predictor.signature.input_fields:
-        inputs[name] = next((fields[name] for fields in known if name in fields), "")
+        inputs[name] = next((fields[name] for fields in sources if name in fields), "")
     demos = predictor.demos
     if isinstance(predictor, RetrievingPredict):
         demos = predictor.shown(inputs)
@@ -139,7 +139,7 @@ def _prompt_of(predictor: dspy.Predict, example: dspy.Example) -> Messages:
 
 
 def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float | None = None) -> Budget:
-    """Return the budget of a compile that began at `started`; `log` holds what earlier runs paid for.
+    """Return the budget of a compile that started at `started`; `log` holds the calls of earlier runs.
 
     Raises:
         ValueError: If `max_cost` is set and a model has no price.

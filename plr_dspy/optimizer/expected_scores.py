@@ -1,4 +1,4 @@
-"""Expected scores of the arrangements of demos, and of the ways to show them."""
+"""Expected scores of all candidates, for the report's comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class ExpectedScore:
     """A candidate's expected score on new examples."""
 
     candidate: Candidate
-    offsets: Sequence[float]  # label offsets that calibrate its answers
+    offsets: Sequence[float]  # label offsets of its calibration; empty if uncalibrated
     score: float
     interval: tuple[float, float]
     num_examples: int  # examples that it was scored on
@@ -43,7 +43,7 @@ class ExpectedScore:
 def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
-    A score is the unchanged original's plus the expected gain, so its interval includes both errors.
+    A score is the unchanged original's score plus the expected gain, so its interval covers the errors of both.
     """
     original = run.original
     decision = outcome.decision
@@ -54,16 +54,16 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
-    scaled = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
+    to_metric_scale = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
     means = fitted.expected_scores(reference)
-    before = scaled(fitted.as_it_is(reference))
+    uncalibrated_score = to_metric_scale(fitted.as_it_is(reference))
     expected = []
     for candidate in candidates:
-        score = scaled(means[candidate])
+        score = to_metric_scale(means[candidate])
         offsets: Sequence[float] = ()
-        # Do not calibrate the original if that is no better, or if it was returned unchanged.
-        if candidate == reference and (before >= score or decision.chosen == 0):
-            score = before
+        # Leave the original uncalibrated if calibration does not help, or if it was returned unchanged.
+        if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
+            score = uncalibrated_score
         elif fitted.calibrating:
             calibration = fitted.calibration(candidate)
             offsets = calibration.offsets if calibration else ()
@@ -90,7 +90,7 @@ def best_by_number(
     setup: CompileSetup, slots: PoolSlots, expected: Sequence[ExpectedScore], outcome: Outcome
 ) -> dict[int, ExpectedScore]:
     """Return the best arrangement for each number of demos; the chosen one takes precedence."""
-    if outcome.stop.reason is StopReason.ERROR:  # Scores may come from failures.
+    if outcome.stop.reason is StopReason.ERROR:  # Some scores may come from failed calls.
         return {}
     best: dict[int, ExpectedScore] = {}
     for candidate_score in sorted(expected, key=lambda score: score.candidate != outcome.decision.ordering):
@@ -103,10 +103,10 @@ def best_by_number(
 def compare_ways(
     setup: CompileSetup, slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate
 ) -> RetrievalReport:
-    """Compare the ways to show demos by the best candidate of each."""
+    """Compare fixed, retrieved and no demos by the best candidate of each kind."""
     best: dict[str, ExpectedScore] = {}
     for score in expected:
-        best.setdefault(_way_of(setup, slots, score), score)
+        best.setdefault(_kind_of(setup, slots, score), score)
     variation = None
     text = ""
     if isinstance(chosen, WholeProgram) and slots.variation(chosen) is not None:
@@ -116,14 +116,14 @@ def compare_ways(
         variation=variation,
         text=text,
         num_pooled=sum(len(pool.demos) for pool in slots.found.values()),
-        alternatives=[score.alternative(way) for way, score in best.items()],
+        alternatives=[score.alternative(kind) for kind, score in best.items()],
     )
 
 
-def _way_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
-    """Name the way in which a candidate shows demos."""
+def _kind_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
+    """Return the report's name for the kind of demos that a candidate shows."""
     if expected.candidate == setup.original:
         return "your program, calibrated" if expected.offsets else "your program"
     if slots.variation(expected.candidate) is not None:
-        return "the best found demos"
+        return "the best retrieved demos"
     return "the best fixed demos" if expected.num_demos else "no demos"

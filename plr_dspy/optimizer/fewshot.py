@@ -17,7 +17,7 @@ from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
+from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
 from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
@@ -41,30 +41,33 @@ class PLFewShot(LearningOptimizer):
     """Choose which demos a program shows, how many, and in what order, within a budget of program calls.
 
     A quarter of the trainset (at most 50 examples) becomes demos; the rest is for scoring. The
-    unchanged student competes, and stays unless a candidate is three times as likely to be better as
-    worse.
+    unchanged student competes too, and is replaced only by a candidate that is at least three times as
+    likely to be better as to be worse.
 
     Args:
         metric: As in `PLReorder`. When demos are bootstrapped, a metric with a third parameter gets DSPy's ``trace``.
-        demos: "fixed" shows the same demos for every input. "retrieved" shows the most similar ones of
-            the whole trainset for each input, in the best of five ways; the result and its file hold
-            the trainset. With "auto", both compete. "retrieved" with ``max_metric_calls=0`` makes no
-            calls.
+        demos: "fixed" shows the same demos for every input. "retrieved" shows the examples of the whole
+            trainset that are most similar to each input, in the best of five variations; the result
+            and its file contain the trainset. With "auto", both compete. "retrieved" with
+            ``max_metric_calls=0`` makes no calls.
         embedder: A ``dspy.Embedder`` to find similar inputs; None compares their words (TF-IDF).
-        max_demos, min_demos: Limits on each predictor's demos; if there are fewer, it can show all.
-        candidates: Source of the demos: "labeled" takes examples of the trainset, "bootstrapped" a
-            teacher's correct answers to them, and "both" calls no teacher if all outputs are labels
-            that the examples have; or a list of demos. The student's own always compete.
-        max_demo_tokens: Maximum tokens of all demos together, as GPT-4o counts them. Only the unchanged
+        max_demos, min_demos: Maximum and minimum number of demos per predictor. If fewer than
+            `min_demos` are available, a predictor may show all of them.
+        candidates: Source of the demos. "labeled" uses examples of the trainset, and "bootstrapped" a
+            teacher's correct answers to them. "both" uses both, but calls no teacher if all outputs are
+            labels that the examples contain. A list of demos is used instead of the trainset. The
+            student's own demos always compete.
+        max_demo_tokens: Maximum total tokens of all demos by GPT-4o's tokenizer. Only the unchanged
             student may exceed it.
-        max_bootstrapped: Maximum examples to bootstrap demos from. A teacher is run on at most twice as many.
+        max_bootstrapped: Maximum examples to bootstrap demos from. The teacher runs on at most twice as many.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
-        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
+        auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
+            requires `max_metric_calls`.
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
     Attributes:
-        report: As in `PLReorder`. Demos are numbered as in the pool, which ``report.slots`` lists with
-            their origins. ``report.best_by_number`` has the best arrangement for each number of demos.
+        report: As in `PLReorder`. Demo numbers are indices into the pools, which ``report.slots`` lists
+            with the demos' origins. ``report.best_by_number`` has the best arrangement for each number.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -87,7 +90,7 @@ class PLFewShot(LearningOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._makers: dict[int, Callable[[], dspy.Module]] = {}  # program builders by number of demos
+        self._builders: dict[int, Callable[[], dspy.Module]] = {}  # by number of demos
         self._vectors: dict[Any, dict[str, Array]] = {}  # embeddings of texts, by embedder
 
     def check_together(self) -> None:
@@ -98,92 +101,100 @@ class PLFewShot(LearningOptimizer):
         smoothing_of(self.update)
         without_calls = self.demos == "retrieved" and self.calibrate is False and self.candidates != "bootstrapped"
         if self.max_metric_calls == 0 and not without_calls:
-            needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
-            raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
+            raise UserError(
+                "max_metric_calls=0 needs demos='retrieved', calibrate=False and candidates that are not bootstrapped: "
+                "pass these, or raise max_metric_calls"
+            )
         if self.demos == "fixed" and self.embedder is not None:
-            raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+            raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
 
     def program_with(self, num_demos: int) -> dspy.Module:
-        """Build the program with the best arrangement of this many demos in the last compile.
+        """Build the last compile's program with the best arrangement of this many demos.
 
         Args:
-            num_demos: Number of demos over all predictors.
+            num_demos: Total number of demos in all predictors.
+
+        Raises:
+            ValueError: If no arrangement with this many demos was scored.
         """
-        if self.report is None or not self._makers:
-            raise UserError("program_with needs scored demos: call compile with a budget of calls first")
-        if type(num_demos) is not int or num_demos not in self._makers:
-            raise UserError(f"num_demos must be one of {list(self._makers)}: so many were scored; got {num_demos!r}")
-        return self._makers[num_demos]()
+        if self.report is None or not self._builders:
+            raise UserError("program_with needs scored arrangements: call compile first, with max_metric_calls above 0")
+        if type(num_demos) is not int or num_demos not in self._builders:
+            raise UserError(f"num_demos must be one of {list(self._builders)}, which were scored; got {num_demos!r}")
+        return self._builders[num_demos]()
 
     def _choices(
         self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
-        """Return the demos to choose from, assuming that the teacher makes all allowed attempts."""
-        given = self._given
-        examples = {} if given else demo_examples(trainset, valset, rng)
-        if not (given or examples or any(predictor.demos for predictor in program.predictors())):
+        """Return the demos to choose from, assuming that the teacher makes all planned attempts."""
+        user_demos = self._user_demos
+        examples = {} if user_demos else demo_examples(trainset, valset, rng)
+        if not (user_demos or examples or any(predictor.demos for predictor in program.predictors())):
             raise UserError(
-                "trainset must hold more examples with different inputs, none of them in valset, as some are needed as "
-                "demos: pass 100 or more, or demos of your own in candidates"
+                "trainset has too few distinct inputs outside valset to use some as demos; it has "
+                f"{len(trainset)} examples: pass at least 100, or a list of demos as candidates"
             )
         attempts: list[Attempt] = []
         if self.max_metric_calls != 0 and self.candidates in ("both", "bootstrapped"):
-            attempts = stand_ins(program, examples, self.max_bootstrapped, beside_labelled=self.candidates == "both")
-        findable: Mapping[int, dspy.Example] = {}
-        if self.demos != "fixed" and not given:
+            with_labelled = self.candidates == "both"
+            attempts = plan_attempts(program, examples, self.max_bootstrapped, with_labelled=with_labelled)
+        retrievable: Mapping[int, dspy.Example] = {}
+        if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order.
-            findable = {index: trainset[index] for index in by_content(trainset)}
-        slots = self._slots(program, examples, findable, attempts)
+            retrievable = {index: trainset[index] for index in by_content(trainset)}
+        slots = self._slots(program, examples, retrievable, attempts)
         if not (slots.slots or attempts):
             raise UserError(
-                "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
-                "Pass candidates='bootstrapped', or a list of demos with the fields of the signature"
+                "there are no demos to choose from: the student has none, and its prompts cannot show the candidates. "
+                "Pass candidates='bootstrapped', or a list of demos with the signature's fields"
             )
         original = slots.original
         if self.max_metric_calls == 0:
             assert isinstance(slots, RetrievalSlots)
             original = slots.without_calls
-        others = list(given)
+        others = list(user_demos)
         if self.demos != "retrieved":
             others += examples.values()
         if isinstance(teacher, (list, tuple)):
             teacher = teacher[0] if teacher else None
         if teacher is not None and not isinstance(teacher, dspy.Module):
-            raise UserTypeError(f"teacher must be a dspy.Module; got {type(teacher).__name__}")
+            raise UserTypeError(
+                f"teacher must be a dspy.Module; got {type(teacher).__name__}: pass a program, or leave it out"
+            )
         return DemoChoices(
             program=program,
             slots=slots,
             original=original,
             others=others,
             demo_examples=examples,
-            findable=findable,
+            retrievable=retrievable,
             teacher=teacher,
             attempts=attempts,
         )
 
     @property
-    def _given(self) -> Sequence[Any]:
-        """The demos that the user passed as candidates."""
+    def _user_demos(self) -> Sequence[Any]:
+        """The list of demos that the user passed as candidates, if any."""
         return [] if isinstance(self.candidates, str) else self.candidates
 
     def _slots(
         self,
         program: dspy.Module,
         examples: Mapping[int, dspy.Example],
-        findable: Mapping[int, dspy.Example],
+        retrievable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
     ) -> PoolSlots:
-        """Return the slots and their pools after these attempts."""
-        labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
-        # Pool fixed and retrieved demos together, to render each one once.
-        pools = pools_of(program, labelled=labelled, attempts=attempts, given=self._given)
-        only_findable = {f"trainset[{number}]" for number in findable.keys() - examples.keys()}
+        """Build the slots, whose pools include the demos of these attempts."""
+        labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
+        # Build one pool of fixed and retrieved demos, so that each demo is rendered once.
+        pools = pools_of(program, labelled=labelled, attempts=attempts, user_demos=self._user_demos)
+        only_retrieved = {f"trainset[{number}]" for number in retrievable.keys() - examples.keys()}
         fixed = {}
         for name, demos in pools.items():
-            fixed[name] = [demo for demo in demos if demo.origin not in only_findable]
+            fixed[name] = [demo for demo in demos if demo.origin not in only_retrieved]
         limits: dict[str, Any] = {
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
@@ -194,7 +205,7 @@ class PLFewShot(LearningOptimizer):
         max_tokens = self.max_demo_tokens
         if max_tokens is not None:
             max_tokens //= max(1, len(pools))
-        places = {f"trainset[{number}]": place for place, number in enumerate(findable)}
+        places = {f"trainset[{number}]": place for place, number in enumerate(retrievable)}
         retrieved = {}
         for name, demos in pools.items():
             others = [
@@ -205,13 +216,13 @@ class PLFewShot(LearningOptimizer):
             limits |= {"min_demos": 0, "max_demos": 0}
             if any(fixed.values()) and not (any(retrieved.values()) or attempts):
                 raise UserError(
-                    "demos='retrieved' needs demos that can be found for an input: pass examples that the student's "
-                    "own demos do not show, with the fields of the signature and within max_demo_tokens"
+                    "demos='retrieved' needs examples to retrieve; there are none: pass examples that have the "
+                    "signature's fields, fit into max_demo_tokens, and are not among the student's demos"
                 )
         known = self._vectors.setdefault(self.embedder, {})
         nearest = variations(self.max_demos, self.min_demos, max_tokens)
-        found_in = make_pools(program, retrieved, examples=findable, embedder=self.embedder, known=known)
-        return RetrievalSlots(program, fixed, nearest=nearest, found=found_in, **limits)
+        retrieval_pools = make_pools(program, retrieved, examples=retrievable, embedder=self.embedder, known=known)
+        return RetrievalSlots(program, fixed, nearest=nearest, found=retrieval_pools, **limits)
 
     def _with_slots(self, setup: CompileSetup, slots: PoolSlots) -> CompileSetup:
         """Return the setup with these slots, and with a plan for them."""
@@ -221,33 +232,33 @@ class PLFewShot(LearningOptimizer):
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
         """Bootstrap demos with the teacher, and plan the search among all demos."""
         if self._needing_logprobs:
-            self.work(setup)  # This raises, before any call, if there can be none.
+            self.work(setup)  # raises before any call if the program or the metric rules them out
         names = [f"trainset[{number}]" for number in setup.demo_examples]
-        teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
-        attempts = make_attempts(setup, teaching)
-        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts)
-        if slots.space.num_distinct < 2 and all(attempt.cell.outcome == FAILED for attempt in attempts):
-            raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
+        teacher_evaluator = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
+        attempts = make_attempts(setup, teacher_evaluator)
+        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, attempts)
+        if slots.space.num_distinct < 2 and all(attempt.record.outcome == FAILED for attempt in attempts):
+            raise RuntimeError(f"there are no demos to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
         if setup.plan.max_metric_calls is not None:
-            teaching.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
+            teacher_evaluator.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
         return setup
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Build the compile's result, and keep builders of the best program for each number of demos."""
+        """Build the result, and keep a builder of the best program for each number of demos."""
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         expected = expected_scores(slots, run, outcome)
         best = best_by_number(setup, slots, expected, outcome)
-        self._makers = {}
+        self._builders = {}
         for number, score in best.items():
-            self._makers[number] = partial(program_in, score.candidate, score.offsets)
+            self._builders[number] = partial(build_program, score.candidate, score.offsets)
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
-        program = program_in(outcome.decision.ordering, outcome.decision.offsets)
+        program = build_program(outcome.decision.ordering, outcome.decision.offsets)
         obstacle = json_obstacle(program)
         if obstacle:
             logger.warning("%s", obstacle)

@@ -13,47 +13,48 @@ from plr_dspy.programs.checks import Count, Fraction, WholeNumber, arguments
 
 @arguments
 class PLReorder(LearningOptimizer):
-    """Find the best order of a program's demos among those that a learnt Plackett-Luce distribution proposes.
+    """Find the best order of a program's demos by sampling from a learnt Plackett-Luce distribution.
 
-    Demos, instructions and weights stay as they are: run it after an optimizer that chooses demos.
+    Demos, instructions and weights do not change, so run it after an optimizer that chooses demos.
     Source: "PLR: Plackett-Luce for Reordering In-Context Learning Examples", arXiv:2603.21373.
 
     Args:
-        metric: ``metric(example, prediction)``; larger is better. Bools, numbers and ``Prediction(score=...)`` count.
-            Other parameters, such as ``trace``, get their defaults, or None.
+        metric: ``metric(example, prediction)`` returns a bool, a number or a ``Prediction(score=...)``; larger is
+            better. Other parameters, such as ``trace``, get their defaults, or None.
         signal: What the search learns from: "score" is the metric's score; "logprobs" adds the
-            log-probabilities of labels, so that it needs a fraction of the calls. They are available if
-            exactly one output is a Literal, an enum or a bool, the metric needs only its value, and the
-            endpoint returns them. "auto" uses them if available; otherwise, the report says why not.
-        calibrate: Choose the order by calibrated answers, and return a `CalibratedProgram`
-            (docs/calibration.md), without extra calls. It needs log-probabilities. True uses the label
+            log-probabilities of labels, which saves most of the calls. They are available if exactly
+            one output is a Literal, an enum or a bool, the metric depends only on this output, and the
+            endpoint returns them. "auto" uses them if available; if not, the report gives the reason.
+        calibrate: Whether to choose the order by calibrated answers and return a `CalibratedProgram`
+            (docs/calibration.md). This needs log-probabilities, but no extra calls. True uses the label
             shares that score best; a dict gives the share of each label. Gains are over the unchanged
             student.
         update: "mle", "ema", "mixture", or an update object such as ``MixtureEM(num_components=2)``.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). "paper" runs PLR
-            Algorithm 1 with the paper's values. None takes `max_metric_calls`.
-        max_metric_calls: Budget in program calls, which overrides `auto`; never exceeded.
-        max_seconds: No program call starts later than this. The final comparison keeps its share.
-        max_cost: Budget in US dollars, including calls in `log_dir`. No call starts that may exceed it,
-            judging by the calls so far. Each model needs a price.
-        stop_at_score: Estimated score of an order on the train split that ends the search.
-        patience: Consecutive rounds without a better order that end the search.
-        min_probability: Minimum probability of being better on new examples for an order to replace the
-            original. None requires better to be three times as likely as worse; with auto="paper", it
-            is 0.
+            Algorithm 1 with the paper's values. None requires `max_metric_calls`.
+        max_metric_calls: Maximum number of program calls; overrides `auto`.
+        max_seconds: Time limit in seconds, after which no program call starts. Part of it is reserved for
+            the final comparison.
+        max_cost: Maximum cost in US dollars, including calls in `log_dir`. No call starts if, judging by
+            earlier calls, it might exceed this. The price of each model must be known.
+        stop_at_score: The search ends once an order's estimated score on the train split reaches this value.
+        patience: The search ends after this many consecutive rounds without a better order.
+        min_probability: An order replaces the original only if the probability that it is better on new
+            examples is at least this. None requires it to be three times as likely to be better as to
+            be worse; with auto="paper", None means 0.
         num_iterations, num_samples, elite_fraction, num_final_draws: T, B, rho and K of PLR Algorithm 1; None leaves
             them to `auto`.
-        num_demos: Labelled demos to add to a student without any; None makes that an error.
+        num_demos: Number of labelled demos to add to a student without demos; None raises an error instead.
         num_threads: Maximum concurrent program calls; None uses DSPy's setting.
-        max_errors: Number of failed program calls that ends the compile with the last one's exception.
-            None uses DSPy's setting, or a twentieth of the calls made if that is more. Failures on the
-            same example count once. Unparsable answers are wrong, not failures.
+        max_errors: Number of failed program calls after which the compile raises the last one's exception.
+            None uses DSPy's setting or 5 % of the calls made, whichever is larger. Failures on the
+            same example count once. Unparsable answers count as wrong, not as failures.
         seed: Random seed.
         log_dir: Folder for finished calls (``calls.jsonl``) and the report (``report.json``). A compile
             with the same program, metric, models and examples does not repeat these calls.
-        accept_changes: Continue from a `log_dir` even if the program, the metric, a model or an example
-            has changed, and repeat all calls that failed at the provider.
-        display_progress: Show a progress bar and, without log handlers, a line for each round.
+        accept_changes: Whether to reuse the calls in `log_dir` even if the program, the metric, a model or
+            an example has changed. Calls that failed at the provider are repeated.
+        display_progress: Whether to show a progress bar and, without log handlers, a line for each round.
 
     Attributes:
         report: The `Report` of the last compile, even after an interrupt or an error.
@@ -76,7 +77,7 @@ class PLReorder(LearningOptimizer):
         super().check_together()
         if self.auto == "paper" and self._needing_logprobs:
             argument = self._needing_logprobs
-            raise UserError(f"auto='paper' learns from scores alone, as the paper does: leave out {argument}")
+            raise UserError(f"auto='paper' learns only from scores, as in the paper; got {argument}: leave it out")
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         shape: dict[str, Any] = {
@@ -91,4 +92,4 @@ class PLReorder(LearningOptimizer):
 
     @property
     def balances_splits(self) -> bool:
-        return self.auto != "paper"  # The paper only shuffles.
+        return self.auto != "paper"  # The paper's splits are not stratified.

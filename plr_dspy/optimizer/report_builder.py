@@ -26,12 +26,12 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import WRONG, error_counts
 from plr_dspy.search.space import Ordering, WholeProgram
 
-LONGEST = 500  # maximum characters of a field in a report
+MAX_CHARACTERS = 500  # maximum characters of a demo's field in a report
 
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """A compile's program, and its report's entries on the chosen demos."""
+    """The program that a compile returns, and the report's entries on its demos."""
 
     program: dspy.Module
     best_by_number: list[Alternative] = field(default_factory=list)
@@ -49,17 +49,17 @@ def build_report(
     signal: Signal | None,
     seconds: float,
 ) -> Report:
-    """Build the report of a finished compile; `names` are the examples'."""
+    """Build the report of a finished compile; `names` are those of the scored examples."""
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Attempts to bootstrap demos are reported apart from the calls that scored candidates.
+    # Calls that bootstrapped demos are reported separately from calls that scored candidates.
     bootstrapping = {attempt.key[0] for attempt in setup.attempts}
     scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
     original = setup.original
-    if isinstance(setup.slots, PoolSlots):  # Without calls, retrieval takes the place of the original.
+    if isinstance(setup.slots, PoolSlots):  # Without calls, `setup.original` retrieves demos.
         original = setup.slots.original
     return Report(
         original=_program_state(setup, original, scorer),
@@ -103,7 +103,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
 
 
 def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, scorer: Evaluator) -> ProgramState:
-    """Count the demos that an ordering shows, and the outcomes of its calls."""
+    """Count the demos that an ordering shows, and its calls by outcome."""
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
@@ -145,5 +145,5 @@ def _demo_texts(predictor: dspy.Predict, demo: Any, redact: Redactor) -> dict[st
     for name, info in predictor.signature.fields.items():
         if name in demo:
             text = replaced_in(format_field_value(info, demo[name]), lambda data: "[data]")
-            texts[name] = shorten(redact(text).encode(errors="replace").decode(), LONGEST)
+            texts[name] = shorten(redact(text).encode(errors="replace").decode(), MAX_CHARACTERS)
     return texts

@@ -1,4 +1,4 @@
-"""Checks whether the order of demos matters, before a budget is spent on a search."""
+"""Measures whether the order of demos matters, before a search spends its budget."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
 
-SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
+MIN_SEARCHED = 100  # A search is assumed to find the best of at least this many random orders.
 NUM_ORDERS = 10
 MIN_ORDERS = 3
-MIN_EXAMPLES = 10  # minimum examples for each order; fewer hardly tell anything from chance
-WORTHWHILE = 0.01  # smallest gain that makes a search worth its calls
+MIN_EXAMPLES = 10  # minimum examples per order; with fewer, differences are mostly chance
+WORTHWHILE = 0.01  # smallest gain that justifies a search
 
 
 @dataclass(frozen=True)
 class OrderSensitivity:
-    """How much the order of a program's demos matters on new examples; `print` explains it.
+    """The effect of the order of demos on a program's scores; `print` explains it.
 
     Attributes:
-        scores: Mean score of each order, the program's own first, then random ones, or all there are.
-        num_distinct, num_examples: Distinct orders of the demos, and examples that each order was scored on.
-        num_unusable: Unparsable answers and prompts too long for the model, which count as wrong.
-        p_value: Probability of mean scores this far apart if all orders score the same on new examples.
+        scores: Mean score of each order: the program's own first, then random ones.
+        num_distinct, num_examples: Number of distinct orders of the demos, and of examples scored per order.
+        num_unusable: Number of calls without a parsable answer or with too long a prompt; these count as wrong.
+        p_value: Probability of mean scores at least this far apart if all orders score the same on new examples.
         deviation, deviation_interval: Standard deviation of the true scores of all orders, and its 95 % interval.
-        expected_gain, gain_interval: True gain of the best of `num_searched` orders over the program's
+        expected_gain, gain_interval: Expected gain of the best of `num_searched` orders over the program's
             own, and its 95 % interval.
     """
 
@@ -75,23 +75,23 @@ class OrderSensitivity:
         if self.matters:
             least, largest = self.deviation_interval
             lines.append(
-                f"The order matters (p = {self.p_value:.4f}). The standard deviation of orders is {self.deviation:.3f} "
-                f"[{least:.3f}, {largest:.3f}], and {best} should be {self.expected_gain:+.3f} "
-                f"[{low:+.3f}, {high:+.3f}] better than the program's own."
+                f"The order matters (p = {self.p_value:.4f}). The standard deviation across orders is "
+                f"{self.deviation:.3f} [{least:.3f}, {largest:.3f}]. The expected gain of {best} over the program's "
+                f"own is {self.expected_gain:+.3f} [{low:+.3f}, {high:+.3f}]."
             )
         else:
             lines.append(
-                f"This may be chance (p = {self.p_value:.3f}): {best} is at most {high:+.3f} better than the program's "
-                "own."
+                f"The differences may be chance (p = {self.p_value:.3f}). The gain of {best} over the program's own is "
+                f"at most {high:+.3f}."
             )
         return "\n".join([*lines, f"Recommended: {self._advice()}"])
 
     def _advice(self) -> str:
         if self.gain_interval[1] < WORTHWHILE:
-            return "no search, which has nothing to find here."
+            return "no search, because there is too little to gain."
         if self.matters and self.gain_interval[0] > 0:
-            return "a search (PLReorder), which is worth its calls."
-        return "no search yet. To be surer, run this again with more calls (max_metric_calls), or more examples."
+            return "a search with PLReorder, because the gain justifies its calls."
+        return "no search yet. For more certainty, run this again with more calls (max_metric_calls) or more examples."
 
 
 @arguments
@@ -119,12 +119,14 @@ class RandomSample(DemoOptimizer):
         return random_plan(num_orders, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
 
     def measure(self, program: dspy.Module, dataset: Sequence[dspy.Example]) -> OrderSensitivity:
-        """Score the orders, and measure how much they differ."""
-        prepared = self._prepare(program, dataset, [])
-        num_distinct = prepared.slots.space.num_distinct
+        """Score random orders, and estimate how much all orders differ."""
+        setup = self._prepare(program, dataset, [])
+        num_distinct = setup.slots.space.num_distinct
         if num_distinct < 2:
-            raise UserError("program has one order of its demos only: nothing to compare; choose 2 demos or more")
-        with self._open(prepared) as opened:
+            raise UserError(
+                "program must have at least 2 distinct orders of its demos; it has 1: give it 2 or more different demos"
+            )
+        with self._open(setup) as opened:
             orders = self.search(opened.setup).ask()
             scores, num_unusable = _score(opened, orders)
             means = scores.mean(axis=1)
@@ -132,8 +134,10 @@ class RandomSample(DemoOptimizer):
             if opened.scorer.influence is not None:
                 bounds = opened.scorer.influence.bounds
                 means = np.clip(means, *bounds)
-            num_searched = min(num_distinct, max(SEARCHED, len(orders)))
-            found = spread(scores, num_distinct=num_distinct, num_searched=num_searched, bounds=bounds, seed=self.seed)
+            num_searched = min(num_distinct, max(MIN_SEARCHED, len(orders)))
+            estimates = spread(
+                scores, num_distinct=num_distinct, num_searched=num_searched, bounds=bounds, seed=self.seed
+            )
             return OrderSensitivity(
                 scores=means.tolist(),
                 num_distinct=num_distinct,
@@ -141,27 +145,27 @@ class RandomSample(DemoOptimizer):
                 num_unusable=num_unusable,
                 program_calls=opened.scorer.num_calls(),
                 num_searched=num_searched,
-                **found._asdict(),
+                **estimates._asdict(),
             )
 
 
 def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int]:
     """Score the orders within the budget; return the scores ``[o, e]`` and the number of unparsable answers.
 
-    A failed call counts as the mean of the other orders on its example. A metric over a set is
+    A failed call gets the mean score of the other orders on its example. A metric over a set is
     linearized at each order's own answers.
     """
     scorer = opened.scorer
     metric = scorer.influence
     num_usable = len(opened.setup.scored_examples)
-    asked = list(range(num_usable))
+    indices = list(range(num_usable))
     if metric is not None:
-        asked = metric.alternate_labels(num_usable)
-    asked = asked[: opened.setup.plan.num_train_examples]
+        indices = metric.alternate_labels(num_usable)
+    sample = indices[: opened.setup.plan.num_train_examples]
     # Stop early if hardly any of the first answers can be parsed.
-    scorer.table(orders, asked[: math.ceil(ENOUGH_ANSWERS / len(orders))])
+    scorer.table(orders, sample[: math.ceil(ENOUGH_ANSWERS / len(orders))])
     FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
-    examples, rows = scorer.table(orders, sorted(asked))
+    examples, rows = scorer.table(orders, sorted(sample))
     records = scorer.known(dict.fromkeys(orders, examples))
     outcomes = np.array([[records[order][example].outcome for example in examples] for order in orders])
     failed = outcomes == FAILED
@@ -193,19 +197,19 @@ def order_sensitivity(
 ) -> OrderSensitivity:
     """Measure whether the order of a program's demos matters, and what a search might gain.
 
-    An order that an optimizer chose looks too good on its own examples: pass others.
+    Pass examples that no optimizer has seen, because an optimized order scores too well on its own.
 
     Args:
-        program: Program with demos in at least one predictor; it is not changed.
-        dataset: Examples with inputs and labels. All orders are scored on the same ones.
-        num_orders: Number of orders, including the program's own; all if there are fewer.
-        max_metric_calls: Budget in program calls; never exceeded. None uses all examples.
+        program: Program with demos in at least one predictor; it is not modified.
+        dataset: Examples with inputs and labels. All orders are scored on the same examples.
+        num_orders: Maximum number of orders to score, including the program's own.
+        max_metric_calls: Maximum number of program calls. None scores every order on all examples.
         metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
         RuntimeError: If hardly any of the first answers can be parsed.
-        Exception: From the program or the metric, as in `PLReorder.compile`.
+        Exception: If the program or the metric raises one, as in `PLReorder.compile`.
     """
-    given = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
-    return RandomSample(**given).measure(program, dataset)
+    options = {name: value for name, value in locals().items() if name not in ("program", "dataset")}
+    return RandomSample(**options).measure(program, dataset)

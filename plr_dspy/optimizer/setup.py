@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 Teacher: TypeAlias = dspy.Module | Sequence[dspy.Module] | None  # as in DSPy's optimizers
 
-# Arguments that do not affect a compile, or that `CompileSetup.settings` adds itself.
-NAMED_ELSEWHERE = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
+# Arguments that do not affect the result, or that `CompileSetup.settings` adds itself.
+OMITTED_ARGUMENTS = {"metric", "seed", "log_dir", "accept_changes", "display_progress"}
 
 
 class Attempt(NamedTuple):
@@ -38,12 +38,12 @@ class Attempt(NamedTuple):
     example: int  # index in the trainset
     key: tuple[str, str]  # key of its record in the log
     demos: dict[str, Any]  # by predictor; empty if the answer was wrong
-    cell: CallRecord
+    record: CallRecord
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The arguments and attributes of an optimizer that its compiles read."""
+    """The arguments and class attributes of an optimizer that affect its compiles."""
 
     metric: AnyMetric
     name: str
@@ -68,12 +68,12 @@ class DemoChoices:
 
     program: dspy.Module  # a copy of the student
     slots: PromptSlots
-    original: Candidate  # stays unless another is better
+    original: Candidate  # returned unless another is better
     others: Sequence[Any] = ()  # demos not in the program; never used for scoring
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
-    findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
-    teacher: dspy.Module | None = None  # makes demos; None if the student does
-    attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls
+    retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
+    teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
+    attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class CompileSetup(DemoChoices):
 
     @property
     def needs_calls(self) -> bool:
-        """Whether calls are needed to make a choice."""
+        """Whether the choice between candidates needs program calls."""
         return self.slots.space.num_distinct > 1 and self.options.max_metric_calls != 0
 
     @property
@@ -108,18 +108,18 @@ class CompileSetup(DemoChoices):
         )
 
     def with_plan(self, plan: Plan) -> "CompileSetup":
-        """Return this setup with a plan, adapted to the size of its search space.
+        """Return this setup with the plan, adapted to the size of the search space.
 
         A search that can score every candidate needs no race, except for an original outside its space.
         """
         space = self.slots.space
-        every = space.num_distinct * plan.num_train_examples
-        if plan.racing and plan.search_calls >= every:
+        exhaustive_calls = space.num_distinct * plan.num_train_examples
+        if plan.racing and plan.search_calls >= exhaustive_calls:
             race_calls = 0
             if not space.contains(self.original) and self.original not in space.programs:
-                left = plan.search_calls + plan.race_calls - every
-                race_calls = min(left, plan.num_train_examples)
-            plan = replace(plan, most_searched=every, race_calls=race_calls)
+                calls_left = plan.search_calls + plan.race_calls - exhaustive_calls
+                race_calls = min(calls_left, plan.num_train_examples)
+            plan = replace(plan, most_searched=exhaustive_calls, race_calls=race_calls)
         return replace(self, plan=plan)
 
     def settings(self) -> dict[str, Any]:
@@ -147,8 +147,8 @@ class CompileSetup(DemoChoices):
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments for the settings as plain data, with digests of objects."""
-    plain = {name: _plain(value) for name, value in arguments.items() if name not in NAMED_ELSEWHERE}
+    """Return arguments as plain data for the report's settings, with digests in place of objects."""
+    plain = {name: _plain(value) for name, value in arguments.items() if name not in OMITTED_ARGUMENTS}
     if "update" in arguments:
         rule = arguments["update"]
         plain["update"] = _plain({"name": rule.name, **vars(rule)})
@@ -172,7 +172,7 @@ def make_setup(
     valset: Examples,
     rng: random.Random,
 ) -> CompileSetup:
-    """Split the examples, and set up a compile without a plan."""
+    """Split the examples, and return a setup without a plan."""
     name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
@@ -195,8 +195,8 @@ def make_setup(
         raise UserError(empty_split(splits, len(trainset), len(valset), name=name, cure=cure))
     if setup.needs_calls and options.chooses_by_score and len(setup.scored_examples) < FEW_EXAMPLES:
         logger.warning(
-            "only %d of %d examples can score orders (not those that are demos, or given twice), so little can be "
-            "found: pass 100 examples or more",
+            "only %d of %d examples can be used for scoring (demos and duplicates cannot), which is too few to find "
+            "small gains: pass at least 100",
             len(setup.scored_examples),
             len(setup.examples),
         )
@@ -207,24 +207,24 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
     """Check the user's arguments, and return a copy of the student."""
     if isinstance(student, CalibratedProgram):
         raise UserError(
-            f"{options.student_name} is calibrated for the order of its demos: pass student.program, and calibrate the "
-            "result"
+            f"{options.student_name} must not be calibrated, because calibration depends on the order of the demos: "
+            f"pass {options.student_name}.program, and calibrate the result"
         )
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     check_given(student, name=options.student_name, **datasets)
     if retrievals_of(student):
         raise UserError(
-            f"{options.student_name} finds its demos for each input, so that there is nothing to learn: pass the "
-            "program that it was made of, or pass it to BatchCalibration"
+            f"{options.student_name} must have fixed demos; it retrieves demos for each input: pass the program that "
+            "it was compiled from, or use BatchCalibration instead"
         )
     program = ProgramFactory(student).build({})
-    _forget_earlier_compile(program)
+    _remove_earlier_results(program)
     check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
     return program
 
 
-def _forget_earlier_compile(program: dspy.Module) -> None:
-    """Remove attributes that optimizers (including DSPy's) added: every copy would hold them."""
+def _remove_earlier_results(program: dspy.Module) -> None:
+    """Remove the results of earlier compiles, including DSPy's, so that copies do not hold them."""
     attributes = vars(program)
     attributes.pop("reorder_report", None)
     candidates = attributes.get("candidate_programs")

@@ -1,7 +1,7 @@
-"""Scores of simpler methods: random demos, a constant answer, and a vote of neighbours.
+"""Scores of simpler methods: random demos, a constant answer, and a nearest-neighbour vote.
 
-Reports show them next to the gain, so that a gain over a weak program is not mistaken for a good
-program. They make no program calls.
+Reports show them next to the gain, because a large gain over a weak program does not make a good
+program. They need no extra program calls.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from plr_dspy.retrieval.nearest import Pool
 from plr_dspy.retrieval.slots import RetrievalSlots
 from plr_dspy.search.search import mean_score
 
-MOST_ASKED = 500  # maximum examples to call the metric on
-LONGEST = 2.0  # maximum seconds for these metric calls
-MOST_ANSWERS = 5  # most frequent answers to try as the constant
+MAX_EXAMPLES = 500  # maximum examples to call the metric on
+MAX_SECONDS = 2.0  # maximum seconds for these metric calls
+MAX_ANSWERS = 5  # most frequent answers to try as the constant
 NUM_RANDOM = 200  # random orderings to average over
 
 
 class Yardsticks(NamedTuple):
-    """Scores of simpler methods; None if unknown."""
+    """The scores of simpler methods; None if unknown."""
 
     random: Alternative | None
     constant: Alternative | None
@@ -47,18 +47,18 @@ class Yardsticks(NamedTuple):
 
 
 def yardsticks(setup: CompileSetup, run: CompileRun, decision: Decision) -> Yardsticks:
-    """Return the scores that simpler methods would get."""
+    """Score the simpler methods that apply to this compile."""
     if decision.comparison is None:
         return Yardsticks(None, None, _vote(setup))
     return Yardsticks(_random_demos(setup, run, decision), _constant_answer(setup), _vote(setup))
 
 
 def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> Alternative | None:
-    """Estimate the score of random demos, as many as may be shown, in a random order."""
+    """Estimate the score of random demos in a random order, with as many demos as the limits allow."""
     slots = setup.slots
     fitted = decision.fitted
-    drawn = run.random_orderings()
-    if setup.options.scored_on != "train examples" or fitted is None or not drawn:
+    random_orderings = run.random_orderings()
+    if setup.options.scored_on != "train examples" or fitted is None or not random_orderings:
         return None
     orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
@@ -70,14 +70,16 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if fitted.calibrating:
         name += ", calibrated"
     scores = fitted.counted(run.scores())
-    rows = [scores[ordering] for ordering in drawn]
-    scaled: Callable[[float], float] = float
+    rows = [scores[ordering] for ordering in random_orderings]
+    to_metric_scale: Callable[[float], float] = float
     score = float(np.mean([mean_score(row) for row in rows]))
     if setup.plan.racing:
-        scaled = decision.scale_of_metric(setup.original)
-        score = fitted.expected_at_random(drawn, orderings)
-    error = _error_of_mean(rows)
-    values = [scaled(value) for value in (score, fitted.clip(score - error), fitted.clip(score + error))]
+        to_metric_scale = decision.scale_of_metric(setup.original)
+        score = fitted.expected_at_random(random_orderings, orderings)
+    half_width = _interval_half_width(rows)
+    values = [
+        to_metric_scale(value) for value in (score, fitted.clip(score - half_width), fitted.clip(score + half_width))
+    ]
     metric = run.evaluator.influence
     if metric is not None:
         values = [metric.clip(value) for value in values]
@@ -87,10 +89,10 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     )
 
 
-def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
-    """Return half the width of the 95 % interval of random orderings' mean score.
+def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
+    """Return half the width of the 95 % interval for the mean score of random orderings.
 
-    It adds the variances between orderings and between examples, which orderings may share.
+    It adds the variance between orderings to that between examples, because orderings may share examples.
     """
     if len(rows) < 2:
         return math.inf
@@ -102,11 +104,11 @@ def _error_of_mean(rows: Sequence[Mapping[int, float]]) -> float:
 
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
-    """Score one answer to all examples: the most frequent, or for a set metric the best of several."""
+    """Score a constant answer: the most frequent one, or for a set metric the best of several frequent ones."""
     if setup.splits.classes is None:
         return None
-    examples = setup.scored_examples[:MOST_ASKED]
-    num_answers = MOST_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
+    examples = setup.scored_examples[:MAX_EXAMPLES]
+    num_answers = MAX_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
     best: Alternative | None = None
     for answer in _frequent_answers(setup, num_answers):
         score = _score(setup, examples, [answer for _ in examples])
@@ -119,7 +121,7 @@ def _constant_answer(setup: CompileSetup) -> Alternative | None:
 
 
 def _frequent_answers(setup: CompileSetup, number: int) -> list[dict[str, Any]]:
-    """Return the most frequent answers, without fields that differ between examples."""
+    """Return the most frequent answers, without fields whose values differ between equal answers."""
     rows = [dict(example.labels().items()) for example in setup.examples]
     names = sorted({name for row in rows for name in row})
     classes = answer_classes(rows, names)
@@ -150,24 +152,24 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     else:
         pool = Pool(predictors[0][1], labelled, [source_of(example.inputs()) for example in labelled])
     scored = [*setup.splits.selection, *setup.splits.train]
-    examples = [example for example in scored if pool.knows(example.inputs())][:MOST_ASKED]
+    examples = [example for example in scored if pool.knows(example.inputs())][:MAX_EXAMPLES]
     number = setup.options.max_demos
     inputs = [dict(example.inputs().items()) for example in examples]
     score = _score(setup, examples, (pool.vote(fields, number, without=fields) for fields in inputs))
     if score is None:
         return None
     return Alternative(
-        name=f"a vote of the {number} nearest examples, no model", score=score, num_examples=len(examples)
+        name=f"a vote of the {number} nearest examples, without a model", score=score, num_examples=len(examples)
     )
 
 
 def _score(setup: CompileSetup, examples: Examples, answers: Iterable[Mapping[str, Any]]) -> float | None:
-    """Score answers by the metric; return None if it is slow, calls a model, or needs missing fields."""
+    """Score answers with the metric; return None if it is slow, calls a model, or needs missing fields."""
     metric = setup.options.metric
     if language_models(metric) or not examples:
         return None
     calls = NoCalls()
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + MAX_SECONDS
     caller = metric.answer if isinstance(metric, SetMetric) else metric_caller(metric)
     results: list[Any] = []
     with contextlib.suppress(Exception, SystemExit), dspy.context(callbacks=[calls], trace=[]):

@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Errors that other demos might avoid.
+# Errors that other demos might avoid, so they are wrong answers rather than failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
 CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # included in prompt tokens, but priced separately
 SECONDS_AFTER_INTERRUPT = 2.0
-FAILED_SHARE = 0.05  # share of calls that may fail, if DSPy allows fewer
+FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
 class WrongAnswer(Exception):
-    """The program gave no answer, which other demos might avoid; `told` holds extra fields for its record."""
+    """The program gave no answer, but might with other demos; `told` holds extra fields for the call's record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -57,13 +57,13 @@ class MetricWork:
     """Calls programs on examples and scores the answers with a metric.
 
     Args:
-        metric: The metric.
-        examples: The examples.
-        labels: Labels that the output's type allows, for a metric over a set.
+        metric: A metric by example or over a set.
+        examples: Examples with inputs and labels.
+        labels: For a metric over a set, the labels that the output's type allows.
     """
 
-    signal: Signal | None = None  # what a search learns from calls
-    ways_out = ""  # advice if too many calls fail
+    signal: Signal | None = None  # what a search learns from the calls
+    failure_advice = ""  # completes the error message if too many calls fail
 
     def __init__(self, metric: Metric, examples: Sequence[dspy.Example], labels: Sequence[str] = ()) -> None:
         self.sample = ""  # the first answer and its score
@@ -88,14 +88,14 @@ class MetricWork:
             with dspy.context(plr_dspy_scored=original):
                 return program(**inputs)
         except Exception as error:
-            # A custom LM may let litellm's exception through, which has the name of DSPy's.
+            # A custom LM may raise litellm's exception of the same name.
             if isinstance(error, WRONG_ANSWERS) or type(error).__name__ == ContextWindowExceededError.__name__:
                 raise WrongAnswer(error) from error
             raise
 
     def _scored(self, example: int, prediction: Any) -> CallRecord:
         if dspy.settings.track_usage and isinstance(prediction, dspy.Prediction):
-            # Metrics may read the usage, which DSPy sets only if nothing else tracks it.
+            # Metrics may read the usage, which DSPy does not set while another tracker is active.
             prediction.set_lm_usage(dspy.settings.usage_tracker.get_total_tokens())
         score = as_score(self._metric(own_copy(self.examples[example]), prediction))
         self.sample = self.sample or f"{repr(prediction)[:SHOWN]}, scored {score:g}"
@@ -105,7 +105,7 @@ class MetricWork:
 
 
 def error_name(error: BaseException) -> str:
-    """Return an exception's class name, with its package if a provider uses the same name."""
+    """Return an exception's class name, with its package if the name alone suggests a provider's error."""
     name = type(error).__name__
     package = type(error).__module__.partition(".")[0]
     if cause_of(name) is None or package in PROVIDER_PACKAGES:
@@ -116,30 +116,31 @@ def error_name(error: BaseException) -> str:
 def first_line(error: BaseException, redact: Redactor) -> str:
     """Return the first line of an error's message, with secrets removed."""
     line = str(error).strip().split("\n", 1)[0]
-    writable = line.encode(errors="backslashreplace").decode()
-    return redact(writable)[:200]
+    encodable = line.encode(errors="backslashreplace").decode()
+    return redact(encodable)[:200]
 
 
-def _is_of_metric(error: BaseException) -> bool:
-    scores = MetricWork._scored.__code__
-    return any(frame.f_code is scores for frame, _ in walk_tb(error.__traceback__))
+def _raised_by_metric(error: BaseException) -> bool:
+    scoring_code = MetricWork._scored.__code__
+    return any(frame.f_code is scoring_code for frame, _ in walk_tb(error.__traceback__))
 
 
 class ProgramEvaluator:
-    """Calls the program for each order, in the requested sequence: the `Payer` of a DSPy program.
+    """Calls a DSPy program with the requested orders and examples, in sequence; implements `Payer`.
 
     All failures on one example count as one, so that a single broken example does not end a run.
 
     Args:
         slots: Builds a program for each order.
-        work: Makes a call.
-        names: Names of the examples in messages.
+        work: Makes and scores a call.
+        names: Names of the examples, for messages.
         log: Stores the records.
-        num_threads: Number of concurrent calls; None uses DSPy's setting.
-        max_errors: Number of failures that ends the run; None uses DSPy's setting.
+        num_threads: Maximum concurrent calls; None uses DSPy's setting.
+        max_errors: Number of failures after which the run ends. None uses DSPy's setting or 5 % of
+            the calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
-        interrupted: Set by a signal; ends the run even if a program swallows the interrupt.
+        interrupted: Set by an interrupt; ends the run even if the program swallows the exception.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ProgramEvaluator:
         self._on_cell = on_cell
         self._num_threads = num_threads or dspy.settings.num_threads
         self._max_errors = max_errors
-        self._least_errors = dspy.settings.max_errors
+        self._default_max_errors = dspy.settings.max_errors
         models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
         self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
@@ -173,15 +174,18 @@ class ProgramEvaluator:
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a string that identifies a prompt."""
+        """Return a digest of the prompts of an ordering, for one example or in general."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self._slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make the calls for these cells in sequence, as far as the budget allows.
+        """Make these calls in sequence, as far as the budget allows.
 
-        A cell without an order belongs to work that runs its own program. Raise the last exception after
-        `max_errors` failures, or once every other call would fail.
+        A key without an ordering is for work that runs a program of its own.
+
+        Raises:
+            KeyboardInterrupt: If the run was interrupted.
+            Exception: The last one, after `max_errors` failures, or if every further call would fail too.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -190,7 +194,7 @@ class ProgramEvaluator:
         while pending and self.budget.needs_one:
             self._call_all(deque([pending.popleft()]), programs)
         if self._num_threads == 1:
-            # Parts of the program may be bound to this thread.
+            # The program may use objects that only work in this thread.
             self._call_all(pending, programs)
         else:
             self._call_in_threads(pending, programs)
@@ -214,14 +218,14 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # Wait for running calls, as they are paid for.
+            # Wait for running calls, because they are paid for already.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
             pool.shutdown(wait=False)
 
     def _call_all(self, pending: PendingCalls, programs: Mapping[Candidate, dspy.Module]) -> None:
-        """Make the pending calls one by one until something ends the run."""
+        """Make pending calls one by one, until none is left or the run ends."""
         while not (self._interrupted.is_set() or self._ended_by is not None):
             with self._lock:
                 if not pending or not self.budget.begin():
@@ -239,9 +243,9 @@ class ProgramEvaluator:
                 except WrongAnswer as wrong:
                     message = first_line(wrong, self._redact)
                     record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
-                except BaseException as error:  # Never score an error in the program or metric as 0.
+                except BaseException as error:  # An error in the program or metric is a failure, not a score of 0.
                     message = first_line(error, self._redact)
-                    if _is_of_metric(error):
+                    if _raised_by_metric(error):
                         message = f"in the metric: {message}"
                     record = CallRecord(None, FAILED, error_name(error), message)
                     failure = error
@@ -253,11 +257,11 @@ class ProgramEvaluator:
                 return  # The compile ended before this call did.
             with self._lock:
                 if failure is not None:
-                    self._note(failure, example, f"{record.error}: {record.message}")
+                    self._handle_failure(failure, example, f"{record.error}: {record.message}")
                 self._on_cell()
 
-    def _note(self, failure: BaseException, example: int, message: str) -> None:
-        """Log a failed call, and end the run if necessary."""
+    def _handle_failure(self, failure: BaseException, example: int, message: str) -> None:
+        """Warn of a failed call, and end the run if necessary."""
         name = self._names[example]
         self._failed_examples.add(example)
         if message not in self._warnings:
@@ -269,44 +273,44 @@ class ProgramEvaluator:
             return
         self._ended_by = failure
         if not isinstance(failure, Exception):
-            # SystemExit and the like would end more than the compile.
+            # SystemExit and similar exceptions would end the whole process.
             self._ended_by = RuntimeError(f"the program or the metric raised {message}")
             self._ended_by.__cause__ = failure
         place = f"on {name}"
-        if _is_of_metric(failure):
+        if _raised_by_metric(failure):
             place += ", in the metric"
         if cause is not None:
             reason += f": {cause.cure}"
         if self.log.path is not None:
-            reason += ". The same compile goes on from here when you run it again"
+            reason += ". Run the same compile again to continue from here"
             if cause is None:
-                reason += ", after changes of the program or the metric with accept_changes=True or another log_dir"
+                reason += "; after changes to the program or the metric, pass accept_changes=True or another log_dir"
         # Python 3.10 lacks add_note.
         self._ended_by.__notes__ = [*getattr(self._ended_by, "__notes__", ()), f"({place}: {reason})"]
 
     def _reason_to_end(self, failure: BaseException, cause: Cause | None) -> str:
         """Return the reason to end the run after a failure, or an empty string."""
         if isinstance(failure, HOPELESS) or (cause is not None and cause.is_fatal):
-            return "every further call would fail like this"
-        most = self._max_errors or max(self._least_errors, int(FAILED_SHARE * self.log.num_calls))
+            return "every further call would fail in the same way"
+        limit = self._max_errors or max(self._default_max_errors, int(FAILED_SHARE * self.log.num_calls))
         num_failures = len(self._failed_examples)
-        if num_failures < most:
+        if num_failures < limit:
             return ""
-        reason = f"the last of {num_failures} failures (max_errors={most})"
+        reason = f"the last of {num_failures} failures (max_errors={limit})"
         if cause is None:
-            reason += self._work.ways_out
+            reason += self._work.failure_advice
         return reason
 
 
 class Usage(UsageTracker):
-    """Tracks one program call's token usage, and its replies that report none."""
+    """Tracks the token usage of one program call, and counts replies that report none."""
 
     def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
-        counted = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
-        super().add_usage(lm, usage_entry if counted else {UNCOUNTED: 1})
+        has_usage = usage_entry.get("prompt_tokens") or usage_entry.get("completion_tokens")
+        super().add_usage(lm, usage_entry if has_usage else {UNCOUNTED: 1})
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return token counts by model and kind; the prompt's include cached ones."""
+        """Return token counts by model and kind; prompt tokens include cached ones."""
         counts = {}
         for model, usage in self.get_total_tokens().items():
             numbers = {kind: number for kind, number in usage.items() if kind.endswith("_tokens") or kind == UNCOUNTED}
@@ -323,8 +327,8 @@ def adapter_advice() -> str:
     if adapter == "PlainTextAdapter":
         other = "dspy.ChatAdapter()"
     return (
-        f"try another adapter than {adapter} ({other}; on the command line --adapter), a larger model, or a "
-        "larger max_tokens if replies are cut"
+        f"try an adapter other than {adapter} ({other}; on the command line --adapter), a larger model, or a "
+        "larger max_tokens if replies are truncated"
     )
 
 
@@ -338,9 +342,10 @@ def calls_on(
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call an unchanged program on examples; return the records and the evaluator.
+    """Call a program as it is on `number` examples; return the records and the evaluator.
 
-    Call it on prefixes of the sizes `first`, then on all examples; `check` gets the records after each step.
+    Start with prefixes of the sizes `first`, then use all examples; `check` gets the records after each step.
+    Messages name an example by `called` and its number.
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

@@ -1,4 +1,4 @@
-"""Check what users pass: optimizer arguments, programs, examples and files of saved programs."""
+"""Check users' input: optimizer arguments, programs, examples and files of saved programs."""
 
 import inspect
 import logging
@@ -33,7 +33,7 @@ PICKLE = ".pkl"
 def _as_folder(value: object) -> Path:
     """Return the absolute path of a folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise UserError(f"log_dir must be the path of a folder, or None; got {shown(value)}")
+        raise UserError(f"log_dir must be the path of a folder, or None; got {short_repr(value)}")
     return Path(value).expanduser().absolute()
 
 
@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
 def arguments(kind: type[_T]) -> type[_T]:
-    """Turn a class's annotated attributes into constructor arguments."""
+    """Turn a class's annotated attributes into validated constructor arguments."""
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     checked_class: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(kind)
     validate = checked_class.__init__
@@ -61,13 +61,15 @@ def arguments(kind: type[_T]) -> type[_T]:
     @wraps(validate)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         if len(values) > 1:
-            raise UserTypeError(f"{type(self).__name__} takes arguments by name; got {len(values)} without one")
+            raise UserTypeError(
+                f"{type(self).__name__} takes one positional argument; got {len(values)}: pass the others by name"
+            )
         if values:  # Pass it by name, so that errors show the name.
             name = next(field.name for field in fields(self) if not field.kw_only)
             if name in named:
-                raise UserTypeError(f"{type(self).__name__} got several values for {name}: pass one")
+                raise UserTypeError(f"{type(self).__name__} got two values for {name}: pass one")
             named[name] = values[0]
-        with _in_a_line():
+        with _one_line_errors():
             validate(self, **named)
 
     checked_class.__init__ = __init__
@@ -77,9 +79,9 @@ def arguments(kind: type[_T]) -> type[_T]:
 
 @arguments
 class Checked:
-    """The arguments shared by all classes that make calls; later assignments are checked too."""
+    """Arguments shared by all classes that make calls; assignments to them are checked too."""
 
-    # Quoted, so that signatures show these names.
+    # Quoted, so that signatures show these type names.
     num_threads: "Count | None" = None
     max_errors: "Count | None" = None
     seed: "Seed" = 0
@@ -92,11 +94,11 @@ class Checked:
         if name not in type(self).__pydantic_fields__:  # type: ignore[attr-defined]
             super().__setattr__(name, value)
             return
-        with _in_a_line():
+        with _one_line_errors():
             self.__pydantic_validator__.validate_assignment(self, name, value)  # type: ignore[attr-defined]
 
     def get_params(self) -> dict[str, Any]:
-        """Return the arguments as a new dict, because trackers add to it."""
+        """Return the arguments as a new dict, which experiment trackers may modify."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _seed(self, seed: int | None) -> int:
@@ -105,13 +107,13 @@ class Checked:
 
 
 @contextmanager
-def _in_a_line() -> Iterator[None]:
-    """Turn pydantic's errors into one line that names each argument and shows its value."""
+def _one_line_errors() -> Iterator[None]:
+    """Turn a pydantic error into one line that names each argument and shows its value."""
     try:
         yield
     except ValidationError as error:
         details: dict[Any, Any] = {}
-        # Pydantic reports one error per allowed type.
+        # Pydantic reports an error for each allowed type; join them.
         for detail in error.errors(include_url=False):
             first = details.setdefault((detail["loc"][:1], id(detail["input"])), detail)
             if first is not detail:
@@ -124,39 +126,42 @@ def _sentence(detail: Any) -> str:
     name = "".join(map(str, detail["loc"][:1]))
     message: str = detail["msg"].removeprefix("Value error, ")
     if message.startswith("Input should "):
-        return f"{name} must {message.removeprefix('Input should ')}; got {shown(detail['input'])}"
+        return f"{name} must {message.removeprefix('Input should ')}; got {short_repr(detail['input'])}"
     if name in message:
         return message
     return f"{name}: {message}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value's repr as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def check_given(student: Any, *, name: str = "student", to_order: bool = True, **datasets: Any) -> None:
-    """Raise unless a program can run on these examples with DSPy's settings.
+    """Raise an error unless a program can run on these examples with DSPy's settings.
 
     Args:
         student: The program.
-        name: Its name in messages.
-        to_order: Whether it must have predictors whose demos can be ordered.
+        name: The program's name in messages.
+        to_order: Whether the program must have predictors whose demos can be ordered.
         datasets: Lists of examples, by their names in messages.
+
+    Raises:
+        TypeError, ValueError: If it cannot; the message says what to change.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}: pass an instance of one")
     forward = forward_of(student)
     if inspect.iscoroutinefunction(forward) or (forward is None and hasattr(student, "aforward")):
         raise UserTypeError(
-            f"{name} is an async program, which cannot run in worker threads as it is: define aforward, not an async "
-            "forward, and compile dspy.syncify(program); in notebooks that needs nest_asyncio"
+            f"{name} is an async program, which cannot run in worker threads: define aforward, not an async forward, "
+            "and pass dspy.syncify(program), which needs nest_asyncio in notebooks"
         )
     if to_order and not student.predictors():
         raise UserError(
-            f"{name} has no predictors to order demos in. Create them in __init__, not in forward; those in frozen "
-            "(compiled) sub-modules are left alone: compile the sub-module itself, or set its _compiled to False"
+            f"{name} has no predictors that can hold demos: create them in __init__, not in forward. Predictors in "
+            "compiled sub-modules do not count: pass the sub-module itself, or set its _compiled to False"
         )
     _warn_of_async_tools(student, name)
     if to_order:
@@ -177,7 +182,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
 
 
 def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
-    """Warn about async tools in synchronous agents, where calling them always fails."""
+    """Warn of async tools in a synchronous program, where every call of them fails."""
     modules = list(student.named_sub_modules())
     # DSPy warns if `forward` is read as a module's attribute.
     forwards = [vars(module).get("forward", getattr(type(module), "forward", None)) for _, module in modules]
@@ -188,12 +193,12 @@ def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
         tools = getattr(module, "tools", None) or ()
         if isinstance(tools, Mapping):
             tools = tools.values()
-        failing = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
-        if failing:
+        async_tools = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
+        if async_tools:
             logger.warning(
-                "%s has async tools %s in %s, and every call of them fails in a synchronous program: call "
+                "%s is synchronous, so its calls of the async tools %s in %s will fail: call "
                 "dspy.configure(allow_tool_async_sync_conversion=True), or pass dspy.syncify(program)",
-                *(name, failing, path),
+                *(name, async_tools, path),
             )
 
 
@@ -202,26 +207,26 @@ def _is_async(function: object) -> bool:
 
 
 def _check_examples(student: dspy.Module, dataset: str, examples: object) -> None:
-    """Raise unless these are examples with all inputs that a program needs."""
+    """Raise an error unless these are examples with all inputs that a program needs."""
     if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
         raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
-    needed = _needed_inputs(student)
-    quoted = ", ".join(f'"{field_name}"' for field_name in needed)
+    required = _needed_inputs(student)
+    quoted = ", ".join(f'"{field_name}"' for field_name in required)
     with_inputs = f"with_inputs({quoted or '...'})"
     for i, example in enumerate(examples):
         if not isinstance(example, dspy.Example):
             cure = f"make each one dspy.Example(...).{with_inputs}"
             raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
         if not has_inputs(example):
-            raise UserError(f"{dataset}[{i}] has no inputs: name those of each example by {with_inputs}")
-        given = set(example.inputs().keys())
-        missing = sorted(needed.keys() - given)
+            raise UserError(f"{dataset}[{i}] has no inputs: declare them for each example by {with_inputs}")
+        input_names = set(example.inputs().keys())
+        missing = sorted(required.keys() - input_names)
         if missing:
-            cure = "rename the fields of the examples or of the program, or name the inputs in with_inputs"
-            histories = [name for name in missing if needed[name] in (dspy.History, "dspy.History")]
+            cure = "rename the fields of the examples or the program, or declare the inputs by with_inputs"
+            histories = [name for name in missing if required[name] in (dspy.History, "dspy.History")]
             if histories:
-                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and name it in with_inputs"
-            raise UserError(f"{dataset}[{i}] must give the inputs {missing}; it has {sorted(given)}: {cure}")
+                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and declare it by with_inputs"
+            raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
 
 
 def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
@@ -230,16 +235,16 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
         fields_by_name = program.predictors()[0].signature.input_fields.items()
         types = {name: field.annotation for name, field in fields_by_name if field.is_required()}
         return {name: kind for name, kind in types.items() if not annotation_allows_none(kind)}
-    needed = {}
+    required = {}
     for parameter in inspect.signature(forward_of(program) or program).parameters.values():
         is_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         if is_named and parameter.default is Parameter.empty:
-            needed[parameter.name] = parameter.annotation
-    return needed
+            required[parameter.name] = parameter.annotation
+    return required
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot hold, with a cure; empty if there is none."""
+    """Return a message about the first demo that JSON cannot hold, or an empty string."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():
@@ -257,8 +262,8 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     """Read a file written by `program.save`, for `load_state`.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it holds no saved program, or is a pickle without `allow_pickle`.
+        OSError: If the file cannot be read.
+        ValueError: If it holds no saved program, or is a pickle and `allow_pickle` is False.
     """
     path = Path(path)
     if path.suffix not in (".json", PICKLE):
@@ -269,7 +274,7 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
     if path.suffix == PICKLE and not allow_pickle:
         raise UserError(
             f"{path} is a pickle, which can run code when it is loaded: pass allow_pickle=True if you trust the file, "
-            "or save the program as JSON, with program.save('program.json')"
+            "or save the program as JSON with program.save('program.json')"
         )
     content = path.read_bytes()
     try:
@@ -277,5 +282,5 @@ def saved_state(path: str | Path, *, allow_pickle: bool = False) -> dict[str, An
         del state["metadata"]
     except Exception as error:  # Pickles may raise anything.
         cure = "pass a file that program.save('x.json') wrote"
-        raise UserError(f"{path} holds no program ({type(error).__name__}: {error}): {cure}") from error
+        raise UserError(f"{path} holds no saved program ({type(error).__name__}: {error}): {cure}") from error
     return state

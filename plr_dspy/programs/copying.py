@@ -1,4 +1,4 @@
-"""Copy a program's modules and share the rest; find the language models in a program."""
+"""Copy programs without copying their models and data; find the language models in a program."""
 
 import copy
 import sys
@@ -15,15 +15,15 @@ from plr_dspy.dspy_compat import BaseModule
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 CONTAINERS = (list, tuple, set, frozenset)
 # A module's lists, dicts and sets up to this size are copied, not shared.
-LARGEST_OWN = 1_000
+LARGEST_COPIED = 1_000
 
 
 class ProgramFactory:
     """Copies a program for each order to score, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. Here, only modules are
-    copied, with their small lists, dicts and sets, and whatever leads to a module (containers, bound methods,
-    objects that hold the program). Everything else is shared.
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory copies only
+    modules, their small lists, dicts and sets, and every object that refers to a module (such as a container or
+    a bound method). Copies share everything else.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy whose named predictors have these demos, in new lists."""
+        """Return a copy with these demos, by predictor; each list of demos is new."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -50,7 +50,7 @@ def is_language_model(value: Any) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return an object's own attributes."""
+    """Return an object's instance attributes, or an empty dict if they cannot be read."""
     try:
         return dict(vars(value))
     except Exception:  # Proxies may raise anything.
@@ -68,9 +68,9 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls change these in place: demos, traces, caches of answers.
+        # Optimizers and calls modify these in place, such as demos, traces and caches.
         for value in vars(module).values():
-            if type(value) in (list, dict, set) and len(value) <= LARGEST_OWN:
+            if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
     shared: dict[int, Any] = {}
     for value in copied.values():
@@ -81,7 +81,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
 
 
 def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all objects in a program, by id, and the ids of their holders."""
+    """Return all objects reachable from a program, by id, and the ids of the objects that hold each one."""
     values: dict[int, Any] = {id(program): program}
     holders: dict[int, list[int]] = defaultdict(list)
     pending: list[Any] = [program]
@@ -98,13 +98,13 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the parts of a value that may need copying with it.
+    """Return the objects that a value holds, and that may need copying with it.
 
-    LMs, examples, and objects that must be closed (threads, files) have none.
+    LMs, examples, threads, and objects with a finalizer (such as files) are never copied, so they have none.
     """
     kind = type(value)
-    is_closed = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")
-    if is_closed or is_language_model(value):
+    is_shared = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")
+    if is_shared or is_language_model(value):
         return []
     if issubclass(kind, MethodType):
         return [value.__self__]
@@ -116,7 +116,7 @@ def _parts(value: Any) -> list[Any]:
     for container in CONTAINERS:
         if issubclass(kind, container):
             parts += container.__iter__(value)
-    # Share queues and other standard-library objects.
+    # Queues and other objects of the standard library are shared.
     if kind.__module__.partition(".")[0] not in sys.stdlib_module_names:
         parts += attributes(value).values()
     return parts

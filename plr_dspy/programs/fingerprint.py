@@ -1,7 +1,8 @@
-"""Digest programs, metrics and examples: equal in every process, changed by whatever affects scores.
+"""Compute digests of programs, metrics and examples, which change if anything that affects scores does.
 
-A function counts by its source, defaults, closure and the globals that it names, an object by its class and
-public attributes, and anything from an installed package by its name. How a service is reached does not count.
+Digests are equal in every process. They cover a function's source, defaults, closure and global variables, and
+an object's class and public attributes. Code of installed packages is identified by name. Settings for reaching a
+service, such as keys and addresses, are left out.
 """
 
 import ast
@@ -26,10 +27,10 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of settings for reaching a model.
+# Names of settings for reaching a model, which do not affect scores.
 ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
-# Attributes of DSPy objects that record calls, or may differ in the last bit.
-NOT_DECIDING = ("callbacks", "history", "corpus_embeddings", "index")
+# Attributes of DSPy objects that record calls, or may differ by rounding.
+IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
 def digest(value: object) -> str:
@@ -38,7 +39,7 @@ def digest(value: object) -> str:
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
-    """Return digests of everything that affects a program's scores, by names for messages."""
+    """Return digests of everything that affects a program's scores, under the names that messages use."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -48,11 +49,11 @@ def describe(program: dspy.Module, metric: object, models: Sequence[object], ada
 
 
 class _Digests:
-    """Computes digests of nested values; `named` modules count by class alone."""
+    """Computes digests of nested values; modules in `by_class` are identified by their class alone."""
 
-    def __init__(self, named: Sequence[dspy.Module] = ()) -> None:
-        # Keep the values, as Python may reuse the id of a deleted one.
-        self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in named}
+    def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
+        # Keep the values, because Python may reuse the id of a deleted one.
+        self._known: dict[int, tuple[object, str]] = {id(module): (module, _name(type(module))) for module in by_class}
 
     def of(self, value: object) -> str:
         name = _name(type(value))
@@ -94,8 +95,8 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
         facts = getattr(getattr(value, "retrieval", None), "facts", None)
         return [type(value), value.signature, demos, facts, value.config, value.fields, value.lm]
     if is_language_model(value) or isinstance(value, dspy.Embedder):
-        given = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
-        settings = {name: part for name, part in given.items() if not ACCESS.search(name)}
+        all_settings = getattr(value, "kwargs", getattr(value, "default_kwargs", {}))
+        settings = {name: part for name, part in all_settings.items() if not ACCESS.search(name)}
         return [getattr(value, "model", None), getattr(value, "model_type", None), settings]
     if isinstance(value, (dict, dspy.Example)):
         return dict(value.items())
@@ -112,13 +113,13 @@ def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[
     kind = type(value)
     if hasattr(kind, "__array__") or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return [pickle.dumps(value)]
-    of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
-    is_closed = is_library(kind.__module__) and not of_dspy
+    is_of_dspy = any(base.__module__.startswith("dspy.") for base in kind.__mro__)
+    is_of_library = is_library(kind.__module__) and not is_of_dspy
     parts: dict[str, object] = {"": kind}
     for name, part in attributes(value).items():
-        if name.startswith("_") or (of_dspy and name in NOT_DECIDING):
+        if name.startswith("_") or (is_of_dspy and name in IGNORED):
             continue
-        if not is_closed or (type(part) in ATOMS and not ACCESS.search(name)):
+        if not is_of_library or (type(part) in ATOMS and not ACCESS.search(name)):
             parts[name] = part
     return parts
 
@@ -139,7 +140,7 @@ def _parts_of_function(function: FunctionType) -> dict[str, object]:
 
 
 def _parts_of_class(kind: type) -> dict[str, object]:
-    """Return a class's name, and the members defined by it and its bases outside libraries."""
+    """Return a class's name, and the members that it and its bases outside libraries define."""
     parts: dict[str, object] = {"": _name(kind)}
     members: dict[str, object] = {}
     for base in reversed(kind.__mro__):
@@ -155,7 +156,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the globals that a function names, and the attributes of user modules that it names."""
+    """Return the global variables that a function uses, including those of user modules by attribute."""
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
     for name in global_names & function.__globals__.keys():
@@ -164,12 +165,14 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
             variables[name] = value
         elif not is_library(value.__name__):
             parts = {attribute: vars(value)[attribute] for attribute in attributes & vars(value).keys()}
-            variables |= {f"{name}.{part}": held for part, held in parts.items() if not isinstance(held, ModuleType)}
+            variables |= {
+                f"{name}.{part}": member for part, member in parts.items() if not isinstance(member, ModuleType)
+            }
     return variables
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the global variables that code reads, and all names in it, attributes included; of nested code too."""
+    """Return the names of the globals that code reads, and all names in it; both include nested code."""
     global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     every_name = set(code.co_names)
     for constant in code.co_consts:
@@ -191,7 +194,7 @@ def is_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-@cache  # The file may be edited while the program runs.
+@cache  # because the file may be edited while the program runs
 def _source(code: CodeType) -> str:
     """Return a function's source without comments, or its name if there is no source."""
     try:
@@ -203,7 +206,9 @@ def _source(code: CodeType) -> str:
         return ast.unparse(ast.parse(dedent(inspect.getsource(code))))
     except (OSError, SyntaxError, ValueError):
         if not code.co_name.startswith("__"):  # Python generates some dataclass methods.
-            logger.warning("%s has no source text, so a log_dir will not notice changes of its code", code.co_name)
+            logger.warning(
+                "%s has no source code that can be read, so log_dir cannot detect changes to it", code.co_name
+            )
         return code.co_name
 
 

@@ -1,4 +1,4 @@
-"""Record in a saved program the adapter and models that an optimizer made it with."""
+"""Record the adapter and models of a compile in the program, to warn if others are used with it later."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,12 +10,12 @@ RECORD = "plr_dspy made this with"
 
 
 def settings_of(predictor: dspy.Predict) -> dict[str, str | None]:
-    """Return the names of the adapter and model that a predictor would use now; None for no model."""
+    """Return the names of the adapter and model that a predictor uses now; None for no model."""
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     model = predictor.lm or dspy.settings.lm
-    plainer = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
+    options = "" if getattr(adapter, "show_instructions", True) else "(show_instructions=False)"
     return {
-        "adapter": f"{type(adapter).__name__}{plainer}",
+        "adapter": f"{type(adapter).__name__}{options}",
         "model": str(model.model) if hasattr(model, "model") else None,
     }
 
@@ -31,13 +31,13 @@ def other_settings(predictors: Iterable[dspy.Predict]) -> list[str]:
     """Describe how the current adapter and models differ from those recorded in predictors."""
     differences: list[str] = []
     for predictor in predictors:
-        now = settings_of(predictor)
+        settings = settings_of(predictor)
         if dspy.settings.adapter is None and dspy.settings.lm is None:
-            del now["adapter"]  # Nothing is configured yet.
+            del settings["adapter"]  # Nothing is configured yet.
         for record in filter(_is_record, predictor.traces):
-            for name, current in now.items():
+            for name, current in settings.items():
                 before = record[RECORD].get(name)
-                difference = f"the {name} {before}, and is used with {current}: configure {before}"
+                difference = f"the {name} {before}, but is used with {current}: configure {before}"
                 if before and current and before != current and difference not in differences:
                     differences.append(difference)
     return differences

@@ -1,4 +1,4 @@
-"""Handle pictures, sounds and files, which DSPy writes into text between two identifiers."""
+"""Handle images, audio and files, which DSPy embeds in text between two identifiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Stands for any part that is not text: litellm counts all pictures alike and cannot count sounds.
+# Replaces every part that is not text: litellm counts all images alike and cannot count audio.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
 def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
-    """Return a text with each picture, sound or file in it replaced."""
+    """Replace each image, audio clip or file that is embedded in a text."""
     first, *others = text.split(CUSTOM_TYPE_START_IDENTIFIER)
     parts = [first]
     for other in others:
@@ -25,19 +25,19 @@ def replaced_in(text: str, replacement: Callable[[str], str]) -> str:
 
 
 def text_without(value: Any) -> str:
-    """Return a value as text, without pictures, sounds and files."""
+    """Return a value as text, without images, audio and files."""
     return replaced_in(str(serialize_object(value)), lambda data: "")
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages as sent, but only with parts that litellm can count."""
-    counted: list[Mapping[str, Any]] = []
+    """Return messages as they are sent, with a stand-in for parts that litellm cannot count."""
+    countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")
         if message.get("role") == "user" and isinstance(content, str):
-            (sent,) = split_message_content_for_custom_types([dict(message)])
-            content = sent["content"]
+            (sent_message,) = split_message_content_for_custom_types([dict(message)])
+            content = sent_message["content"]
         if isinstance(content, list):
             content = [part if part.get("type") == "text" else PICTURE for part in content]
-        counted.append({**message, "content": content})
-    return counted
+        countable_messages.append({**message, "content": content})
+    return countable_messages

@@ -1,4 +1,4 @@
-"""The parts of a program that a search varies: demos, or pools of demos."""
+"""The parts of a program that a search varies: the order of its demos, or the choice from pools of demos."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ OWN = "student"  # origin of the student's own demos
 
 @dataclass(frozen=True)
 class PooledDemo:
-    """A demo that can be chosen, its origin, such as "trainset[3]", and its number of prompt tokens."""
+    """A demo in a pool, with its origin, such as "trainset[3]", and its number of prompt tokens."""
 
     demo: Any
     origin: str
@@ -42,10 +42,10 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can trade places; most adapters show incomplete demos first.
-        space: Orders or arrangements of this slot alone.
+        blocks: Groups of demo indices that can swap places; most adapters show incomplete demos first.
+        space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
-        pool: The demos of the pool, if it is one.
+        pool: The pooled demos; empty for an order of fixed demos.
     """
 
     predictor: str
@@ -57,10 +57,10 @@ class Slot:
 
 
 class PromptSlots(ABC):
-    """The demos that orders show in a program's prompts."""
+    """The slots of a program, and the demos that each candidate shows in them."""
 
     noun = "order"
-    embedder: Any = None  # used to find demos for each input
+    embedder: Any = None  # retrieves demos for each input
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
@@ -70,7 +70,7 @@ class PromptSlots(ABC):
         self._factory = ProgramFactory(program)
 
     def permutations(self, candidate: Candidate) -> dict[str, list[int]]:
-        """Return each slot's demo indices by position; whole programs show none of these demos."""
+        """Return each slot's demo indices by position; empty for whole programs, which show no demos of the slots."""
         if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
             return {slot.predictor: [] for slot in self.slots}
         return self._permutations(candidate)
@@ -79,7 +79,7 @@ class PromptSlots(ABC):
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]: ...
 
     def showing(self, share: float) -> Candidate:
-        """Return an order that shows about this share of the available demos."""
+        """Return a candidate that shows about this share of the available demos."""
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
@@ -99,7 +99,7 @@ class PromptSlots(ABC):
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        """Return a candidate's program; if `guarded`, it finds no demos unless the scored example is known."""
+        """Build a candidate's program; if `guarded`, it retrieves demos only if the scored example is known."""
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
@@ -152,7 +152,7 @@ class ProgramSlots(PromptSlots):
         return shown
 
     def _slot(self, name: str, predictor: dspy.Predict) -> Slot:
-        """Find a predictor's blocks by rendering demos, without assuming an adapter's rules."""
+        """Find a predictor's blocks by rendering demos, because each adapter orders them by its own rules."""
         demos = tuple(predictor.demos)
         no_text = as_text(messages_of(predictor, []))
         texts = [as_text(messages_of(predictor, [demo])) for demo in demos]
@@ -160,7 +160,7 @@ class ProgramSlots(PromptSlots):
         self._hidden[name] = hidden = [i for i in range(len(demos)) if i not in kinds]
         if hidden:
             logger.warning(
-                "demos %s of predictor %r are in no prompt: the adapter leaves them out, such as for a missing field",
+                "the adapter shows demos %s of predictor %r in no prompt, perhaps because a field is missing",
                 *(hidden, name),
             )
         blocks = _blocks(predictor, demos, kinds)
@@ -171,7 +171,7 @@ class ProgramSlots(PromptSlots):
 
 
 def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of demos whose order changes the prompt; demos of one kind render alike."""
+    """Return the groups of demos whose order changes the prompt; demos of one kind are rendered alike."""
     groups: list[list[int]] = []
     for kind in dict.fromkeys(kinds.values()):
         for group in groups:
@@ -189,18 +189,18 @@ def _blocks(predictor: dspy.Predict, demos: Sequence[Any], kinds: Mapping[int, i
 
 
 class PoolSlots(PromptSlots):
-    """The pools of a program's predictors and the space of arrangements within limits.
+    """The demo pools of a program's predictors, and the space of arrangements within limits.
 
     Args:
         program: The program.
         pools: The demos to choose from, by predictor.
-        min_demos: Minimum demos per predictor, or its whole pool if smaller.
+        min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
         max_demos: Maximum demos per predictor.
-        max_tokens: Maximum tokens of all demos together.
+        max_tokens: Maximum total tokens of all demos.
         programs: Programs that compete with the arrangements.
 
     Raises:
-        ValueError: if no arrangement is within the limits.
+        ValueError: If no arrangement is within the limits.
     """
 
     noun = "arrangement"
@@ -216,43 +216,43 @@ class PoolSlots(PromptSlots):
         programs: Sequence[WholeProgram] = (),
     ) -> None:
         super().__init__(program)
-        most_tokens = math.inf if max_tokens is None else max_tokens
+        token_limit = math.inf if max_tokens is None else max_tokens
         slots: list[Slot] = []
         limits: list[tuple[int, int]] = []
         shortest: list[tuple[int, ...]] = []
         for name, pooled_demos in pools.items():
-            pool = tuple(pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= most_tokens)
+            pool = tuple(pooled for pooled in pooled_demos if pooled.origin == OWN or pooled.tokens <= token_limit)
             if not pool:
                 continue
             items = tuple(range(len(pool)))
             demos = tuple(pooled.demo for pooled in pool)
-            fewest = min(min_demos, len(pool))
-            limits.append((fewest, min(max_demos, len(pool))))
-            shortest.append(tuple(sorted(items, key=lambda item: pool[item].tokens)[:fewest]))
+            minimum = min(min_demos, len(pool))
+            limits.append((minimum, min(max_demos, len(pool))))
+            shortest.append(tuple(sorted(items, key=lambda item: pool[item].tokens)[:minimum]))
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
             slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
         self.slots = tuple(slots)
-        least = self.tokens(tuple(shortest))
+        least_tokens = self.tokens(tuple(shortest))
         if not slots:
-            least = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
-        if least > most_tokens:
+            least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
+        if least_tokens > token_limit:
             raise UserError(
-                f"max_demo_tokens must be at least {least}, the tokens of the shortest demos with {min_demos=}; got "
-                f"{max_tokens}: raise it, or lower min_demos"
+                f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {min_demos=}; "
+                f"got {max_tokens}: raise it, or lower min_demos"
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
-        allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, tuple(programs))
-        # The student's own demos come first.
+        fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
+        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), fits, tuple(programs))
+        # The student's own demos come first in each pool.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
-        own = tuple(tuple(range(number)) for number in numbers)
-        if self.space.contains(own) and self.space.allows(own):
-            self.space = replace(self.space, identity=own)
-        self.original: Candidate = own  # may exceed the limits
+        own_demos = tuple(tuple(range(number)) for number in numbers)
+        if self.space.contains(own_demos) and self.space.allows(own_demos):
+            self.space = replace(self.space, identity=own_demos)
+        self.original: Candidate = own_demos  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
         """Return an arrangement of the first demos in each pool."""
-        numbers = [max(fewest, math.ceil(share * most)) for fewest, most in self.space.limits]
+        numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
 
@@ -269,7 +269,7 @@ class PoolSlots(PromptSlots):
 
 
 def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int, rng: random.Random) -> list[str]:
-    """Give the same labelled examples to all predictors of a program without demos; return the predictors' names.
+    """Add the same labelled examples to all predictors of a program without demos; return the predictors' names.
 
     A program with any demos stays unchanged: its optimizer left the other predictors without demos on purpose.
     A predictor whose prompt would not show the examples gets none. At least two examples remain for scoring.
@@ -279,18 +279,18 @@ def add_labelled_demos(program: dspy.Module, trainset: Examples, num_demos: int,
         return []
     number = max(0, min(num_demos, len(trainset) - 2))
     demos = [trainset[index] for index in rng.sample(by_content(trainset), number)]
-    filled = []
+    filled_predictors = []
     for name, predictor in predictors.items():
         if demos and messages_of(predictor, demos) != messages_of(predictor, []):
             predictor.demos = list(demos)
-            filled.append(name)
-    if filled:
+            filled_predictors.append(name)
+    if filled_predictors:
         logger.warning(
-            "student has no demos: %d labelled examples of the trainset were added to %s, and their order is searched. "
+            "student has no demos: %d labelled examples of the trainset were added to %s, to search for their order. "
             "To choose demos as well, use PLFewShot (--select on the command line)",
-            *(len(demos), ", ".join(filled)),
+            *(len(demos), ", ".join(filled_predictors)),
         )
-    return filled
+    return filled_predictors
 
 
 def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[str, Any] | None = None) -> Messages:
@@ -303,5 +303,5 @@ def messages_of(predictor: dspy.Predict, demos: Sequence[Any], inputs: Mapping[s
 
 
 def as_text(messages: Messages) -> str:
-    """Return messages as one string that differs if prompts do."""
+    """Return messages as one string; different prompts give different strings."""
     return json.dumps(messages, default=repr, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Split examples into train and selection, without those that a program's demos show."""
+"""Split examples into train and selection, without examples that a program's demos show."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
 EXAMPLES_PER_CLASS = 4  # Answers are classes if each has at least this many examples on average.
-COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
+COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples only has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
 
@@ -31,7 +31,7 @@ class Splits:
     """The examples that guide the search, and those that decide the result.
 
     Attributes:
-        names: The user's names for the train, then the selection examples, such as "trainset[3]".
+        names: Names of the train examples, then of the selection examples, such as "trainset[3]".
         num_repeated: Number of examples left out as duplicates.
     """
 
@@ -42,7 +42,7 @@ class Splits:
 
     @property
     def classes(self) -> list[int] | None:
-        """Return the class of each train, then each selection example; None if answers are not classes."""
+        """The class of each train example, then of each selection example; None if answers are not classes."""
         labels = [dict(example.labels().items()) for example in (*self.train, *self.selection)]
         names = {name for fields in labels for name in fields}
         classes = answer_classes(labels, sorted(names))
@@ -70,7 +70,7 @@ def make_splits(
         valset: The selection split; if empty, a fifth of the trainset is used.
         demos: Demos that the program shows or may show.
         rng: Shuffles the examples.
-        balanced: Whether every prefix of a split has its share of each class.
+        balanced: Whether every prefix of a split is stratified by class.
         name: The trainset's name in messages.
         prompted: As in `shown_by`.
     """
@@ -80,18 +80,20 @@ def make_splits(
     distinct = _distinct(trainset, name=name)
     distinct |= {len(trainset) + index for index in _distinct(valset, name="valset")}
     usable = distinct - shown_by(demos, examples, prompted)
-    in_order = [index for index in by_content(examples) if index in usable]
-    of_trainset = [index for index in in_order if index < len(trainset)]
-    of_valset = [index for index in in_order if index >= len(trainset)]
+    usable_in_order = [index for index in by_content(examples) if index in usable]
+    trainset_indices = [index for index in usable_in_order if index < len(trainset)]
+    valset_indices = [index for index in usable_in_order if index >= len(trainset)]
 
     valset_sources = set(sources[len(trainset) :])
-    unshared = [index for index in of_trainset if sources[index] not in valset_sources]
-    if len(unshared) < len(of_trainset):
-        num_shared = len(of_trainset) - len(unshared)
-        logger.warning("%d examples are in both trainset and valset: they only choose the final order", num_shared)
-    train = mixed(unshared, labels, rng, balanced=balanced)
+    trainset_only = [index for index in trainset_indices if sources[index] not in valset_sources]
+    if len(trainset_only) < len(trainset_indices):
+        num_shared = len(trainset_indices) - len(trainset_only)
+        logger.warning(
+            "%d examples are in both trainset and valset: they are used in the final comparison only", num_shared
+        )
+    train = mixed(trainset_only, labels, rng, balanced=balanced)
     if valset:
-        selection = mixed(of_valset, labels, rng, balanced=balanced)
+        selection = mixed(valset_indices, labels, rng, balanced=balanced)
     else:
         train, selection = _split_off(train, [labels[index] for index in train], balanced=balanced)
 
@@ -106,19 +108,21 @@ def make_splits(
 
 
 def _distinct(examples: Examples, *, name: str) -> set[int]:
-    """Return the indices of the distinct examples."""
+    """Return the indices of the distinct examples; warn of duplicates."""
     first_places: dict[bytes, int] = {}
     for index, example in enumerate(examples):
         first_places.setdefault(value_key(dict(example.items())), index)
-    warn_of_repeats(len(examples) - len(first_places), len(examples), name=name)
+    num_repeated = len(examples) - len(first_places)
+    if num_repeated:
+        logger.warning("%d of %d examples of %s are duplicates and count once", num_repeated, len(examples), name)
     return set(first_places.values())
 
 
 def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: bool) -> tuple[list[int], list[int]]:
-    """Split shuffled examples into train and selection, with the same class shares if `balanced`."""
+    """Split shuffled examples into train and selection, both stratified by class if `balanced`."""
     count = len(shuffled)
-    wanted = max(1, round(count * (1 - TRAIN_SHARE)))
-    num_selection = max(0, min(wanted, count - 1))
+    target = max(1, round(count * (1 - TRAIN_SHARE)))
+    num_selection = max(0, min(target, count - 1))
     by_class = list(range(count))
     if balanced and are_classes(labels):
         by_class.sort(key=lambda place: labels.index(labels[place]))
@@ -129,37 +133,31 @@ def _split_off(shuffled: list[int], labels: Sequence[Hashable], *, balanced: boo
     return train, selection
 
 
-def warn_of_repeats(num_repeated: int, num_examples: int, *, name: str, what: str = "given twice") -> None:
-    """Warn if examples are left out as duplicates."""
-    if num_repeated:
-        logger.warning("%d of %d examples of %s are %s and count once", num_repeated, num_examples, name, what)
-
-
 def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str, cure: str) -> str:
-    """Return the message for an empty split, with the cure."""
+    """Return the error message for an empty split; `cure` says what to do."""
     num_left = len(splits.train)
-    needed = f"{name} and valset must each hold an example of their own that no demo shows"
+    needed = f"{name} and valset must each contain an example of their own that no demo shows"
     if not num_valset:
         num_left += len(splits.selection)
-        needed = f"{name} must hold at least two examples that no demo shows"
+        needed = f"{name} must contain at least two examples that no demo shows"
     return (
-        f"{needed}; of the {num_trainset} examples of {name} {num_left} are left, the others are shown by demos, given "
-        f"twice or in valset: {cure}"
+        f"{needed}; of the {num_trainset} examples of {name}, {num_left} are left, because the others are "
+        f"duplicates, shown by demos or in valset: {cure}"
     )
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
-    """Return the indices of examples that demos show: with their answers in the prompt, they prove nothing.
+    """Return the indices of examples that demos show; scores on them would be too good.
 
-    A demo shows an example if all inputs that both name are equal, or if it contains all the example's input
-    values under any names, as inner predictors rename them. If a demo matches more than a tenth of the
-    examples, only those count whose inputs it has in full, by name.
+    A demo shows an example if all inputs that both have are equal. It also does if it contains all input values
+    of the example under any names, because inner predictors may rename them. If a demo matches more than a
+    tenth of the examples, it shows only those whose inputs it contains completely, with the same names.
 
     Args:
         demos: Examples or dicts.
         examples: Examples with inputs.
-        prompted: Names of the inputs that reach a prompt, if known. Others, such as an example's number,
-            are not compared.
+        prompted: Names of the inputs that prompts contain, if known. Other inputs, such as an ID, are
+            not compared.
     """
     inputs: list[dict[str, str]] = []
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -173,35 +171,35 @@ def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str]
             by_value[key].add(number)
     names = {name for name, _ in by_field}
     names = names.intersection(prompted) or names
-    most = max(1, int(len(examples) * COMMON_SHARE))
+    max_matches = max(1, int(len(examples) * COMMON_SHARE))
     shown: set[int] = set()
     for demo in demos:
         fields = {name: input_key(value) for name, value in dict(demo.items()).items()}
         matches = [by_field.get(field, set()) for field in fields.items() if field[0] in names]
-        equal: set[int] = set()
+        field_matches: set[int] = set()
         if matches:
-            equal = set.intersection(*matches)
-        shown |= {number for number in equal if inputs[number].items() <= fields.items()}
+            field_matches = set.intersection(*matches)
+        shown |= {number for number in field_matches if inputs[number].items() <= fields.items()}
         counts: Counter[int] = Counter()
         for key in set(fields.values()):
             counts.update(by_value.get(key, ()))
-        renamed = {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
-        for numbers in (equal, renamed):
-            if len(numbers) <= most:
+        value_matches = {number for number, count in counts.items() if count == len(set(inputs[number].values()))}
+        for numbers in (field_matches, value_matches):
+            if len(numbers) <= max_matches:
                 shown |= numbers
     return shown
 
 
 def by_content(examples: Examples) -> list[int]:
-    """Return example indices in an order that depends on content alone."""
+    """Return example indices sorted by content, regardless of the order in which they were passed."""
     digests = [digest(example) for example in examples]
     return sorted(range(len(examples)), key=digests.__getitem__)
 
 
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
-    """Shuffle examples; if `balanced`, spread the classes so that every prefix has its share of each.
+    """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
-    A search scores orders on prefixes, where an order that favours one class must not look better by chance.
+    A search scores orders on prefixes, on which an order that favours one class must not gain by chance.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -223,9 +221,9 @@ def are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return a number for each answer in the fields `names` of demos or examples; equal answers share one.
+    """Return a class number for each demo or example; equal answers in the fields `names` share one.
 
-    Fields whose values are mostly distinct, such as reasoning, reveal no classes and are ignored.
+    Fields whose values are mostly distinct, such as reasoning, do not define classes and are ignored.
     """
     columns = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Count prompt tokens as GPT-4o does, whatever the model."""
+"""Count prompt tokens with GPT-4o's tokenizer, whatever the model."""
 
 import os
 import sys
@@ -9,12 +9,12 @@ from plr_dspy.programs.media import countable
 
 Messages = list[dict[str, Any]]
 
-# While set, importing litellm fetches no prices.
+# While this variable is set, importing litellm does not download prices.
 LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 
 
 def token_counter() -> Callable[[Messages], int]:
-    """Return a function that counts the tokens of messages; pictures and sounds have a fixed count."""
+    """Return a function that counts the tokens of messages; images and audio have a fixed count."""
     is_first_import = "litellm" not in sys.modules and LOCAL_PRICES not in os.environ
     if is_first_import:
         os.environ[LOCAL_PRICES] = "True"
@@ -25,7 +25,7 @@ def token_counter() -> Callable[[Messages], int]:
             del os.environ[LOCAL_PRICES]
 
     def count(messages: Messages) -> int:
-        # Nothing is downloaded: litellm includes this tokenizer, and opens no pictures.
+        # This downloads nothing: litellm includes this tokenizer, and does not open images.
         options: dict[str, Any] = {"messages": countable(messages), "use_default_image_token_count": True}
         return int(litellm.token_counter("gpt-4o", **options))
 

@@ -1,4 +1,4 @@
-"""Find the classes of a program's inputs and outputs in its signatures."""
+"""Find the classes of the values that a program's fields hold."""
 
 import dataclasses
 from contextlib import suppress

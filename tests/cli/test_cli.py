@@ -112,7 +112,7 @@ def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, mo
     if adapter:
         assert code == cli.FAILED
         assert "10 of 10 answers could not be parsed" in error
-        assert "another adapter than ChatAdapter (PlainTextAdapter() for small and base models" in error
+        assert "an adapter other than ChatAdapter (PlainTextAdapter() for small and base models" in error
         assert engine.requests <= 2 * 10  # ChatAdapter asks each time again, for JSON.
     else:
         assert code == 0
@@ -122,7 +122,7 @@ def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, mo
 def test_demos_that_a_program_gets_are_told(folder, caplog):
     assert cli.main(compile_arguments(program="reviews_app.py:bare")) == 0
     added = "8 labelled examples of the trainset were added to self"
-    message = f"student has no demos: {added}, and their order is searched"
+    message = f"student has no demos: {added}, to search for their order"
     assert message in caplog.text
     assert "--select" in caplog.text
 
@@ -134,7 +134,7 @@ def test_a_calibrated_program_is_saved(folder, capsys):
     assert program.calibration.offsets == tuple(Report.load("found.json").calibration.offsets)
     assert "the program needs label probabilities at every call" in capsys.readouterr().out
     assert cli.main(compile_arguments("--demos", "program.json", "--estimate")) == 2
-    assert "is calibrated for the order of its demos" in capsys.readouterr().err
+    assert "must not be calibrated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_select_chooses_the_demos(folder, capsys):
     output = capsys.readouterr().out
     assert "at most 36 program calls" in output
     assert cli.main(nowhere) == 2
-    assert "--out: name the file for the program, or pass --estimate" in capsys.readouterr().err
+    assert "--out is missing: pass a file for the program, or pass --estimate" in capsys.readouterr().err
     assert not (folder / "program.json").exists()
     assert cli.main(selecting) == 0
     report = Report.load("found.json")
@@ -240,26 +240,26 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (compile_arguments(program="nowhere.py:program"), "nowhere.py:program cannot be loaded"),
         (compile_arguments(program="reviews_app.py:missing"), "has no attribute 'missing'"),
         (compile_arguments(program="reviews_app"), "FILE.py:NAME"),
-        (compile_arguments(program="reviews_app.py:number"), "program: expected a DSPy module"),
+        (compile_arguments(program="reviews_app.py:number"), "program must be a DSPy module"),
         (compile_arguments(program="reviews_app.py:unsaveable"), "--out: demo 2 of predictor 'self' holds a set"),
         (compile_arguments("--select", "--train", "large.jsonl"), "--out: demo 1 of predictor 'self' holds a int"),
         (compile_arguments(program="broken_app.py:program"), "broken_app.py:program cannot be loaded (SystemExit: 7)"),
         (compile_arguments(metric="reviews_app.py:number"), "metric"),
         (compile_arguments("--inputs", "question"), "row 1 of train.jsonl"),
-        (compile_arguments("--train", "none.jsonl"), "no file none.jsonl"),
+        (compile_arguments("--train", "none.jsonl"), "file not found: none.jsonl"),
         (compile_arguments("--train", "cut.jsonl"), "cut.jsonl cannot be read"),
         (compile_arguments("--train", "wide.csv"), "row 2 of wide.csv"),
         (compile_arguments("--train", "latin.csv"), "latin.csv cannot be read"),
-        (compile_arguments("--out", "none/program.json"), "no folder none"),
+        (compile_arguments("--out", "none/program.json"), "folder not found: none"),
         (compile_arguments("--out", "program"), "--out: must end in .json; got program"),
         (compile_arguments("--max-calls", "3"), "max_metric_calls must be at least 27 for a search"),
         (compile_arguments("--max-demos", "3"), "--max-demos needs --select"),
         (compile_arguments("--lm", "hosted_vllm/some-model", "--adapter", "plain"), "--api-base"),
         (compile_arguments(*CHAT, "--signal", "logprobs", **PICKY), "signal='logprobs' needs the log-prob"),
         (compile_arguments(*CHAT, "--calibrate", **PICKY), "calibrate needs the log-prob"),
-        (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: no file none.json"),
+        (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: file not found: none"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
-        (["report", "none.json"], "no file none.json"),
+        (["report", "none.json"], "file not found: none.json"),
         (["report", "train.jsonl"], "no plr_dspy report"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -96,7 +96,7 @@ class TestPartsOfLargerPrograms:
         plain.step = student()
         part._compiled = True
         larger(part).save(tmp_path / "outer.json")
-        with pytest.raises(ValueError, match="set the part's _compiled to False"):
+        with pytest.raises(ValueError, match="set their _compiled to False"):
             load_program(larger(plain), tmp_path / "outer.json")
         part._compiled = False
         larger(part).save(tmp_path / "outer.json")
@@ -147,9 +147,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "text", "match"),
         [
-            ("x.json", "", "holds no program"),
-            ("x.json", "[]", "holds no program"),
-            ("x.json", '{"schema_version": 3}', "holds no program"),
+            ("x.json", "", "holds no saved program"),
+            ("x.json", "[]", "holds no saved program"),
+            ("x.json", '{"schema_version": 3}', "holds no saved program"),
             ("x.pkl", "", "is a pickle"),
         ],
     )
@@ -172,5 +172,5 @@ def test_another_model_or_adapter_than_it_was_found_with_is_told_once(lm, tmp_pa
     with dspy.context(lm=other, adapter=PlainTextAdapter()):
         load_program(student(), tmp_path / "program.json")
     (record,) = caplog.records
-    assert "the adapter ChatAdapter, and is used with PlainTextAdapter" in record.getMessage()
-    assert "the model fake/x, and is used with fake/y" in record.getMessage()
+    assert "the adapter ChatAdapter, but is used with PlainTextAdapter" in record.getMessage()
+    assert "the model fake/x, but is used with fake/y" in record.getMessage()

@@ -289,17 +289,17 @@ REVERSED = {"bounds": (1, 0)}
 TWO_FIELDS = example("a").copy(other="b")
 OTHER_NAME = dspy.Prediction(answer="a")
 BAD_INPUT = [
-    (lambda: F1(average="binary"), "a label goes with"),
-    (lambda: F1("a", average="macro"), "a label goes with"),
+    (lambda: F1(average="binary"), "label must be passed if"),
+    (lambda: F1("a", average="macro"), "label must be passed if"),
     (lambda: F1(average="weighted"), "average must be"),
     (lambda: ConfusionMetric(3), "function must be callable"),
     (lambda: ConfusionMetric(lambda counts: 1.0), "function must be callable"),
     (lambda: ConfusionMetric(F1("a")), "function must be callable"),
-    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the least and the largest value"),
-    (lambda: F1("d").check([example("a")] * 20), "no example has 'd'"),
-    (lambda: F1("a").right_label(TWO_FIELDS), "name the field of the label"),
-    (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric by example"),
-    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give both the same name"),
+    (lambda: ConfusionMetric(share_of_right, **REVERSED), "bounds must be the lowest and the highest value"),
+    (lambda: F1("d").check([example("a")] * 20), "must have the label 'd'"),
+    (lambda: F1("a").right_label(TWO_FIELDS), "name the label's field"),
+    (lambda: F1().right_label(example(["a", "b"])), "'label' holds a list: use a metric that scores"),
+    (lambda: F1("a").answer(example("a"), OTHER_NAME), "give both fields the same name"),
 ]
 
 

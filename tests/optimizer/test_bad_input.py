@@ -67,8 +67,8 @@ COMPILE = [
     (lambda: Wrapped, {}, "student must be a dspy.Module; .*pass an instance"),
     (Async, {}, r"async program.*dspy.syncify\(program\)"),
     (OnlyAsync, {}, r"async program.*dspy.syncify\(program\)"),
-    (student, {"trainset": EXAMPLES[:7]}, "trainset must hold at least two .*pass more examples"),
-    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, the others are shown by demos, given twice"),
+    (student, {"trainset": EXAMPLES[:7]}, "trainset must contain at least two .*pass more examples"),
+    (student, {"trainset": [EXAMPLES[-1]] * 30}, "1 are left, because the others are duplicates, shown by demos"),
     (student, {"trainset": None}, "trainset must be a list of dspy.Example; got NoneType"),
     (student, {"trainset": "data.json"}, "trainset must be a list of dspy.Example; got str"),
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
@@ -77,12 +77,12 @@ COMPILE = [
     (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
     (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
     (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
-    (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must give .* \['question'\]; it has \['text'\]: rename"),
+    (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must have .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
     (
         student,
         {"valset": EXAMPLES[:6]},
-        "trainset and valset must each hold an example of their own that no demo shows",
+        "trainset and valset must each contain an example of their own that no demo shows",
     ),
     (student, {"seed": -3}, "seed"),
     (student, {"seed": 1.5}, "seed"),
@@ -176,11 +176,11 @@ def test_examples_that_are_given_again_and_demos_that_no_prompt_shows_are_told(e
     reorder.compile(student(EXAMPLES[:3]), trainset=trainset, valset=valset)
     assert reorder.report.settings["num_train"] == 6
     assert reorder.report.settings["num_selection"] == 3
-    assert "only 9 of 127 examples can score orders (not those that are demos" in caplog.text
+    assert "only 9 of 127 examples can be used for scoring" in caplog.text
     demos = [*EXAMPLES[:3], dspy.Example(question="without an answer")]
     reorder = optimizer(max_metric_calls=60)
     reorder.compile(student(demos), trainset=EXAMPLES)
-    assert "demos [3] of predictor 'self' are in no prompt" in caplog.text
+    assert "the adapter shows demos [3] of predictor 'self' in no prompt" in caplog.text
     assert reorder.report.returned.num_demos == 3
     assert sorted(reorder.report.slots[0].ordering) == [0, 1, 2]
 
@@ -238,7 +238,7 @@ class TestCures:
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])
-        message = r"trainset and valset must each hold an example.*pass more examples"
+        message = r"trainset and valset must each contain an example.*pass more examples"
         with pytest.raises(ValueError, match=message):
             compiled(trainset=EXAMPLES[:6], valset=EXAMPLES[5:6])
         compiled(valset=EXAMPLES[5:6])
@@ -263,7 +263,7 @@ class TestCures:
         program = Wrapped()
         program.answer = Wrapped()
         program.answer._compiled = True
-        message = "compile the sub-module itself, or set its _compiled to False"
+        message = "pass the sub-module itself, or set its _compiled to False"
         with pytest.raises(ValueError, match=message):
             compiled(program=program)
         compiled(program=program.answer)
@@ -278,7 +278,7 @@ class TestCures:
         message = r"none were added \(num_demos=None.*compile it first with dspy.Bootstrap"
         with pytest.raises(ValueError, match=message):
             compiled(optimizer(num_demos=None), student([]))
-        with pytest.raises(ValueError, match="of which there must be more than 2"):
+        with pytest.raises(ValueError, match="this needs at least 3 examples"):
             PLReorder(exact_match).compile(student([]), trainset=EXAMPLES[:2])
         compiled(optimizer(num_demos=4, max_metric_calls=120), student([]))
         message = r"no demos to order, .*: compile it first with dspy.BootstrapFewShot"
@@ -310,7 +310,7 @@ class TestHistories:
         return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and name it in with_inputs$"
+        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and declare it by with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0

@@ -180,7 +180,7 @@ class TestEstimate:
         assert estimate.affordable_calls == pytest.approx(0.25 * without.program_calls, rel=0.01)
         assert estimate.cost == without.cost
         assert estimate.program_calls == without.program_calls
-        says = f"; max_cost ends it earlier, after about {estimate.affordable_calls:,} calls"
+        says = f"; max_cost ends the compile after about {estimate.affordable_calls:,} calls"
         assert str(estimate).splitlines()[0].endswith(says)
         assert "max_cost" not in str(ample) + str(without)
 

@@ -228,19 +228,19 @@ class TestBadInput:
         for options, compiled, message in (
             ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
-            ({}, {"teacher": fakes.two_predictors()}, "teacher must be a program with the predictors of student"),
+            ({}, {"teacher": fakes.two_predictors()}, "teacher must have the student's predictors"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
             ({"candidates": EXAMPLES}, {}, "pass more examples, or fewer demos"),
-            ({}, {"trainset": EXAMPLES[:1]}, "trainset must hold more examples"),
-            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset must hold more examples with different inputs.*100"),
-            ({}, {"trainset": EXAMPLES[:2]}, "trainset must hold more examples with different.*candidates"),
+            ({}, {"trainset": EXAMPLES[:1]}, "trainset has too few distinct inputs"),
+            ({}, {"trainset": EXAMPLES[:1] * 30}, "trainset has too few distinct inputs .* pass at least 100"),
+            ({}, {"trainset": EXAMPLES[:2]}, "trainset has too few distinct inputs .*candidates"),
         ):
             with pytest.raises((ValueError, TypeError), match=message):
                 optimizer(**options).compile(predict(), **{"trainset": EXAMPLES, **compiled})
-        with pytest.raises(ValueError, match="with a budget of calls first"):
+        with pytest.raises(ValueError, match="call compile first"):
             optimizer().program_with(2)
         assert engine.num_calls == 0
-        reason = "nothing to choose from: a quarter of max_seconds or max_cost"
+        reason = "no demos to choose from: a quarter of max_seconds or max_cost"
         with pytest.raises(RuntimeError, match=reason):
             chooser = optimizer(max_seconds=1e-9, candidates="bootstrapped")
             chooser.compile(predict(), trainset=EXAMPLES)

@@ -68,19 +68,19 @@ COMPILES = {
 def test_examples_that_are_given_twice_are_told_once(name, num_repeated, caplog):
     with using(Engine(), "fake/x"):
         COMPILES[name](rows(num_repeated=num_repeated))
-    lines = [message for message in caplog.messages if "given twice" in message]
+    lines = [message for message in caplog.messages if "duplicates" in message]
     assert len(lines) == (num_repeated > 0)
     if num_repeated:
         assert f"{num_repeated} of {137 + num_repeated}" in lines[0]
-        assert "are given twice and count once" in lines[0]
+        assert "are duplicates and count once" in lines[0]
 
 
 def test_those_of_the_valset_are_told_by_its_name(caplog):
     repeated = rows(30, num_repeated=2)
     valset = [labelled(f"other {example.text}", example.label) for example in repeated]
     _, report = go(Engine(), program=FOUR, trainset=rows(60), valset=valset)
-    assert "3 of 63 examples of trainset are given twice and count once" in caplog.text
-    assert "2 of 32 examples of valset are given twice and count once" in caplog.text
+    assert "3 of 63 examples of trainset are duplicates and count once" in caplog.text
+    assert "2 of 32 examples of valset are duplicates and count once" in caplog.text
     assert report.settings["num_repeated"] == 5
     assert "5 duplicates left out" in report.details()
 

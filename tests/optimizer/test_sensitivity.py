@@ -107,15 +107,15 @@ def result(**changes):
     return OrderSensitivity(**{**values, **changes})
 
 
-AGAIN = "no search yet. To be surer, run this again with more calls (max_metric_calls), or more examples."
+AGAIN = "no search yet. For more certainty, run this again with more calls (max_metric_calls) or more examples."
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "a search (PLReorder), which is worth its calls."),
-        ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
-        ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "no search, which has nothing to find here."),
+        ({}, "a search with PLReorder, because the gain justifies its calls."),
+        ({"p_value": 0.3, "gain_interval": (0.0, 0.004)}, "no search, because there is too little to gain."),
+        ({"expected_gain": 0.0, "gain_interval": (0.0, 0.004)}, "no search, because there is too little to gain."),
         ({"gain_interval": (0.0, 0.5)}, AGAIN),
         ({"p_value": 0.3, "gain_interval": (0.0, 0.4)}, AGAIN),
     ],
@@ -157,7 +157,7 @@ class TestOrderSensitivity:
         assert len(report.scores) == 10
         assert report.num_distinct == 120
         assert 0 < report.gain_interval[0] <= report.expected_gain <= report.gain_interval[1]
-        assert "Recommended: a search (PLReorder), which is worth its calls." in str(report)
+        assert "Recommended: a search with PLReorder, because the gain justifies its calls." in str(report)
         assert program.dump_state() == before
 
     @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ class TestOrderSensitivity:
             ({"num_orders": 2}, "num_orders"),
             ({"max_metric_calls": 99}, "max_metric_calls must be at least 100.*lower num_orders"),
             ({"max_metric_calls": 29, "num_orders": 3}, "at least 30 for 3 orders; got 29: raise it"),
-            ({"program": student(1)}, "one order of its demos only"),
+            ({"program": student(1)}, "at least 2 distinct orders of its demos"),
             ({"program": student(0)}, "^program has no demos"),
             ({"program": dspy.Predict}, "^program must be a dspy.Module"),
             ({"dataset": student().demos[:2]}, r'^dataset\[0\] has no inputs.*with_inputs\("question"\)$'),
-            ({"dataset": SHOWN}, "^dataset must hold at least two examples .*; of the 5 .* 0 are left"),
+            ({"dataset": SHOWN}, "^dataset must contain at least two examples .*; of the 5 .* 0 are left"),
         ],
     )
     def test_bad_arguments_cost_nothing(self, wrong, message):

@@ -221,7 +221,7 @@ def test_programs_that_answer_alike_may_differ_on_other_examples(metric):
 def test_a_failed_call_is_no_wrong_answer(metric, caplog):
     """Its example is left out for all programs."""
     devset = examples(20, range(5))
-    cause = "the first by ConnectionError: no route"
+    cause = "the first with ConnectionError: no route"
     failing = Answering(range(7), failing=[3, 19])
     evaluation = evaluated({"fine": Answering(range(6)), "failing": failing}, metric, devset)
     assert evaluation.num_examples == 18

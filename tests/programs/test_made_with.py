@@ -74,13 +74,13 @@ class TestIsTold:
     def test_of_another_adapter(self, saved, caplog):
         path, make = saved
         (message,) = said(caplog, path, make(), lm=lm(), adapter=PlainTextAdapter())
-        assert message.startswith(f"{path} was made with the adapter ChatAdapter, and is used with PlainTextAdapter")
-        assert message.endswith("configure ChatAdapter, or compile it anew")
+        assert message.startswith(f"{path} was made with the adapter ChatAdapter, but is used with PlainTextAdapter")
+        assert message.endswith("configure ChatAdapter, or compile it again")
 
     def test_of_another_model(self, saved, caplog):
         path, make = saved
         (message,) = said(caplog, path, make(), lm=lm("fake/y"), adapter=ADAPTER)
-        assert "the model fake/x, and is used with fake/y: configure fake/x" in message
+        assert "the model fake/x, but is used with fake/y: configure fake/x" in message
 
     def test_of_both_in_one_message(self, saved, caplog):
         path, make = saved
@@ -92,7 +92,7 @@ class TestIsTold:
         with dspy.context(lm=lm(), adapter=OTHER):
             chosen().save(tmp_path / "program.json")
         (message,) = said(caplog, tmp_path / "program.json", student(), lm=lm(), adapter=None)
-        assert "the adapter OtherAdapter, and is used with ChatAdapter" in message
+        assert "the adapter OtherAdapter, but is used with ChatAdapter" in message
 
     def test_of_the_last_compile(self, saved, tmp_path, caplog):
         path, make = saved

@@ -151,7 +151,7 @@ class TestNoPickleIsReadUnlessItIsAllowed:
 @pytest.mark.parametrize("data", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(3)])
 def test_files_that_hold_no_program(data, tmp_path):
     (tmp_path / "program.pkl").write_bytes(data)
-    with pytest.raises(ValueError, match=r"program\.pkl holds no program"):
+    with pytest.raises(ValueError, match=r"program\.pkl holds no saved program"):
         load_program(predict(), tmp_path / "program.pkl", allow_pickle=True)
 
 

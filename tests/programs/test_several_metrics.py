@@ -114,13 +114,13 @@ def test_an_exception_of_a_metric_leaves_the_example_out(order, caplog):
     for evaluation in evaluations.values():
         assert (evaluation.num_examples, evaluation.num_failed) == (17, 3)
         assert evaluation.programs == alone.programs
-    assert "calls on 3 of 20 examples failed, the first by KeyError: in the metric: 'no verdict'" in caplog.text
+    assert "calls on 3 of 20 examples failed, the first with KeyError: in the metric: 'no verdict'" in caplog.text
 
 
 def test_a_failed_call_of_a_program_is_told_once(caplog):
     evaluations = evaluated({"a": Counting(range(5), failing=[7])}, METRICS)
     assert {evaluation.num_failed for evaluation in evaluations.values()} == {1}
-    assert caplog.text.count("they are left out") == 1
+    assert caplog.text.count("these examples are left out") == 1
 
 
 @pytest.mark.parametrize(

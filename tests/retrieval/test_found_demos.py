@@ -249,7 +249,7 @@ class TestChoice:
         assert report.signal.used == "logprobs"
         assert len(engine.prompts) == report.program_calls["total"] <= 120
         scores = {way.name: way.score for way in report.retrieval.alternatives}
-        assert "the best found demos" in scores
+        assert "the best retrieved demos" in scores
         assert scores.keys() & {"your program", "your program, calibrated"}
         assert all(0.2 < score < 1 for score in scores.values())
 
@@ -276,7 +276,7 @@ class TestChoice:
         assert list(engine.requests.values()) == [2]
         report = optimizer.report
         assert report.original.num_demos == 0 < report.returned.num_demos
-        with pytest.raises(ValueError, match="with a budget of calls"):
+        with pytest.raises(ValueError, match="call compile first"):
             optimizer.program_with(8)
 
     def test_limits(self, tmp_path):
@@ -358,7 +358,7 @@ class TestChoice:
             report.save(tmp_path / "report.json")
             assert type(report).load(tmp_path / "report.json") == report
             pyplot.close(report.plot())
-            assert ("the best found demos" in report.details()) == (limit > 0)
+            assert ("the best retrieved demos" in report.details()) == (limit > 0)
             assert "all 45 are saved with it" in str(report)
             assert "vote of the 4 nearest" in str(report)
             assert report.vote.score == 0.0 or report.vote.num_examples == 45
@@ -394,14 +394,14 @@ class TestChoice:
         options = {"metric": metric, "max_metric_calls": 0}
         _, optimizer = compiled(CopyingEngine(), student=asking, **options)
         assert optimizer.report.vote is None
-        monkeypatch.setattr("plr_dspy.optimizer.yardsticks.LONGEST", 0.0)
+        monkeypatch.setattr("plr_dspy.optimizer.yardsticks.MAX_SECONDS", 0.0)
         _, optimizer = compiled(by_colour(), max_metric_calls=0)
         assert optimizer.report.vote is None
 
 
 class TestStudentsThatFindTheirDemos:
     def test_are_refused_by_what_orders_demos(self):
-        cure = r"pass the program that it was made of, or pass it to BatchCalibration"
+        cure = r"pass the program that it was compiled from, or use BatchCalibration"
         with using(CopyingEngine()) as engine:
             program = chooser(max_metric_calls=0).compile(predict(), trainset=examples())
             with pytest.raises(ValueError, match=cure):
@@ -507,7 +507,7 @@ class TestBadInput:
         student = predict("query -> answer")
         student.demos = [dspy.Example(query="x", answer="y")]
         renaming = Program(lambda self, question: self.answer(query=question), answer=student)
-        message = "demos='retrieved' needs demos"
+        message = "demos='retrieved' needs examples to retrieve"
         with using(CopyingEngine()), pytest.raises(ValueError, match=message):
             chooser(max_metric_calls=0).compile(renaming, trainset=examples())
 
