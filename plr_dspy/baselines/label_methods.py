@@ -181,8 +181,8 @@ class LabelRun(CompileRun):
         answered = [cell for cell in cells if cell.outcome != FAILED]
         if answered and all(cell.value is None for cell in answered):
             raise RuntimeError(
-                f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another model "
-                f"or adapter. The first error was {answered[0].error}: {answered[0].message}"
+                f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
+                f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
         # Drop inputs that failed for any order. If none remain, drop orders that failed.
         failed_inputs: set[int] = set()
