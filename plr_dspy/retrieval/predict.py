@@ -143,11 +143,11 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its retrieval must be saved as version {STATE_VERSION}; got version {version}. Compile it again with the "
-            "installed plr_dspy."
+            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile it "
+            "again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise UserError("its demos are found by embeddings; got embedder=None. Pass the embedder that compile used.")
+        raise UserError("its demos are found by embeddings, but embedder is None: pass the embedder that compile used")
     if state["vectors"] is None:  # The search compared words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]

@@ -170,7 +170,7 @@ class TestEveryMethod:
         of_stars.demos = rated[:4]
         for program, match in [
             (open_ended, f"{kind.__name__} needs exactly one output with few possible.*use PLReorder"),
-            (Program(first=table.program(), second=table.program()), "one predictor; this one has 2"),
+            (Program(first=table.program(), second=table.program()), "one predictor; got 2"),
             (of_stars, r"must be text; input 'stars' is a int"),
         ]:
             trainset = rated if program is of_stars else table.examples

@@ -307,7 +307,7 @@ class TestLabelsDecide:
         program = calibrate(Classifier(probabilities), trainset=trainset)
         assert warning in caplog.text
         before, after = held_out(program, probabilities, right)
-        assert after > before - 0.02 or "all labels are taken" in warning
+        assert after > before - 0.02 or "all labels are assumed" in warning
 
     def test_warns_of_a_program_that_scores_no_more_than_the_most_frequent_label(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
@@ -405,7 +405,7 @@ BAD_ARGUMENTS = [
     ({"metric": F1("Positive"), "trainset": examples(30)}, "no example has 'Positive'"),
     ({"metric": F1("positive"), "method": "linear"}, "metric requires method='batch'"),
     ({"metric": F1("positive"), **EVEN}, "metric requires method='batch'"),
-    ({"metric": F1("positive")}, "metric needs examples with labels"),
+    ({"metric": F1("positive")}, "metric needs at least 2 examples with a label"),
     ({"method": "linear", **EVEN}, "prior must be None"),
     ({"method": "platt"}, "^method must be 'batch' or 'linear'"),
     ({"num_inputs": 1}, "num_inputs must be .* equal to 2"),
@@ -414,13 +414,13 @@ BAD_ARGUMENTS = [
     ({"trainset": examples(1) * 20}, "2 distinct inputs.*got 1 in 20 examples"),
     (predicting("label"), "no output is a Literal, an enum or a"),
     (predicting("a: bool, b: bool"), "2 outputs are of type Literal"),
-    (predicting("a: Literal['x', '']"), "not have two labels"),
-    (predicting("a: Literal['x']"), "not have two labels"),
+    (predicting("a: Literal['x', '']"), "not have two non-empty labels"),
+    (predicting("a: Literal['x']"), "not have two non-empty labels"),
     (predicting("a: bool, probabilities"), "'probabil.*rename"),
     ({"program": TWO}, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
-    (linear_on(inputs(30)), "labels at 'label', of "),
+    (linear_on(inputs(30)), "in field 'label' of the examples; got 0"),
     (linear_on(labelled(30, lambda i: "mixed")), "or pass method='batch'"),
-    (linear_on(labelled(30, lambda i: "positive")), "different labels"),
+    (linear_on(labelled(30, lambda i: "positive")), "got 1. Label more"),
 ]
 
 

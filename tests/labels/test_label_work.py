@@ -144,7 +144,7 @@ def fickle():
         (lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]), lenient, "answer differs from the label"),
         (lambda label: label, lenient, "answer differs from the label"),
         (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the label"),
-        (lambda label: dspy.Prediction(label=label), fickle(), "scores the same answer differently"),
+        (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer another score"),
     ],
     ids=["another label", "no prediction", "another field", "another score"],
 )
