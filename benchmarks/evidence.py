@@ -184,7 +184,7 @@ def order_sensitivity(_: Compiles) -> Iterator[Figure]:
     found = np.array([sensitivity.results(world, tables=10) for world in worlds])
     has_no_effect = [world.deviation == 0 for world in worlds]
     values = {"deviation held": found[:, 0], "gain held": found[:, 1], "no effect, but seen": found[has_no_effect, 2]}
-    pattern = r"held the truth in (\d+ %).+?that of the gain in (\d+ %).+?saw one in (\d+ %)"
+    pattern = r"covered the truth in (\d+ %).+?that of the gain in (\d+ %).+?detected one in (\d+ %)"
     (cells,) = re.findall(pattern, re.sub(r"\s+", " ", page("evidence")))
     for cell, (name, of_worlds) in zip(cells, values.items(), strict=True):
         yield Figure(f"order_sensitivity: {name}", cell, of_worlds, len(of_worlds))

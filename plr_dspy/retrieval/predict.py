@@ -143,8 +143,8 @@ def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Emb
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile it "
-            "again"
+            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
+            "it again"
         )
     if state["vectors"] is not None and embedder is None:
         raise UserError("its demos are found by embeddings, but embedder is None: pass the embedder that compile used")
