@@ -50,7 +50,7 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows with the same columns as a Markdown table, each as soon as it is available."""
+    """Print rows, which have the same columns, as a Markdown table; print each as soon as it is available."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -75,7 +75,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Return the table of a Markdown page whose headings start so, with rows indexed by their first cells."""
+    """Return the table of a Markdown page whose header starts with `first_column`, indexed by its first cells."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     without_rule = frame.iloc[1:, 1:-1]

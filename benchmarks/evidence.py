@@ -112,8 +112,8 @@ def recorded(compiles: Compiles) -> Iterator[Figure]:
         world = World(FILES[task.split(" (")[0]])
         for mode, cell in zip(("paper", "top-k", "halving", "light"), cells, strict=False):
             method = f"{mode}@{without_comma(limit)}"
-            found = compiles([world], method, 20_000)
-            yield Figure(f"{task}, {method}", cell, found["held-out"], 48)
+            frame = compiles([world], method, 20_000)
+            yield Figure(f"{task}, {method}", cell, frame["held-out"], 48)
 
 
 def best_of_five(compiles: Compiles) -> Iterator[Figure]:
@@ -121,8 +121,8 @@ def best_of_five(compiles: Compiles) -> Iterator[Figure]:
     pattern = r"`PLReorder` gain (.+?) on MR, (.+?) on\s+SUBJ and (.+?) on AG News"
     (cells,) = re.findall(pattern, page("evidence"), re.S)
     for cell, (task, path) in zip(cells, FILES.items(), strict=True):
-        found = compiles([World(path, best_of=5)], "light@1000", 40_000)
-        gains = found["held-out"] - found["original"]
+        frame = compiles([World(path, best_of=5)], "light@1000", 40_000)
+        gains = frame["held-out"] - frame["original"]
         yield Figure(f"{task}, gain over the best of five", cell, gains, 100)
 
 
@@ -132,8 +132,8 @@ def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
     for cells in rows("evidence", "task | 250 calls"):
         task = cells[0]
         for column, method in columns.items():
-            found = compiles([World(FILES[task])], method, 50_000)
-            yield Figure(f"{task}, {method}", cells[column], found["held-out"], 48)
+            frame = compiles([World(FILES[task])], method, 50_000)
+            yield Figure(f"{task}, {method}", cells[column], frame["held-out"], 48)
 
 
 def calibrated(_: Compiles) -> Iterator[Figure]:
@@ -150,8 +150,8 @@ def landscapes(compiles: Compiles) -> Iterator[Figure]:
     for demos, *cells in rows("evidence", "demos | paper MLE"):
         worlds = [World(kind, int(demos), 200) for kind in KINDS]
         for method, cell in zip(("paper", "top-k", "light@3640"), cells, strict=False):
-            found = compiles(worlds, method, 20_000)
-            yield Figure(f"{demos} demos, {method}", cell, found["held-out"], 240)
+            frame = compiles(worlds, method, 20_000)
+            yield Figure(f"{demos} demos, {method}", cell, frame["held-out"], 240)
 
 
 def claims(compiles: Compiles) -> Iterator[Figure]:
@@ -163,8 +163,8 @@ def claims(compiles: Compiles) -> Iterator[Figure]:
             if not cell:
                 continue
             world = World("own effects", 8, num_pool)
-            found = compiles([world], method, 47_000, factor=2)
-            claimed = found["better"].fillna(0.0)
+            frame = compiles([world], method, 47_000, factor=2)
+            claimed = frame["better"].fillna(0.0)
             yield Figure(f"claims, {method}, {num_pool} examples", cell, claimed, 60)
 
 
@@ -173,17 +173,17 @@ def lone_original(compiles: Compiles) -> Iterator[Figure]:
     for limit, *cells in rows("evidence", "calls | scores"):
         for mode, cell in zip(("light", "logprobs", "calibrated"), cells, strict=True):
             method = f"{mode}@{without_comma(limit)}"
-            found = compiles([World("lone original", 8, 100)], method, 46_000, factor=2)
-            lost = found["original"] - found["held-out"] > 0.01
+            frame = compiles([World("lone original", 8, 100)], method, 46_000, factor=2)
+            lost = frame["original"] - frame["held-out"] > 0.01
             yield Figure(f"lone original, {method}, lost", cell, lost, 72)
 
 
 def order_sensitivity(_: Compiles) -> Iterator[Figure]:
     """Measure the coverage of the intervals of `order_sensitivity`, and its false positives."""
     worlds = list(sensitivity.worlds())
-    found = np.array([sensitivity.results(world, tables=10) for world in worlds])
+    rates = np.array([sensitivity.results(world, tables=10) for world in worlds])
     has_no_effect = [world.deviation == 0 for world in worlds]
-    values = {"deviation held": found[:, 0], "gain held": found[:, 1], "no effect, but seen": found[has_no_effect, 2]}
+    values = {"deviation held": rates[:, 0], "gain held": rates[:, 1], "no effect, but seen": rates[has_no_effect, 2]}
     pattern = r"covered the truth in (\d+ %).+?that of the gain in (\d+ %).+?detected one in (\d+ %)"
     (cells,) = re.findall(pattern, re.sub(r"\s+", " ", page("evidence")))
     for cell, (name, of_worlds) in zip(cells, values.items(), strict=True):
@@ -197,8 +197,8 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
     ways = ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated")
     methods = ["original", *(f"{way}@300" for way in ways), "batch", "F1 batch"]
     for method, cells in zip(methods, rows("evidence", "| F1 | above"), strict=True):
-        found = compiles(worlds, method, 2)
-        yield Figure(f"a rare label, {method}", cells[1], found["held-out"], 48)
+        frame = compiles(worlds, method, 2)
+        yield Figure(f"a rare label, {method}", cells[1], frame["held-out"], 48)
 
 
 ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)

@@ -180,7 +180,7 @@ class Draw:
         return [evaluation.programs[""].score]
 
     def program(self, side: str) -> dspy.Module:
-        """Return the program of a side."""
+        """Return the program of a side, or the unoptimized program for `ORIGINAL` and `EMPTY`."""
         if side not in (ORIGINAL, EMPTY):
             return self.result(side).program.program
         student = dspy.Predict(self.task.signature)
@@ -239,7 +239,7 @@ class CallCounter(BaseCallback):
 
 
 def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> SideProgram:
-    """Return the calibrated original, or another side that leaves 64 of the calls to calibration."""
+    """Return the original or another side, calibrated; 64 of the other side's calls are for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
@@ -316,7 +316,7 @@ def random_search(draw: Draw, _: int | None, *, candidates: int) -> SideProgram:
     """Return the program of DSPy's random search, with one half of the examples as demos, the other as valset."""
     middle = len(draw.labelled) // 2
     counter = CallCounter()
-    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counter]):  # It prints every score.
+    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counter]):  # DSPy prints each score.
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=draw.metric,
             max_bootstrapped_demos=draw.args.demos // 2,

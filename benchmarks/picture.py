@@ -1,4 +1,4 @@
-"""Draw the figure of the README: accuracy by program calls, from the tables of the docs, and reliability.
+"""Draw the README's figure: accuracy by program calls, from the tables of the docs, and a reliability diagram.
 
 python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, for light and dark pages
 """

@@ -1,4 +1,4 @@
-"""Run methods that choose an order of demos on landscapes; compiles go through all of DSPy."""
+"""Run methods that choose an order of demos on landscapes; compiles use all of DSPy except the LM."""
 
 import functools
 import re

@@ -101,7 +101,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of variance due to the easiness of examples, which yields the disagreement of two orders."""
+    """Return the share of variance due to easy and hard examples with which two orders disagree this often."""
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
 
@@ -114,7 +114,7 @@ def shared_variance(accuracy: float, disagreement: float) -> float:
 
 
 def results(world: World, tables: int) -> np.ndarray:
-    """Return three shares of tables: the deviation's interval covers the truth, so does the gain's, and p <= .05."""
+    """Return the coverage of the intervals of deviation and gain, and the share of tables with p <= .05."""
     analysis.NUM_FLIPS = 999
     analysis.NUM_DRAWS = 2_000
     rng = np.random.default_rng(1)

@@ -80,7 +80,7 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """Return the sign and the digits of a number, without leading and trailing zeros."""
+    """Return the sign of a number, and the digits before and after the point without redundant zeros."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
@@ -195,7 +195,7 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
-    """Return the verdict of a text; None if it has none, several or a negated one."""
+    """Return the verdict of a text; None unless it has exactly one that is not negated."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
     verdicts = {_TRUTHS[word] for word in words if word in _TRUTHS}
     is_negated = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)

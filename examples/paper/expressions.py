@@ -182,7 +182,7 @@ def stated_number(answer: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the last number of a text; None if it is a term or an alternative among several, or missing."""
+    """Return the last number of a text; None if it is missing, or one of several terms or alternatives."""
     number = _whole_number(text)
     if number is not None:
         return number
@@ -217,7 +217,7 @@ _TEXT_COMMAND = r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z\s.'-]*|[ivx]{2,}", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
-# math-verify misreads numbers in other bases, "1 2", "007", indices of i and e, and prose, which it reads as a product.
+# math-verify misreads numbers in other bases, "1 2", "007", indices of i and e, and prose.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
 _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
 

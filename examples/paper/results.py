@@ -85,7 +85,7 @@ def read_results(path: Path) -> list[Result]:
                 results.append(RESULT.validate_json(line))
             except ValueError as error:
                 raise ValueError(
-                    f"line {number} of {path} is no valid result: {error}\nRemove it and make its run again."
+                    f"line {number} of {path} is not a valid result: {error}\nRemove it and make its run again."
                 ) from error
     return results
 

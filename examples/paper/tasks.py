@@ -52,7 +52,7 @@ class Task:
     def program(self, format: Format) -> dspy.Module:
         """Build the program whose demos are ordered.
 
-        In chat format, reasoning precedes open answers. Plain prompts ask for none, as the paper's demos have none.
+        In chat format, open answers follow reasoning. Plain prompts ask for no reasoning, as in the paper.
         """
         if format == "chat" and self.reasoning:
             return dspy.ChainOfThought(self.signature)

@@ -1,7 +1,4 @@
-"""Alternatives to `PLReorder`: the original order, the best of many random orders, and methods by label probabilities.
-
-`label_methods` has the latter.
-"""
+"""Alternatives to `PLReorder`: the original order, random search, and published methods."""
 
 from typing import Annotated
 

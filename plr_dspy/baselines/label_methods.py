@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO, which choose orders by their label probabilities on probing inputs."""
+"""LocalE, GlobalE, PDO and DEmO, which choose orders by label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LabelOptimizer(DemoOptimizer):
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # The LM writes one input with each order, and answers all inputs with it.
+        if self.temperature:  # With each order, the LM writes one input and answers all inputs.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -127,7 +127,7 @@ class LabelOptimizer(DemoOptimizer):
 
 
 class LabelRun(CompileRun):
-    """Run of one compile; `means` has the mean label distribution ``[L]`` of each order."""
+    """The run of one compile; `means` holds the mean label distribution ``[L]`` of each order."""
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
         super().__init__(
@@ -155,7 +155,7 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return the probing cells of each order; empty if time or budget runs out first."""
+        """Return the call records of each order by input; empty if time or budget runs out first."""
         scorer = self.evaluator
         if self._work.first:
             input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
@@ -234,7 +234,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Use the first distinct inputs that the LM wrote; None marks a failure."""
+        """Set the probing inputs to the first distinct ones of those written; None marks a failure."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:

@@ -37,8 +37,8 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # replies after which to stop if none has label probabilities
-MAX_FOLDS = 10  # for the cross-validation of a linear calibration
+NUM_FIRST = 6  # stop after this many replies if none has label probabilities
+MAX_FOLDS = 10  # of the cross-validation of a linear calibration
 
 # L2 penalty on the distance of scales from 1 and of offsets from 0. A weaker penalty
 # loses more with 10 or 20 examples than it gains with 100.
@@ -305,7 +305,7 @@ class LabelReplies:
     def calibration(
         self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
-        """Return a calibration with the labels and number of inputs of these replies."""
+        """Return a calibration for the labels of these replies."""
         numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
             method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
@@ -324,8 +324,8 @@ def read_replies(
 ) -> LabelReplies:
     """Call a program on examples and read the label probabilities in its replies.
 
-    Unless `as_it_is`, the likeliest label replaces each answer, so that no reply has to
-    be parsed again by a second call.
+    Unless `as_it_is`, the likeliest label replaces each answer, so the adapter never
+    retries a reply that it cannot parse.
     """
 
     def check(records: list[CallRecord]) -> None:
@@ -424,7 +424,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
     unchanged = np.repeat([1.0, 0.0], num_labels)
 
     def loss(parameters: Array) -> float:
-        """Return the penalised loss of scales and offsets, concatenated."""
+        """Return the penalised loss for scales and offsets, concatenated."""
         scales, offsets = np.split(parameters, 2)
         logs = log_softmax(log_probabilities * scales + offsets, axis=1)
         penalty = ((parameters - unchanged) ** 2).sum()
@@ -435,7 +435,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return examples with distinct inputs, without those that are demos."""
+    """Return the examples with distinct inputs that are not demos."""
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos

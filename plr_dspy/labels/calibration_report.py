@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
-# Names, in reports, of the strategies without calibration.
+# Names of the strategies without calibration, as printed in reports.
 AS_IT_IS = "as it is"
 LIKELIEST = "likeliest label"
 
@@ -17,7 +17,7 @@ class CalibrationReport:
 
     Attributes:
         calibration: The calibration; None if answers stay unchanged.
-        metric: What strategies are compared by: "accuracy", or a metric over a set.
+        metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.

@@ -24,7 +24,7 @@ class LabelOutput:
     name: str
     labels: Mapping[str, Value]  # values by text in demos
     annotation: Annotation  # the field's type in calls, without None
-    optional: bool = False  # whether the answer may also be None
+    optional: bool = False  # whether the answer may be None
 
     def label_of(self, fields: Value) -> str | None:
         """Return the label of an answer, example or demo as text; None if there is none."""
@@ -77,7 +77,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
     """Return the one output with few possible values, or the reason why there is none.
 
-    If `only` is given, search just the predictor of that name.
+    If `only` is given, consider only the predictor of that name.
     """
     predictors = dict(program.named_predictors())
     if only is not None:
@@ -101,12 +101,12 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = "") -> LabelOutput:
-    """Return the `label_output`; raise a ValueError, with purpose and cure, if there is none."""
+    """Return the `label_output`; if there is none, raise a ValueError that states purpose and cure."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
     if REANCHOR in output:
-        raise UserError(f"{purpose} is not possible: {output}")
+        raise UserError(f"{purpose} is not possible: {output}.")
     raise UserError(
         f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{cure}."
     )
@@ -122,5 +122,7 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
         )
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:
-        raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}. Divide the shares by it.")
+        raise UserError(
+            f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}. Divide the shares by their sum."
+        )
     return np.asarray(values / values.sum())

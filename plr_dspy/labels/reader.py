@@ -1,4 +1,4 @@
-"""Read label log-probabilities in the replies to a program's calls, and let them decide answers."""
+"""Read label log-probabilities in the replies to a program's calls, and optionally answer by them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_LOGPROB = -30.0  # lower bound; servers write -9999 for unknown log-probabil
 
 
 class NoProbabilities(FatalLMError):
-    """Log-probabilities are required, and the provider gives none."""
+    """Log-probabilities are required, but the provider returns none."""
 
 
 @dataclass
@@ -47,10 +47,10 @@ class LogprobRequests:
             self._stop(f"{lm.model} gives no log-probabilities")
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Record the error of a call that requested log-probabilities; return whether to retry without."""
+        """Record the error of a call that requested log-probabilities; return whether to retry without them."""
         # Refusals have many exception types. Parse errors quote the reply, which may contain any word.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are no refusal.
+        # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
         if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
@@ -58,7 +58,7 @@ class LogprobRequests:
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
-        """Raise `NoProbabilities` if they are needed but missing."""
+        """Raise `NoProbabilities` if log-probabilities are needed but missing."""
         if self.purpose and self.reason:
             raise NoProbabilities(
                 f"{self.purpose} needs the log-probabilities of tokens, but {self.reason}. Use a model and provider "
@@ -81,7 +81,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities from histories and memory cache: 3 MB per 150 tokens."""
+        """Remove log-probabilities, 3 MB per 150 tokens, from histories and the memory cache."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -110,7 +110,7 @@ class LabelReader:
     """Mixin that makes an adapter read label probabilities in the replies to its calls."""
 
     readings: list[Reading | None]  # one per call with the label output; None if no label was read
-    unread: Reading | None  # of the first reply that the adapter could not parse, without a decision
+    unread: Reading | None  # of the first reply that the adapter could not parse; None with a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -172,7 +172,7 @@ class LabelReader:
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
-        """Parse replies as the adapter does; if it cannot, read their label probabilities."""
+        """Parse replies as the adapter does; read the label probabilities of those that it cannot parse."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
@@ -274,7 +274,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # Adapters also parse other spellings, such as "yes" for True, whose tokens are no label's.
+    # The reply may spell the label differently, such as "yes" for True. Its tokens then match no label.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)
@@ -323,17 +323,17 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(matches) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # A label that another alternative spells in full has no share in this token.
+            # If another token spells a label in full, the label gets no share of this token.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
-        # If the text so far is a label, it gets the probability of tokens that continue no other.
+        # A label that is complete gets the probability of all tokens that continue no other label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
 
 def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the labels that a token continues, and the longest label that it completes."""
+    """Return the indices of labels that a token continues, and of the longest label that it completes."""
     completed = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
@@ -345,9 +345,9 @@ def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
     """Return the index of the token at which the label begins.
 
-    Labels right after the field's name are preferred. Of the `answered` label, the last
-    occurrence counts, because reasoning comes first. Without one, take the first label,
-    the token after the field's header, or the first token.
+    Labels directly after the field's name are preferred. If the `answered` label is
+    known, take its last occurrence, because reasoning comes first. Otherwise, take the
+    first label, the token after the field's header, or the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -27,7 +27,7 @@ from plr_dspy.statistics.calibration import Array
 logger = logging.getLogger(__name__)
 
 DECIMALS = 4  # of logged log-probabilities
-LONGEST_CALL = 0.05  # seconds of a metric call; a slower one may call a model outside DSPy
+LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
 LONGEST_PROBE = 10.0  # seconds to score all labels with a metric
 PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels
 
@@ -37,13 +37,13 @@ UNASKED = "the program answered without calling its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Program calls whose records hold the label and its log-probabilities, but no score.
+    """Work whose call records hold the label and the label log-probabilities, but no score.
 
     Args:
         examples: Examples to call programs on.
-        output: The output with the labels.
-        purpose: What needs log-probabilities, for messages.
-        as_it_is: Whether to keep a program's answers, or to replace them by the likeliest label.
+        output: Output that holds the label.
+        purpose: What needs log-probabilities, for error messages.
+        as_it_is: Whether to keep the program's answers. Otherwise, the likeliest label replaces them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LabelReadingWork(MetricWork):
             self._decision = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the label and its log-probabilities."""
+        """Return a record with the label and the label log-probabilities."""
         try:
             with labels_read(program, self._output, self._requests, decision=self._decision) as reader:
                 prediction = self._answered(program, example)
@@ -77,7 +77,7 @@ class LabelWork(MetricWork):
     """A `MetricWork` that records label log-probabilities if they explain the score.
 
     Args:
-        metric: Scores the answers.
+        metric: Metric that scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
         scores: The `label_scores` ``[E, L]``.
@@ -245,7 +245,7 @@ def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Exa
 
 
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
-    """Raise if no example has one of the labels and the metric scores all labels alike."""
+    """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
     _warn_of_texts_for_numbers(program, examples, name)
     output = label_output(program)
     if not isinstance(output, LabelOutput) or output.num_none(examples):

@@ -55,7 +55,7 @@ class PlainTextAdapter(dspy.Adapter):
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
-            # Modify the dict in place, because DSPy sends this object.
+            # Modify the dict in place, because DSPy sends this very object.
             lm_kwargs["stop"] = ["\n"] if one_line else ["\n\n"]
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
@@ -179,7 +179,7 @@ def _is_one_line(annotation: Annotation) -> bool:
 
 
 def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
-    """Parse the text of a field as its type."""
+    """Parse the text of a field into a value of its type."""
     if text == "None" and annotation_allows_none(annotation):
         return None
     annotation = without_none(annotation)

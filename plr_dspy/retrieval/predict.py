@@ -24,7 +24,7 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How a predictor finds demos in a pool; if `guarded`, it finds none unless the scored example is known."""
+    """The retrieval of demos from a pool; if `guarded`, it finds none unless the scored example is known."""
 
     pool: Pool
     nearest: NearestDemos

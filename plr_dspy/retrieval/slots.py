@@ -17,7 +17,8 @@ from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos from which frequent labels are preferred without a search; it helped with 1,000, not 100
+# Number of demos from which frequent labels are preferred without a search. They helped with 1,000, not with 100.
+LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
