@@ -41,7 +41,7 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return the pools of the predictors with demos to retrieve, by name.
+    """Return one pool for each predictor that has demos to retrieve, by predictor name.
 
     Args:
         program: Program whose predictors determine the fields to compare.
