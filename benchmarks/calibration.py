@@ -1,15 +1,15 @@
-"""What calibration gives on recorded answers and in simulations.
+"""Measure the gain of calibration on recorded answers and in simulations.
 
 python benchmarks/calibration.py --recorded benchmarks/recorded/*.npz
-python benchmarks/calibration.py      # simulated, beside dspy.experimental.ReAnchor
+python benchmarks/calibration.py      # simulated, compared with dspy.experimental.ReAnchor
 
-Of recorded answers half of the examples are the pool, the other half is held out. Each order is
-calibrated by the mean probabilities of its labels on the pool. The best orders are those of the highest
-accuracy on the pool. Means are over 40 splits.
+Of recorded answers, half of the examples are the pool, and the other half is held out. Each order is
+calibrated by its mean label probabilities on the pool. The best orders are those of the highest accuracy
+on the pool. Means are over 40 splits.
 
-Simulated models lean to the last label, by `--leans` in log-odds. The first label is right for a share of
-the inputs, or with 0 for as many as each other one. What is fitted to the first inputs is used on 500
-others, in 200 worlds.
+Simulated models favour the last label, by `--leans` in log-odds. The first label is right for the share
+`--shares` of the inputs; with 0, all labels are equally frequent. Calibrations are fitted to `--inputs`
+inputs and scored on 500 others, in 200 worlds.
 """
 
 import argparse
@@ -34,20 +34,20 @@ NUM_HELD_OUT = 500
 
 
 def recorded_answers(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log-probabilities ``[orders, examples, L]`` of a file of `record.py`, and the right labels."""
+    """Return the log-probabilities ``[orders, examples, L]`` and the right labels in a file of `record.py`."""
     data = np.load(path)
     return log_softmax(data["logprobs"].astype(np.float64), axis=2), data["gold"]
 
 
 def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
-    """Return accuracies on the held-out half of examples, of log-probabilities ``[orders, examples, L]``."""
+    """Return accuracies on a held-out half of the examples, from log-probabilities ``[orders, examples, L]``."""
     shuffled = np.random.default_rng(seed).permutation(len(gold))
     pool, held_out = np.split(shuffled, [len(gold) // 2])
     offsets = [batch_offsets(rows[pool]) for rows in table]
-    moved = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
+    calibrated_tables = [calibrated(rows, own) for rows, own in zip(table, offsets, strict=True)]
     is_right = table.argmax(axis=2) == gold
-    is_right_calibrated = np.stack(moved).argmax(axis=2) == gold
-    # How far the mean probabilities are from even ones.
+    is_right_calibrated = np.stack(calibrated_tables).argmax(axis=2) == gold
+    # Distance of the mean probabilities from uniform ones, up to constants.
     unevenness = -logsumexp(table[:, pool], axis=1).sum(axis=1)
     by_pdo = unevenness.argmin()
     best = is_right[:, pool].mean(axis=1).argmax()
@@ -67,7 +67,7 @@ def split(table: np.ndarray, gold: np.ndarray, seed: int) -> dict[str, float]:
 
 
 def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the log-weights ``[L]`` that `dspy.experimental.ReAnchor` fits by its own code, for accuracy."""
+    """Return the log-weights ``[L]`` that `dspy.experimental.ReAnchor` itself fits for accuracy."""
     names = [str(number) for number in range(table.shape[1])]
     probabilities = np.exp(table)
     predict = SimpleNamespace(fields={"label": {"weights": dict.fromkeys(names, 1.0)}})
@@ -90,23 +90,23 @@ def reanchored(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
 
 
 def by_labels(table: np.ndarray, right_labels: np.ndarray) -> np.ndarray:
-    """Return the offsets ``[L]`` that are best by cross-validation: none, or to likely shares."""
+    """Return the offsets ``[L]`` that are best by cross-validation: zeros, or those for likely label shares."""
     num_labels = table.shape[1]
     accuracy = (table.argmax(axis=1) == right_labels).mean()
-    ways = [(accuracy, np.zeros(num_labels))]
+    candidates = [(accuracy, np.zeros(num_labels))]
     counts = np.bincount(right_labels, minlength=num_labels)
     for shares in likely_shares(counts):
         accuracy = (cross_validated(table, shares) == right_labels).mean()
-        ways.append((accuracy, batch_offsets(table, prior=shares)))
-    _, offsets = max(ways, key=itemgetter(0))
+        candidates.append((accuracy, batch_offsets(table, prior=shares)))
+    _, offsets = max(candidates, key=itemgetter(0))
     return offsets
 
 
 def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed: int) -> dict[str, float]:
-    """Return accuracies on held-out inputs, by what was fitted to the first ones.
+    """Return the accuracy of each method on held-out inputs.
 
-    Without the lean the model's probabilities are right. Log-probabilities are normal before they are
-    normalised, apart from the share of the first label.
+    Logits are normal, plus the log share of each label. Without the lean, the model's probabilities are the true
+    ones.
     """
     rng = np.random.default_rng(seed)
     share = share or 1 / num_labels
@@ -128,19 +128,19 @@ def simulated(num_labels: int, share: float, lean: float, num_inputs: int, seed:
         "ReAnchor": held_out + reanchored(known, known_labels),
     }
     accuracies = {}
-    for name, moved in tables.items():
-        accuracies[name] = float((moved.argmax(axis=1) == held_out_labels).mean())
+    for name, log_probabilities in tables.items():
+        accuracies[name] = float((log_probabilities.argmax(axis=1) == held_out_labels).mean())
     return accuracies
 
 
-def means(draw: Callable[[int], dict[str, float]], number: int) -> dict[str, str]:
-    """Return the means of a number of draws."""
-    frame = pd.DataFrame(draw(seed) for seed in range(number))
+def means(measure: Callable[[int], dict[str, float]], number: int) -> dict[str, str]:
+    """Return the mean of each value over a number of seeds."""
+    frame = pd.DataFrame(measure(seed) for seed in range(number))
     return {name: f"{mean:.3f}" for name, mean in frame.mean().items()}
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Yield a row for each file of recorded answers, or for each kind of simulated world."""
+    """Yield a row per file of recorded answers, or per kind of simulated world."""
     for path in args.recorded:
         table, gold = recorded_answers(path)
         yield {"recorded answers": path.stem} | means(partial(split, table, gold), 40)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options with defaults, and tables in Markdown."""
+"""Command-line options and Markdown tables, which all benchmarks share."""
 
 import argparse
 import io
@@ -17,17 +17,17 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDED = Path(__file__).parent / "recorded"
 
 SERVED = {"model": "local", "api_base": [str], "threads": 2, "cache": False}
-"""Options of the model that answers: the local one, or one behind a server. The cache is DSPy's."""
+"""Options of the language model: the local one, or one on a server. The cache is DSPy's."""
 
 
 def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **defaults: object) -> argparse.Namespace:
     """Read options from the command line.
 
     Args:
-        text: The help.
-        among: The values that some options may have.
-        defaults: A list takes values of the type of its first one, and False becomes a switch. A type, or
-            a list of one, is an option that may be missing.
+        text: Help text.
+        among: Allowed values, by name of the option.
+        defaults: Default of each option, by name. A list makes an option that takes several values, and False a
+            switch. A type instead of a value makes an option without a default.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
@@ -50,7 +50,7 @@ def options(text: str, *, among: Mapping[str, Sequence[str]] | None = None, **de
 
 
 def print_table(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows of the same columns as a Markdown table, each as soon as it is there."""
+    """Print rows, which have the same columns, as a Markdown table; print each as soon as it is available."""
     for number, row in enumerate(rows):
         if number == 0:
             print(f"| {' | '.join(row)} |")
@@ -59,7 +59,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """Return the share of true values among the known ones; empty if no value is known."""
+    """Return the share of true values among those that are not NaN; an empty string if all are."""
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""
@@ -67,7 +67,7 @@ def percent(values: Sequence[float] | np.ndarray) -> str:
 
 
 def with_interval(values: Sequence[float] | np.ndarray) -> str:
-    """Return the mean of differences with its 95 % interval, if there are several."""
+    """Return the mean of differences, with its 95 % interval if there are several."""
     if len(values) < 2:
         return f"{values[0]:+.3f}"
     low, high = mean_interval(values)
@@ -75,7 +75,7 @@ def with_interval(values: Sequence[float] | np.ndarray) -> str:
 
 
 def read_table(text: str, first_column: str) -> pd.DataFrame:
-    """Read the table of a Markdown page that has these first headings; rows are named by their first cells."""
+    """Return the table of a Markdown page whose header starts with `first_column`, indexed by its first cells."""
     lines = text[text.index(f"| {first_column}") :].split("\n\n")[0].strip()
     frame = pd.read_csv(io.StringIO(lines), sep=r"\s*\|\s*", engine="python", dtype=str, keep_default_na=False)
     without_rule = frame.iloc[1:, 1:-1]

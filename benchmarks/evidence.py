@@ -1,10 +1,10 @@
-"""Repeat the figures of the docs that need no model, each beside the one in the docs.
+"""Repeat the figures of the docs that need no model, and compare them with the docs.
 
 python benchmarks/evidence.py                      # some compiles of each figure, 20 minutes on 2 cores
 python benchmarks/evidence.py --only recorded --compiles 48
 
-Each figure is made again from fewer compiles than the docs', and must agree with it within the noise of
-both, so that one in 2,000 figures disagrees by chance.
+Each figure is computed from fewer compiles than in the docs, and must agree within the noise of both. By
+chance, one in 2,000 figures disagrees.
 """
 
 import itertools
@@ -23,45 +23,45 @@ import pandas as pd
 import sensitivity
 from command import DOCS, RECORDED, options, print_table, read_table
 from landscapes import KINDS
-from offline import World, measured, worlds_of
+from offline import World, measure, worlds_of
 from scipy.stats import t
 
 FILES = {"MR": RECORDED / "mr.npz", "SUBJ": RECORDED / "subj.npz", "AG News": RECORDED / "agnews.npz"}
 ROUNDING = 0.0006
-"""The difference that a figure may have in any case."""
+"""Difference that is always allowed."""
 LEVEL = 0.0005
-"""The level of Student's t by which a figure disagrees."""
+"""Significance level of the t test by which a figure disagrees."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the docs, and the values of which it is the mean now."""
+    """A figure of the docs, and the new values whose mean it must match."""
 
     name: str
-    cell: str  # of the docs
+    cell: str  # text in the docs
     values: Sequence[float]
-    num_in_docs: int  # compiles of the docs; 0 if the figure must be the same
+    num_in_docs: int  # number of compiles behind the docs; 0 if the figure must be identical
 
 
 @dataclass(frozen=True)
 class Compiles:
-    """Runs compiles in other processes."""
+    """Runs compiles in a pool of processes."""
 
     pool: ProcessPoolExecutor
-    number: int  # in all worlds together, but at least one in each
+    number: int  # total over all worlds, but at least one in each
 
     def __call__(self, worlds: Sequence[World], method: str, first_seed: int, factor: int = 1) -> pd.DataFrame:
         number = max(1, factor * self.number // len(worlds))
         seeds = range(first_seed, first_seed + number)
         frames = []
         for world in worlds:
-            found = self.pool.map(partial(measured, world=world, method=method), seeds)
-            frames.append(pd.DataFrame(found))
+            rows = self.pool.map(partial(measure, world=world, method=method), seeds)
+            frames.append(pd.DataFrame(rows))
         return pd.concat(frames, ignore_index=True)
 
 
 def stated(cell: str) -> float:
-    """Return the figure that a cell begins with; a percentage, or "3 of 20", is a share."""
+    """Return the figure at the start of a cell; "15 %" and "3 of 20" are shares."""
     shares = re.match(r"(\d+) of (\d+)", cell)
     if shares:
         return int(shares[1]) / int(shares[2])
@@ -72,13 +72,13 @@ def stated(cell: str) -> float:
 
 
 def tolerance(values: np.ndarray, num_in_docs: int) -> float:
-    """Return the difference that the mean of values may have from a figure of the docs."""
+    """Return the allowed difference between the mean of values and a figure of the docs."""
     if not num_in_docs:
         return ROUNDING
     spread = values.std(ddof=1)
     freedom = len(values) - 1.0
     if set(values) <= {0.0, 1.0}:
-        # One compile of each kind more, because none of eight may be one of twenty.
+        # Add one success and one failure, because 0 of 8 does not mean that the share is 0.
         share = (values.sum() + 1) / (len(values) + 2)
         spread = np.sqrt(share * (1 - share))
         freedom = np.inf
@@ -91,12 +91,12 @@ def page(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """The text of a page, without line breaks."""
+    """Return the text of a page without line breaks."""
     return re.sub(r"\s+", " ", page(name))
 
 
 def rows(name: str, first_column: str) -> Iterator[tuple[str, ...]]:
-    """Return the rows of a table of a page; empty ones of the first two cells are those above."""
+    """Yield the rows of a table of a page; empty cells of the first two columns repeat the cell above."""
     frame = read_table(page(name), first_column)
     frame.iloc[:, :2] = frame.iloc[:, :2].replace("", pd.NA).ffill()
     return frame.itertuples(index=False, name=None)
@@ -107,37 +107,37 @@ def without_comma(number: str) -> str:
 
 
 def recorded(compiles: Compiles) -> Iterator[Figure]:
-    """Searches by the limit on calls, on recorded answers."""
+    """Compare searches on recorded answers, by the limit on calls."""
     for task, _, limit, *cells in rows("evidence", "task (best of all orders)"):
         world = World(FILES[task.split(" (")[0]])
         for mode, cell in zip(("paper", "top-k", "halving", "light"), cells, strict=False):
             method = f"{mode}@{without_comma(limit)}"
-            found = compiles([world], method, 20_000)
-            yield Figure(f"{task}, {method}", cell, found["held-out"], 48)
+            frame = compiles([world], method, 20_000)
+            yield Figure(f"{task}, {method}", cell, frame["held-out"], 48)
 
 
 def best_of_five(compiles: Compiles) -> Iterator[Figure]:
-    """Gains where the original order is the best of five."""
+    """Measure gains over an original order that is the best of five."""
     pattern = r"`PLReorder` gain (.+?) on MR, (.+?) on\s+SUBJ and (.+?) on AG News"
     (cells,) = re.findall(pattern, page("evidence"), re.S)
     for cell, (task, path) in zip(cells, FILES.items(), strict=True):
-        found = compiles([World(path, best_of=5)], "light@1000", 40_000)
-        gains = found["held-out"] - found["original"]
+        frame = compiles([World(path, best_of=5)], "light@1000", 40_000)
+        gains = frame["held-out"] - frame["original"]
         yield Figure(f"{task}, gain over the best of five", cell, gains, 100)
 
 
 def log_probabilities(compiles: Compiles) -> Iterator[Figure]:
-    """Gains by log-probabilities of labels."""
+    """Measure gains from log-probabilities of labels."""
     columns = {1: "light@250", 2: "logprobs@250", 6: "light@1000", 7: "logprobs@1000"}
     for cells in rows("evidence", "task | 250 calls"):
         task = cells[0]
         for column, method in columns.items():
-            found = compiles([World(FILES[task])], method, 50_000)
-            yield Figure(f"{task}, {method}", cells[column], found["held-out"], 48)
+            frame = compiles([World(FILES[task])], method, 50_000)
+            yield Figure(f"{task}, {method}", cells[column], frame["held-out"], 48)
 
 
 def calibrated(_: Compiles) -> Iterator[Figure]:
-    """Calibration of any order; all splits of the docs."""
+    """Calibrate recorded orders, on all splits of the docs."""
     for task, *cells in rows("evidence", "recorded answers"):
         table, gold = calibration.recorded_answers(FILES[task.split(",")[0]])
         splits = pd.DataFrame([calibration.split(table, gold, seed) for seed in range(40)])
@@ -146,16 +146,16 @@ def calibrated(_: Compiles) -> Iterator[Figure]:
 
 
 def landscapes(compiles: Compiles) -> Iterator[Figure]:
-    """Simulated landscapes of five kinds at a tenth of the paper's calls."""
+    """Compare methods on simulated landscapes of five kinds, at a tenth of the paper's calls."""
     for demos, *cells in rows("evidence", "demos | paper MLE"):
         worlds = [World(kind, int(demos), 200) for kind in KINDS]
         for method, cell in zip(("paper", "top-k", "light@3640"), cells, strict=False):
-            found = compiles(worlds, method, 20_000)
-            yield Figure(f"{demos} demos, {method}", cell, found["held-out"], 240)
+            frame = compiles(worlds, method, 20_000)
+            yield Figure(f"{demos} demos, {method}", cell, frame["held-out"], 240)
 
 
 def claims(compiles: Compiles) -> Iterator[Figure]:
-    """Shares of reports that say "better" where no order is better."""
+    """Measure the share of reports that say "better" if no order is better."""
     methods = {"scores": "light@1000", "log-probabilities": "logprobs@700", "`calibrate=True`": "calibrated@700"}
     for name, *cells in rows("evidence", "| 20 examples"):
         method = methods[name.split(",")[0]]
@@ -163,42 +163,42 @@ def claims(compiles: Compiles) -> Iterator[Figure]:
             if not cell:
                 continue
             world = World("own effects", 8, num_pool)
-            found = compiles([world], method, 47_000, factor=2)
-            claimed = found["better"].fillna(0.0)
+            frame = compiles([world], method, 47_000, factor=2)
+            claimed = frame["better"].fillna(0.0)
             yield Figure(f"claims, {method}, {num_pool} examples", cell, claimed, 60)
 
 
 def lone_original(compiles: Compiles) -> Iterator[Figure]:
-    """Shares of good originals, of which nothing else tells, that something worse replaces."""
+    """Measure how often a worse order replaces an original that is better than all others."""
     for limit, *cells in rows("evidence", "calls | scores"):
         for mode, cell in zip(("light", "logprobs", "calibrated"), cells, strict=True):
             method = f"{mode}@{without_comma(limit)}"
-            found = compiles([World("lone original", 8, 100)], method, 46_000, factor=2)
-            lost = found["original"] - found["held-out"] > 0.01
+            frame = compiles([World("lone original", 8, 100)], method, 46_000, factor=2)
+            lost = frame["original"] - frame["held-out"] > 0.01
             yield Figure(f"lone original, {method}, lost", cell, lost, 72)
 
 
 def order_sensitivity(_: Compiles) -> Iterator[Figure]:
-    """How often the intervals of `order_sensitivity` hold, and how often it sees what is not there."""
+    """Measure the coverage of the intervals of `order_sensitivity`, and its false positives."""
     worlds = list(sensitivity.worlds())
-    found = np.array([sensitivity.results(world, tables=10) for world in worlds])
+    rates = np.array([sensitivity.results(world, tables=10) for world in worlds])
     has_no_effect = [world.deviation == 0 for world in worlds]
-    values = {"deviation held": found[:, 0], "gain held": found[:, 1], "no effect, but seen": found[has_no_effect, 2]}
-    pattern = r"held the truth in (\d+ %).+?that of the gain in (\d+ %).+?saw one in (\d+ %)"
+    values = {"deviation held": rates[:, 0], "gain held": rates[:, 1], "no effect, but seen": rates[has_no_effect, 2]}
+    pattern = r"covered the truth in (\d+ %).+?that of the gain in (\d+ %).+?detected one in (\d+ %)"
     (cells,) = re.findall(pattern, re.sub(r"\s+", " ", page("evidence")))
     for cell, (name, of_worlds) in zip(cells, values.items(), strict=True):
         yield Figure(f"order_sensitivity: {name}", cell, of_worlds, len(of_worlds))
 
 
 def rare(compiles: Compiles) -> Iterator[Figure]:
-    """F1 of each way to spend calls, on recorded answers of which each label in turn was made rare."""
+    """Measure the F1 of each method on recorded answers, with each label in turn made rare."""
     shape = Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0)
     (worlds,) = worlds_of(shape)
     ways = ("logprobs", "F1 light", "F1 logprobs", "F1 calibrated")
     methods = ["original", *(f"{way}@300" for way in ways), "batch", "F1 batch"]
     for method, cells in zip(methods, rows("evidence", "| F1 | above"), strict=True):
-        found = compiles(worlds, method, 2)
-        yield Figure(f"a rare label, {method}", cells[1], found["held-out"], 48)
+        frame = compiles(worlds, method, 2)
+        yield Figure(f"a rare label, {method}", cells[1], frame["held-out"], 48)
 
 
 ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)
@@ -206,8 +206,8 @@ SIMULATED = (landscapes, claims, lone_original, order_sensitivity)
 PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 
-def compared(figures: Iterator[Figure], agreed: list[bool]) -> Iterator[dict[str, str]]:
-    """Yield a row for each figure, and note whether it agrees with the docs."""
+def compare_figures(figures: Iterator[Figure], agreed: list[bool]) -> Iterator[dict[str, str]]:
+    """Yield a row per figure, and append to `agreed` whether it agrees with the docs."""
     for figure in figures:
         values = np.asarray(figure.values, dtype=float)
         in_docs = stated(figure.cell)
@@ -227,13 +227,13 @@ def main() -> int:
     names = list(PARTS)
     args = options(__doc__, among={"only": names}, only=names, compiles=6, jobs=2)
     if args.compiles < 4:
-        raise SystemExit("--compiles must be at least 4: fewer say nothing of their own noise")
+        raise SystemExit(f"--compiles must be at least 4 to estimate the noise; got {args.compiles}")
     logging.disable(logging.WARNING)
     agreed: list[bool] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         compiles = Compiles(pool, args.compiles)
         figures = itertools.chain.from_iterable(PARTS[part](compiles) for part in args.only)
-        print_table(compared(figures, agreed))
+        print_table(compare_figures(figures, agreed))
     print(f"\n{sum(agreed)} of {len(agreed)} figures agree with the docs")
     return int(not all(agreed))
 

@@ -1,9 +1,9 @@
 """Landscapes: answers to examples under each order of demos, known without a model.
 
-Synthetic ones are made of the kinds of effect that recorded answers of a real model show: a score of each item, item by
-position, which demo follows which, and the sequence of labels. An order acts on an example through a leaning towards
-one label, which helps the examples of that label and hurts the others, and through a quality that helps all. The
-leaning counts most, as on three two-class tasks of SmolLM2-135M (correlated by -.89 to -.99 with the accuracy).
+Synthetic landscapes combine the kinds of effect seen in recorded answers of a real model: a score of each item, of each
+item at each position, of adjacent demos, and of the sequence of labels. An order has a leaning and a quality. The
+leaning towards a label helps examples of that label, and hurts the others. The quality helps all examples. The leaning
+has the larger effect, as on three two-class tasks of SmolLM2-135M (correlation of -.89 to -.99 with the accuracy).
 """
 
 import zlib
@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 from scipy.special import log_softmax
 
-KINDS = ("item", "item by position", "adjacency", "labels", "mixed")  # of effects; the last has all of the others
+KINDS = ("item", "item by position", "adjacency", "labels", "mixed")  # of effects; "mixed" has all of them
 Order = tuple[int, ...]
-Effect = Callable[[np.ndarray], np.ndarray]  # of orders [m, n], giving [m]
+Effect = Callable[[np.ndarray], np.ndarray]  # maps orders [m, n] to values [m]
 
 
 class Landscape:
     """Answers to every example under every order of one list of demos.
 
-    It is made of log-probabilities of labels, or of odds, where one of two labels is right.
+    Subclasses define the log-probabilities of labels; with two labels, the log-odds of the right one suffice.
 
     Attributes:
-        num_held_out: Examples, of all, that are not known to a search.
-        max_shown: Demos that a prompt shows at most, if demos may be left out; the program then begins without any.
+        num_held_out: Number of the examples that a search does not see.
+        max_shown: Maximum number of demos in a prompt if demos may be left out; the original program then has none.
     """
 
     num_demos: int
@@ -42,7 +42,7 @@ class Landscape:
         raise NotImplementedError
 
     def log_probabilities(self, order: Order) -> np.ndarray:
-        """Return those of the labels on each example, ``[num_examples, L]``; the likeliest is the answer."""
+        """Return the label log-probabilities on each example, ``[num_examples, L]``; the likeliest is the answer."""
         odds = self.odds(order)
         right = -np.logaddexp(0.0, -odds)
         of_right_and_wrong = np.stack([right, right - odds], axis=1)
@@ -51,36 +51,36 @@ class Landscape:
 
     @cached_property
     def classes(self) -> Sequence[int]:
-        """The right labels of the demos; they take turns unless a landscape has its own."""
+        """The right labels of the demos; by default, labels alternate."""
         return [i % self.num_labels for i in range(self.num_demos)]
 
     @cached_property
     def right_labels(self) -> np.ndarray:
-        """Those of the examples, ``[num_examples]``."""
+        """The right labels of the examples, ``[num_examples]``."""
         return np.arange(self.num_examples) % self.num_labels
 
     def of_call(self, order: Order, example: int) -> np.ndarray:
-        """Return the log-probabilities ``[L]`` of one call."""
+        """Return the label log-probabilities ``[L]`` of one call."""
         return self.log_probabilities(order)[example]
 
     def text(self, example: int) -> str:
-        """Return the input of an example, which begins with its number."""
+        """Return the input text of an example, which starts with its number."""
         return f"example {example}"
 
     def answers(self, order: Order) -> np.ndarray:
-        """Return whether each example is answered right: bool ``[num_examples]``."""
+        """Return whether each answer is right, bool ``[num_examples]``."""
         return self.log_probabilities(order).argmax(axis=1) == self.right_labels
 
     def noise(self, order: Order) -> np.random.Generator:
-        """Return a generator of what order and example decide together, the same at each call."""
+        """Return a generator of noise that depends on the order, with the same values at each call."""
         return np.random.default_rng([self.seed, zlib.crc32(bytes(order))])
 
 
 class SyntheticLandscape(Landscape):
-    """A random landscape of two labels, each of which half of the demos and of the examples have.
+    """A random landscape with two labels, equally frequent among demos and examples.
 
-    The kind is one of `KINDS`, or "triples": whether three items come in a certain order, which no search models.
-    Orders have a mean of .60 and a standard deviation of .09, and two of them disagree on 35 % of the examples. In
+    The kind is one of `KINDS`, or "triples", effects of the relative order of three items, which no search models.
+    Accuracies of orders have mean .60 and standard deviation .09, and two orders disagree on 35 % of the examples. In
     recorded answers, these are .46 to .68, .04 to .10, and 7 to 42 %.
     """
 
@@ -93,21 +93,21 @@ class SyntheticLandscape(Landscape):
         self._signs = 2 * np.array(self.classes) - 1
         kinds = KINDS[:-1] if kind == "mixed" else (kind,)
         sample = np.array([rng.permutation(num_demos) for _ in range(1_000)])
-        self._of_leaning = [_standardized(self._effect(each, rng), sample) for each in kinds]
-        self._of_quality = [_standardized(self._effect(each, rng), sample) for each in kinds]
+        self._leanings = [_standardized(self._effect(name, rng), sample) for name in kinds]
+        self._qualities = [_standardized(self._effect(name, rng), sample) for name in kinds]
         self._margin = rng.normal(0.35, 0.9, num_examples)
         self.right_labels = rng.permutation(np.arange(num_examples) % 2)
         self._own = rng.normal(0.0, 0.35, (2, num_examples))
 
     def odds(self, order: Order) -> np.ndarray:
         towards = 2 * self.right_labels - 1 + self._own[0]
-        leaning = 0.8 * towards * (_sum(self._of_leaning, order) + 0.2)
-        quality = 0.3 * (1 + self._own[1]) * _sum(self._of_quality, order)
+        leaning = 0.8 * towards * (_sum(self._leanings, order) + 0.2)
+        quality = 0.3 * (1 + self._own[1]) * _sum(self._qualities, order)
         noise = self.noise(order).normal(size=self.num_examples)
         return self._margin + leaning + quality + 0.6 * noise
 
     def _effect(self, kind: str, rng: np.random.Generator) -> Effect:
-        """Return a random effect."""
+        """Return a random effect of a kind."""
         n = self.num_demos
         if kind == "item":
             scores = rng.normal(size=n)
@@ -141,13 +141,13 @@ class SyntheticLandscape(Landscape):
 
 
 def _sum(effects: Sequence[Effect], order: Order) -> float:
-    """Return the sum of effects of one order, with unit variance."""
+    """Return the sum of the effects of an order, scaled to unit variance."""
     values = [effect(np.array([order]))[0] for effect in effects]
     return np.sum(values) / np.sqrt(len(effects))
 
 
 def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
-    """Return an effect with mean 0 and unit variance over random orders."""
+    """Return the effect, standardized over a sample of random orders."""
     values = effect(sample)
     mean = values.mean()
     deviation = values.std() + 1e-9
@@ -155,10 +155,10 @@ def _standardized(effect: Effect, sample: np.ndarray) -> Effect:
 
 
 class OwnEffectsLandscape(Landscape):
-    """Each demo at each place helps or hurts each example by a table of its own, and all of them by a common one.
+    """A landscape where each demo at each place has an effect on each example, and one common to all examples.
 
-    Their standard deviations over orders, `own` and `common`, are in logits. Without a common effect no order is better
-    than another on new examples. If `leaning`, the common effect is one towards a label, right or not.
+    `own` and `common` are their standard deviations over orders, in logits. Without a common effect, no order is better
+    than another on new examples. If `leaning`, the common effect favours a label, whether it is right or not.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class OwnEffectsLandscape(Landscape):
 
 
 class CoinLandscape(Landscape):
-    """Every answer is a coin's, whose chance to be right is that of the original order, or of all others."""
+    """A landscape of random answers, right with one probability for the original order and another for all others."""
 
     def __init__(
         self, num_demos: int, seed: int, num_examples: int, of_original: float = 0.5, of_others: float = 0.5
@@ -204,10 +204,10 @@ class CoinLandscape(Landscape):
 
 
 class NoisyLogitsLandscape(Landscape):
-    """Logits of three labels, where no order is better on new examples.
+    """A landscape of three labels with noisy logits, where no order is better on new examples.
 
-    `noise` is the standard deviation of what order and example decide together, and `own` that of what each example
-    makes of which demo stands where.
+    `noise` is the standard deviation of independent noise per order and example, and `own` that of an effect of each
+    demo at each place on each example.
     """
 
     num_labels = 3
@@ -237,17 +237,17 @@ STRENGTHS = {
     "harm": (0.0, 0.0, 0.0, 0.5),
     "cost": (0.0, 0.0, -0.2, 0.0),
 }
-"""Logits of the leaning, the worth, the logarithm of the number of demos, and the harm of demos, by kind."""
+"""By kind, the weights of the leaning, the worth and the log number of demos, and the harm of any demos."""
 
 
 class ArrangementWorld(Landscape):
-    """A program whose accuracy is decided by which demos it shows, how many, and in what order.
+    """A landscape whose accuracy depends on which demos are shown, how many, and in what order.
 
-    As in `SyntheticLandscape`, it has a quality and a leaning. Quality is the worth of the demos shown, each of which
-    counts most near the end, and grows with their number. The leaning is the model's own, and that of the classes
-    shown, of which the last count most. By the kind, "classes" decide most, as in recorded answers, or the "items".
-    With "nothing" no arrangement is better than another, with "harm" each is worse than none, and with "cost" each demo
-    more costs some points.
+    As in `SyntheticLandscape`, an arrangement has a quality and a leaning. The quality is the sum of the worths of its
+    demos, weighted towards the end, and grows with their number. The leaning is the model's own plus that of the
+    classes shown, also weighted towards the end. The kind decides what matters most: "classes", as in recorded answers,
+    or "items". With "nothing", all arrangements are equal. With "harm", any demos are worse than none. With "cost",
+    each additional demo costs some points.
     """
 
     num_held_out = 2_000
@@ -267,7 +267,7 @@ class ArrangementWorld(Landscape):
     def odds(self, order: Order) -> np.ndarray:
         items = list(order)
         lean, worth, more, harm = self._strengths
-        nearness = 0.6 ** np.arange(len(items))[::-1]  # of the last demo 1
+        nearness = 0.6 ** np.arange(len(items))[::-1]  # 1 for the last demo
         signs = np.array([2.0 * self.classes[item] - 1.0 for item in items])
         leaning = lean * (self._bias + float(nearness @ signs))
         quality = worth * float((0.2 + 0.8 * nearness) @ self._worth[items])
@@ -280,7 +280,7 @@ class ArrangementWorld(Landscape):
 
 
 class RecordedLandscape(Landscape):
-    """What a real model answered under every order; the seed decides the order of the examples.
+    """Answers of a real model under every order; the seed shuffles the examples.
 
     The .npz file holds ``orders`` [R, k], ``logprobs`` [R, N, L], ``gold`` [N], ``labels`` [L], ``demo_labels`` [k].
     """
@@ -301,12 +301,12 @@ class RecordedLandscape(Landscape):
         return self._tables[order]
 
     def best(self, examples: Sequence[int]) -> float:
-        """Return the highest accuracy of any order on these examples, ``max_o mean_e``."""
+        """Return the accuracy of the best order on these examples."""
         return max(float(self.answers(order)[list(examples)].mean()) for order in self._tables)
 
 
 class Rearranged(Landscape):
-    """A landscape with its demos in another original order, and its examples, too, if theirs is given."""
+    """A landscape with its demos, and optionally its examples, in another original order."""
 
     def __init__(self, landscape: Landscape, demos: Sequence[int], examples: Sequence[int] = ()) -> None:
         self._landscape = landscape
@@ -325,13 +325,13 @@ class Rearranged(Landscape):
 
 @dataclass(frozen=True)
 class Likeness:
-    """What demos do that are like the input."""
+    """Effects of demos that are similar to the input."""
 
-    logits: float  # for each quarter of the words that are shared
-    agree: float = 0.9  # how often words tell the label
-    quality: float = 0.3  # standard deviations of the demos' own effects
-    leaning: float = 0.3
-    noise: float = 1.0
+    logits: float  # per quarter of the words that demo and input share
+    agree: float = 0.9  # share of examples whose words indicate the label
+    quality: float = 0.3  # standard deviation of the demos' qualities
+    leaning: float = 0.3  # standard deviation of the demos' leanings
+    noise: float = 1.0  # standard deviation per call and label
 
 
 LIKENESS = {
@@ -344,10 +344,10 @@ LIKENESS = {
 
 
 class LikenessLandscape(Landscape):
-    """Any of the examples may be shown as demos.
+    """A landscape whose examples may all be shown as demos.
 
-    Each has a quality and a leaning to a label, which count the more the nearer it stands to the question. It moves
-    the answer towards its label by the words that it shares with the input.
+    Each demo has a quality and a leaning towards a label, which have more weight nearer to the question. A demo also
+    moves the answer towards its own label, in proportion to the words that it shares with the input.
     """
 
     num_labels = 3
@@ -404,4 +404,4 @@ WORLDS: dict[str, Callable[[int, int, int], Landscape]] = {
     **{kind: partial(ArrangementWorld, kind) for kind in STRENGTHS},
     **{f"likeness {kind}": partial(LikenessLandscape, kind) for kind in LIKENESS},
 }
-"""Synthetic landscapes by name, which take a number of demos, a seed and a number of examples."""
+"""Constructors of synthetic landscapes by name; they take a number of demos, a seed and a number of examples."""

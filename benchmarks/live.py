@@ -1,44 +1,44 @@
-"""Live comparisons: held-out scores of several ways to spend program calls, over tasks and draws of examples.
+"""Compare methods live: their held-out scores over tasks and draws of examples.
 
 python benchmarks/live.py                                        # the bundled reviews, the local model
 python benchmarks/live.py --model hosted_vllm/NAME --api-base http://127.0.0.1:8000/v1 --threads 8 --cache ...
 
-Each seed draws `--pool` labelled and `--test` held-out examples of each task, the same for all sides:
+Each seed draws `--pool` labelled and `--test` held-out examples of each task, which all sides share:
 
-original          `--demos` of the labelled ones, as `LabeledFewShot` draws them
-no demos          the program as it is
+original          `--demos` labelled demos, as `LabeledFewShot` draws them
+no demos          the program without demos
 PLReorder         the original in another order
-scores            PLReorder that learns from scores alone
+scores            PLReorder with signal="score"
 calibrate         PLReorder with calibrate=True
 TopKOrder, LocalE, GlobalE, PDO few-shot, PDO unlabelled, DEmO
                   the original in the order of these methods
-calibrated        BatchCalibration of the original
+calibrated        the original after BatchCalibration
 TopK calibrated   the best of 10 random orders, each calibrated
 random search     BootstrapFewShotWithRandomSearch with 16 candidates
-half of it        the same with the number that takes about half of the calls
+half of it        the same with 6 candidates, which takes about half of the calls
 half of it, PLReorder
-                  its demos in a better order
+                  the demos of "half of it" in another order
 PLFewShot, PLFewShot calibrated, PLFewShot auto, PLFewShot auto calibrated
-                  calibrated with calibrate=True, auto with demos="auto"
+                  "calibrated" with calibrate=True, "auto" with demos="auto"
 ..., then calibrated
-                  BatchCalibration of the choice has 64 of the calls
-nearest last      `--demos` demos found for each input
-nearest first     the nearest first
-frequent labels   prefers those of most neighbours, as max_metric_calls=0 does
-random order      those of nearest last in a random order
-vote              the most frequent label of the nearest
-KNNFewShot        DSPy's, which bootstraps the nearest
+                  followed by BatchCalibration, which gets 64 of the calls
+nearest last      the `--demos` nearest demos of each input
+nearest first     the same, with the nearest demo first
+frequent labels   demos with labels that are frequent among the neighbours, as with max_metric_calls=0
+random order      the demos of "nearest last" in a random order
+vote              the most frequent label of the nearest demos
+KNNFewShot        DSPy's `KNNFewShot`, which bootstraps the nearest demos
 
-With `--share` this share of the examples has one label, which the seed decides, and the F1 of this label counts.
-"F1" before PLReorder, scores, calibrate or calibrated chooses by it.
+With `--share`, one label, which the seed selects, gets this share of the examples, and scores are its F1. With "F1"
+before PLReorder, scores, calibrate or calibrated, these also optimize its F1.
 
-A side has the program calls after its name, as in "PLFewShot@300". Without a number it has those of the random
-search if that is one of the sides, and else its own default.
+A number after a side's name limits its program calls, as in "PLFewShot@300". Without one, the limit is the number of
+calls of the random search if that is one of the sides, and else the side's own default.
 
-Tables have the difference of each side to each of `--against` (the first side), with intervals over draws and
-over all held-out examples. Beside it stands what reports expected: how many held-out scores, and gains over the
-student if it is a side, lay in their intervals, and how many "better" there were, and were so. With --cache DSPy
-keeps all calls: what was stopped goes on, and the seconds say nothing.
+Tables have the difference of each side from each of `--against` (by default the first side), with intervals over draws
+and over all held-out examples. The last columns check the reports: how many held-out scores and gains lie in their
+intervals, how many reports say "better", and how many of these are right. Gains are over the student, if that is one
+of the sides. With --cache, DSPy caches all calls, so an interrupted command resumes, and seconds mean nothing.
 """
 
 import argparse
@@ -83,13 +83,13 @@ SEARCH = "random search"
 HALF = "half of it"
 PUBLISHED = ["LocalE", "GlobalE", "PDO few-shot", "DEmO"]
 USUAL = [ORIGINAL, "TopKOrder@1000", *PUBLISHED, "PDO unlabelled@1000", "PLReorder@1000"]
-NUM_ORDERS = 10  # that "TopK calibrated" tries
+NUM_ORDERS = 10  # of "TopK calibrated"
 CALIBRATION_CALLS = 64
 
 
 @dataclass(frozen=True)
-class Made:
-    """A program, the calls that it took, and what its report expects."""
+class SideProgram:
+    """The program of a side, the calls it took, and the comparison of its report."""
 
     program: dspy.Module
     calls: int = 0
@@ -98,23 +98,23 @@ class Made:
 
 @dataclass(frozen=True)
 class Result:
-    """A side with the seconds that it took, and its scores by held-out example, or the F1 of them all."""
+    """The program of a side, its seconds, and its scores by held-out example, or its F1."""
 
-    made: Made
+    program: SideProgram
     seconds: float
     scores: list[float]
 
 
-def opened(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
-    """Return what makes language models of the model that the options name."""
+def open_model(args: argparse.Namespace) -> AbstractContextManager[MakeLM]:
+    """Return a context with a function that builds LMs of the model in the options."""
     return ServedModel(args.model, tuple(args.api_base), cache=args.cache).open(format="plain")
 
 
 class Draw:
-    """One draw of examples of a task, and what every side makes of it.
+    """One draw of examples of a task, with the results of all sides.
 
     Attributes:
-        rare: The label whose F1 counts, if any.
+        rare: The label whose F1 is the score; None for accuracy.
     """
 
     def __init__(self, name: str, seed: int, args: argparse.Namespace, make_lm: MakeLM) -> None:
@@ -137,35 +137,35 @@ class Draw:
         self._results: dict[str, Result] = {}
 
     def _drawn(self, examples: Sequence[dspy.Example], number: int) -> list[dspy.Example]:
-        """Return random examples, with the share of a rare label."""
+        """Return random examples; a rare label gets its share of them."""
         if self.rare is None:
             return self.rng.sample(examples, min(number, len(examples)))
         field = self.task.output_field
         num_rare = round(self.args.share * number)
-        of_rare = [example for example in examples if example[field] == self.rare]
-        of_others = [example for example in examples if example[field] != self.rare]
-        drawn = self.rng.sample(of_rare, num_rare)
-        drawn += self.rng.sample(of_others, number - num_rare)
+        rare_examples = [example for example in examples if example[field] == self.rare]
+        other_examples = [example for example in examples if example[field] != self.rare]
+        drawn = self.rng.sample(rare_examples, num_rare)
+        drawn += self.rng.sample(other_examples, number - num_rare)
         return self.rng.sample(drawn, number)
 
     def answering(self) -> AbstractContextManager[None]:
-        """Have the model answer with prompts of this task."""
+        """Return a context in which the model answers in the prompt format of this task."""
         lm = self._make_lm(self.task.max_tokens("plain"))
         return dspy.context(lm=lm, adapter=self.task.adapter("plain"))
 
     def result(self, side: str) -> Result:
-        """Return what a side comes to; made once."""
+        """Return the result of a side, which is computed once."""
         if side not in self._results:
             name, _, calls = side.partition("@")
             budget = int(calls) if calls else None
             if budget is None and SEARCH in self.args.sides and name not in OWN_CALLS:
-                budget = self.result(SEARCH).made.calls
+                budget = self.result(SEARCH).program.calls
             began = time.perf_counter()
-            made = SIDES[name](self, budget)
+            side_program = SIDES[name](self, budget)
             seconds = time.perf_counter() - began
-            scores = self._scores(made.program)
-            self._results[side] = Result(made, seconds, scores)
-            text = f"{side} {mean(scores):.3f}, {made.calls:,} calls, {seconds:.0f} s"
+            scores = self._scores(side_program.program)
+            self._results[side] = Result(side_program, seconds, scores)
+            text = f"{side} {mean(scores):.3f}, {side_program.calls:,} calls, {seconds:.0f} s"
             print(f"{self.task.name}, seed {self.seed}: {text}", flush=True)
         return self._results[side]
 
@@ -180,9 +180,9 @@ class Draw:
         return [evaluation.programs[""].score]
 
     def program(self, side: str) -> dspy.Module:
-        """Return the program without demos, with labelled ones, or that of a side."""
+        """Return the program of a side, or the unoptimized program for `ORIGINAL` and `EMPTY`."""
         if side not in (ORIGINAL, EMPTY):
-            return self.result(side).made.program
+            return self.result(side).program.program
         student = dspy.Predict(self.task.signature)
         if side == EMPTY:
             return student
@@ -192,13 +192,13 @@ class Draw:
 
     @cached_property
     def pool(self) -> Pool:
-        """The labelled examples as demos that are found for an input."""
+        """The pool of labelled examples, from which demos are retrieved."""
         sources = [source_of(example.inputs()) for example in self.labelled]
         return Pool(self.program(EMPTY), self.labelled, sources)
 
 
-class Chosen(dspy.Predict):
-    """The program that shows to each of some examples the labelled ones of these numbers."""
+class FixedRetrieval(dspy.Predict):
+    """A predictor that shows each example its own demos, given by their indices among the labelled examples."""
 
     def __init__(self, draw: Draw, examples: Sequence[dspy.Example], choices: Sequence[Sequence[int]]) -> None:
         super().__init__(draw.task.signature)
@@ -212,24 +212,24 @@ class Chosen(dspy.Predict):
 
 def optimized(
     draw: Draw, calls: int | None, *, kind: Any, base: str = ORIGINAL, by_f1: bool = False, **settings: Any
-) -> Made:
-    """Return what an optimizer of this package makes of another side, with the calls that are left."""
+) -> SideProgram:
+    """Return the result of an optimizer of this package on another side's program, with the remaining calls."""
     if kind is PLFewShot:
         base = EMPTY
         settings["max_demos"] = draw.args.demos
     spent = 0
     if base not in (ORIGINAL, EMPTY):
-        spent = draw.result(base).made.calls
+        spent = draw.result(base).program.calls
     if calls is not None:
         settings["max_metric_calls"] = calls - spent
     optimizer = kind(F1(draw.rare) if by_f1 else draw.metric, **draw.common, **settings)
     program = optimizer.compile(draw.program(base), trainset=draw.labelled)
     report = optimizer.report
-    return Made(program, spent + report.program_calls["total"], report.comparison)
+    return SideProgram(program, spent + report.program_calls["total"], report.comparison)
 
 
-class Calls(BaseCallback):
-    """Counts LM calls, those that DSPy's cache answers among them: every side would have to pay for them."""
+class CallCounter(BaseCallback):
+    """Counts LM calls, including those that DSPy's cache answers, because each side would have to pay for them."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -238,23 +238,23 @@ class Calls(BaseCallback):
         self.ids.append(call_id)
 
 
-def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> Made:
-    """Return the original with calibrated answers, or what another side makes of all but 64 of the calls."""
+def batch_calibrated(draw: Draw, calls: int | None, *, base: str = ORIGINAL, by_f1: bool = False) -> SideProgram:
+    """Return the original or another side, calibrated; 64 of the other side's calls are for calibration."""
     spent = 0
     num_inputs = calls or CALIBRATION_CALLS
     if base != ORIGINAL:
         base = f"{base}@{(calls or 364) - CALIBRATION_CALLS}"
         num_inputs = CALIBRATION_CALLS
-        spent = draw.result(base).made.calls
-    counted = Calls()
+        spent = draw.result(base).program.calls
+    counter = CallCounter()
     optimizer = BatchCalibration(num_inputs=num_inputs, metric=F1(draw.rare) if by_f1 else None, **draw.common)
-    with dspy.context(callbacks=[counted]):
+    with dspy.context(callbacks=[counter]):
         program = optimizer.compile(draw.program(base), trainset=draw.labelled)
-    return Made(program, spent + len(counted.ids))
+    return SideProgram(program, spent + len(counter.ids))
 
 
-def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
-    """Return the best of random orders by calibrated answers, each calibrated on the inputs that score it."""
+def top_k_calibrated(draw: Draw, calls: int | None) -> SideProgram:
+    """Return the best of random orders by calibrated answers; the same inputs calibrate and score each order."""
     rng = random.Random(draw.seed)
     program = draw.program(ORIGINAL)
     demos = list(program.predictors()[0].demos)
@@ -268,40 +268,40 @@ def top_k_calibrated(draw: Draw, calls: int | None) -> Made:
         ordered.predictors()[0].demos = rng.sample(demos, len(demos)) if number else demos
         replies = read_replies(ordered, examples, draw.output, num_threads=draw.args.threads, max_errors=1)
         calibration = replies.calibrated_to()
-        moved = calibrated(replies.log_probabilities, calibration.offsets, unseen=replies.unseen)
-        num_right = (moved.argmax(axis=1) == right_labels[replies.inputs]).sum()
+        log_probabilities = calibrated(replies.log_probabilities, calibration.offsets, unseen=replies.unseen)
+        num_right = (log_probabilities.argmax(axis=1) == right_labels[replies.inputs]).sum()
         candidates.append((num_right, CalibratedProgram(ordered, calibration)))
     _, best = max(candidates, key=itemgetter(0))
-    return Made(best, NUM_ORDERS * len(examples))
+    return SideProgram(best, NUM_ORDERS * len(examples))
 
 
-def nearest(draw: Draw, _: int | None, **variation: Any) -> Made:
+def nearest(draw: Draw, _: int | None, **variation: Any) -> SideProgram:
     """Return the program that shows each input its nearest demos."""
     retrieval = Retrieval(draw.pool, NearestDemos(draw.args.demos, **variation))
-    return Made(retrieve_in(draw.program(EMPTY), {"self": retrieval}))
+    return SideProgram(retrieve_in(draw.program(EMPTY), {"self": retrieval}))
 
 
-def in_random_order(draw: Draw, _: int | None) -> Made:
-    """Return the nearest demos in an order of each input's own."""
+def in_random_order(draw: Draw, _: int | None) -> SideProgram:
+    """Return a program that shows each input its nearest demos in a random order."""
     rng = np.random.default_rng(draw.seed)
     choices = []
     for example in draw.test:
         numbers = draw.pool.shown(example.inputs(), NearestDemos(draw.args.demos))
         choices.append(rng.permutation(numbers).tolist())
-    return Made(Chosen(draw, draw.test, choices))
+    return SideProgram(FixedRetrieval(draw, draw.test, choices))
 
 
-def knn_few_shot(draw: Draw, _: int | None) -> Made:
-    """Return what DSPy's own way to show the nearest demos makes, by the words that inputs share."""
+def knn_few_shot(draw: Draw, _: int | None) -> SideProgram:
+    """Return the program of DSPy's `KNNFewShot`, which compares the words of inputs."""
     words = TfidfVectorizer().fit([example[draw.task.input_field] for example in draw.labelled])
-    # A cache would mistake the words of one draw for those of another.
+    # Do not cache: vectors of the same text differ between draws.
     embedder = dspy.Embedder(lambda texts: words.transform(texts).toarray(), caching=False)
     optimizer = dspy.KNNFewShot(draw.args.demos, draw.labelled, embedder, metric=draw.metric)
-    return Made(optimizer.compile(draw.program(EMPTY)))
+    return SideProgram(optimizer.compile(draw.program(EMPTY)))
 
 
 class Vote(dspy.Module):
-    """Answers as most of the nearest examples do, the nearest of these first; it calls no language model."""
+    """A program that answers as most of the nearest examples, without a language model."""
 
     def __init__(self, pool: Pool, number: int) -> None:
         super().__init__()
@@ -312,32 +312,32 @@ class Vote(dspy.Module):
         return dspy.Prediction(**self.pool.vote(inputs, self.number))
 
 
-def searched(draw: Draw, _: int | None, *, candidates: int) -> Made:
-    """Return DSPy's random search: demos come from one half of the examples and are chosen on the other."""
+def random_search(draw: Draw, _: int | None, *, candidates: int) -> SideProgram:
+    """Return the program of DSPy's random search, with one half of the examples as demos, the other as valset."""
     middle = len(draw.labelled) // 2
-    counted = Calls()
-    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counted]):  # It prints every score.
+    counter = CallCounter()
+    with redirect_stdout(sys.stderr), dspy.context(callbacks=[counter]):  # DSPy prints each score.
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=draw.metric,
             max_bootstrapped_demos=draw.args.demos // 2,
             max_labeled_demos=draw.args.demos,
             num_candidate_programs=candidates,
             num_threads=draw.args.threads,
-            max_errors=10 * len(draw.labelled),  # Answers that cannot be parsed are wrong ones.
+            max_errors=10 * len(draw.labelled),  # Count answers that cannot be parsed as wrong.
         )
         program = optimizer.compile(draw.program(EMPTY), trainset=draw.labelled[:middle], valset=draw.labelled[middle:])
-    return Made(program, len(counted.ids))
+    return SideProgram(program, len(counter.ids))
 
 
-def given(draw: Draw, _: int | None, *, side: str) -> Made:
-    return Made(draw.program(side))
+def unchanged(draw: Draw, _: int | None, *, side: str) -> SideProgram:
+    return SideProgram(draw.program(side))
 
 
-def vote(draw: Draw, _: int | None) -> Made:
-    return Made(Vote(draw.pool, draw.args.demos))
+def vote(draw: Draw, _: int | None) -> SideProgram:
+    return SideProgram(Vote(draw.pool, draw.args.demos))
 
 
-OF_INPUT: dict[str, Callable[[Draw, int | None], Made]] = {
+OF_INPUT: dict[str, Callable[[Draw, int | None], SideProgram]] = {
     "nearest last": nearest,
     "nearest first": partial(nearest, nearest_last=False),
     "frequent labels": partial(nearest, prefer="frequent labels"),
@@ -345,15 +345,15 @@ OF_INPUT: dict[str, Callable[[Draw, int | None], Made]] = {
     "vote": vote,
     "KNNFewShot": knn_few_shot,
 }
-REORDERED: dict[str, Callable[..., Made]] = {
+REORDERED: dict[str, Callable[..., SideProgram]] = {
     "PLReorder": partial(optimized, kind=PLReorder),
     "scores": partial(optimized, kind=PLReorder, signal="score"),
     "calibrate": partial(optimized, kind=PLReorder, calibrate=True),
     "calibrated": batch_calibrated,
 }
-SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
-    ORIGINAL: partial(given, side=ORIGINAL),
-    EMPTY: partial(given, side=EMPTY),
+SIDES: dict[str, Callable[[Draw, int | None], SideProgram]] = {
+    ORIGINAL: partial(unchanged, side=ORIGINAL),
+    EMPTY: partial(unchanged, side=EMPTY),
     **REORDERED,
     **{f"F1 {name}": partial(make, by_f1=True) for name, make in REORDERED.items()},
     "TopKOrder": partial(optimized, kind=TopKOrder),
@@ -363,9 +363,9 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     "PDO few-shot": partial(optimized, kind=PDO),
     "PDO unlabelled": partial(optimized, kind=PDO, setting="unlabelled"),
     "TopK calibrated": top_k_calibrated,
-    SEARCH: partial(searched, candidates=16),
-    # Three more are always scored: no demos, labelled ones, and unshuffled ones.
-    HALF: partial(searched, candidates=6),
+    SEARCH: partial(random_search, candidates=16),
+    # DSPy always scores three more: without demos, with labelled demos, and with unshuffled ones.
+    HALF: partial(random_search, candidates=6),
     f"{HALF}, PLReorder": partial(optimized, kind=PLReorder, base=HALF),
     "PLFewShot": partial(optimized, kind=PLFewShot),
     "PLFewShot calibrated": partial(optimized, kind=PLFewShot, calibrate=True),
@@ -377,13 +377,13 @@ SIDES: dict[str, Callable[[Draw, int | None], Made]] = {
     **OF_INPUT,
 }
 OWN_CALLS = [ORIGINAL, EMPTY, SEARCH, HALF, *PUBLISHED, *OF_INPUT, "calibrated", "F1 calibrated"]
-"""Sides whose calls those of the random search do not decide."""
+"""Sides whose number of calls does not follow that of the random search."""
 
 Results = dict[str, Result]
 
 
-def promised(draws: Sequence[Results], side: str) -> dict[str, str]:
-    """Return what reports expect of a side, and how often it came true."""
+def check_reports(draws: Sequence[Results], side: str) -> dict[str, str]:
+    """Return the scores and gains that reports expect of a side, and how often they were right."""
     student = EMPTY if side.startswith("PLFewShot") else ORIGINAL
     expected = []
     expected_gains = []
@@ -392,7 +392,7 @@ def promised(draws: Sequence[Results], side: str) -> dict[str, str]:
     num_gains_inside = 0
     better = []
     for results in draws:
-        comparison = results[side].made.comparison
+        comparison = results[side].program.comparison
         if comparison is None:
             continue
         score = mean(results[side].scores)
@@ -421,35 +421,35 @@ def promised(draws: Sequence[Results], side: str) -> dict[str, str]:
 
 
 def differences(draws: Sequence[Results], side: str, other: str) -> tuple[str, str]:
-    """Return the mean difference of two sides with its interval over draws, and that over all examples."""
+    """Return the mean difference of two sides with its interval over draws, and the interval over all examples."""
     if side == other:
         return "", ""
-    of_draws = []
-    of_examples: list[float] = []
+    by_draw = []
+    by_example: list[float] = []
     for results in draws:
         gains = np.subtract(results[side].scores, results[other].scores).tolist()
-        of_draws.append(mean(gains))
-        of_examples += gains
-    low, high = paired_interval(of_examples)
-    return with_interval(of_draws), f"[{low:+.3f}, {high:+.3f}]"
+        by_draw.append(mean(gains))
+        by_example += gains
+    low, high = paired_interval(by_example)
+    return with_interval(by_draw), f"[{low:+.3f}, {high:+.3f}]"
 
 
 def print_sides(title: str, draws: Sequence[Results], against: Sequence[str]) -> None:
-    """Print each side, and its gains over others."""
+    """Print the score of each side, and its differences from others."""
     rows = []
     for side in draws[0]:
         of_side = [results[side] for results in draws]
         row = {
             "": side,
             "score": f"{mean([mean(result.scores) for result in of_side]):.3f}",
-            "calls": f"{mean([result.made.calls for result in of_side]):,.0f}",
+            "calls": f"{mean([result.program.calls for result in of_side]):,.0f}",
             "s": f"{mean([result.seconds for result in of_side]):.0f}",
         }
         for other in against:
             over_draws, over_examples = differences(draws, side, other)
             row[f"less {other}, over draws"] = over_draws
             row[f"less {other}, over examples"] = over_examples
-        rows.append(row | promised(draws, side))
+        rows.append(row | check_reports(draws, side))
     print(f"\n{title}, {len(draws)} draw(s)\n")
     print_table(rows)
 
@@ -471,23 +471,23 @@ def main() -> None:
     )
     unknown = [side for side in args.sides if side.partition("@")[0] not in SIDES]
     if unknown:
-        raise SystemExit(f"--sides must be of {list(SIDES)}, with @ and a number of calls; got {unknown}")
+        raise SystemExit(f"--sides must be among {list(SIDES)}, optionally with @ and a number of calls; got {unknown}")
     against = args.against or args.sides[:1]
     missing = set(against) - set(args.sides)
     if missing:
-        raise SystemExit(f"--against must be of --sides; got {sorted(missing)}")
-    found: dict[str, list[Results]] = {task: [] for task in args.tasks}
-    with opened(args) as make_lm:
+        raise SystemExit(f"--against must be among --sides; got {sorted(missing)}")
+    results_by_task: dict[str, list[Results]] = {task: [] for task in args.tasks}
+    with open_model(args) as make_lm:
         for seed in args.seeds:
             draws = {task: Draw(task, seed, args, make_lm) for task in args.tasks}
             for task, draw in draws.items():
                 with draw.answering():
-                    found[task].append({side: draw.result(side) for side in args.sides})
-    for task, results in found.items():
+                    results_by_task[task].append({side: draw.result(side) for side in args.sides})
+    for task, results in results_by_task.items():
         print_sides(f"{task}, {args.demos} demos", results, against)
-    if len(found) > 1:
-        together = list(itertools.chain.from_iterable(found.values()))
-        print_sides(f"all {len(found)} tasks", together, against)
+    if len(results_by_task) > 1:
+        together = list(itertools.chain.from_iterable(results_by_task.values()))
+        print_sides(f"all {len(results_by_task)} tasks", together, against)
 
 
 if __name__ == "__main__":

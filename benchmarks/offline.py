@@ -1,37 +1,40 @@
-"""What compiles find where the truth is known: on simulated landscapes, and on recorded answers.
+"""Compare methods where the truth is known: on simulated landscapes, and on recorded answers.
 
-python benchmarks/offline.py                                           # at equal and at the paper's calls
+python benchmarks/offline.py                                           # at a tenth of the paper's calls
 python benchmarks/offline.py --recorded FILES --methods halving@500 light@500 logprobs@500
 
-A method has the program calls after its name; without a number as many as its paper, or as `auto="light"`:
+A number after a method's name limits its program calls. Without one, it makes as many as in its paper, or as
+`auto="light"` allows:
 
 original       the program as it is
 light          PLReorder by scores
-logprobs       PLReorder by log-probabilities of labels as well
+logprobs       PLReorder by scores and log-probabilities of labels
 calibrated     PLReorder with calibrate=True
-paper          PLR Algorithm 1, with as many samples and draws as fit
+paper          PLR Algorithm 1, with as many samples and draws as the limit allows
 top-k          random search
 halving        successive halving of random orders, or of arrangements
 batch          BatchCalibration with up to 64 calls
-fixed          PLFewShot by scores, with demos of the examples
-retrieved      PLFewShot that finds demos for each input, by the rule that costs no call as "retrieved@0"
-auto           PLFewShot with both of them
+fixed          PLFewShot by scores, with demos="fixed"
+retrieved      PLFewShot by scores, with demos="retrieved"; "retrieved@0" uses its rule without calls
+auto           PLFewShot by scores, with demos="auto"
 
-In the worlds "classes", "items", "nothing" and "harm" demos may be left out, and `--demos` is the size of the
-pool. `--pools` are the examples of both splits; further ones are held out. Of recorded answers that is one
-half, and the original order is the best of `--best-of` random ones, or any. Seeds below 20,000 made the search.
+In the worlds "classes", "items", "nothing", "harm" and "cost", demos may be left out, and `--demos` is the size
+of the pool. `--pools` is the number of known examples, for both splits; all others are held out. Of recorded
+answers, half of the examples are known. Their original order is the best of `--best-of` random orders, by
+default a random one. The search was developed with seeds below 20,000.
 
-With --shares a label is made rare ("label 1", and of recorded answers each in turn). Known examples have it in
-this share, held-out ones by weight, and its F1 counts. "F1 light", "F1 logprobs", "F1 calibrated" and "F1 batch"
-choose by it.
+With --shares, one label is made rare: "label 1", or each recorded label in turn. It gets this share of the
+known examples, and of the held-out ones by weighting. Scores are its F1. "F1 light", "F1 logprobs",
+"F1 calibrated" and "F1 batch" also optimize its F1.
 
-less NAME      the difference to each method of --against (the first), paired, with its 95 % interval
-changed        the share of compiles that replaced the original
-better         of those that claim so
-worse          of those that lost more than a point on held-out examples; "lost then" how much
-promised       the gain that reports expect
-inside         how often the held-out score lies in the interval that the report expects
-best           the accuracy of the best of all recorded orders
+less NAME      paired difference from each method of --against (by default the first), with 95 % interval
+changed        share of compiles that replaced the original
+better         share of compiles whose report says "better"
+worse          share of compiles that lost more than a point on held-out examples
+lost then      mean loss of these
+promised       mean gain that reports expect
+inside         share of compiles whose held-out score lies in the interval of the report
+best           accuracy of the best of all recorded orders
 """
 
 import argparse
@@ -50,19 +53,20 @@ import pandas as pd
 import torch
 from command import options, percent, print_table, with_interval
 from landscapes import KINDS, WORLDS, Landscape, Rearranged, RecordedLandscape
-from replay import METHODS, Pool, compiled, halving
+from replay import METHODS, Pool, compile_with, halving
 
 Run = Callable[[Callable[[int], dict[str, float]]], Iterable[dict[str, float]]]
 
 
 @dataclass(frozen=True)
 class World:
-    """Where methods are compared: a simulated world, or a file of recorded answers.
+    """A simulated world, or a file of recorded answers, in which methods are compared.
 
     Attributes:
-        num_pool: Known examples; of recorded answers 0 is one half.
-        best_of: Random orders of which the original is the best; 0 is one if answers are recorded, else none.
-        share, rare: Share of the examples that have the rare label, and its number; without one accuracy counts.
+        num_pool: Number of known examples; for recorded answers, 0 means half.
+        best_of: Number of random orders of which the original is the best; 0 means one for recorded answers, and
+            keeps the original of simulated worlds.
+        share, rare: Share and index of the rare label; with share 0, scores are accuracies.
     """
 
     source: str | Path
@@ -80,7 +84,7 @@ class World:
         return self.source.stem
 
     def pool(self, seed: int) -> tuple[Pool, float]:
-        """Return what is known, and the held-out accuracy of the best of all recorded orders."""
+        """Return the pool, and the held-out accuracy of the best of all recorded orders."""
         if isinstance(self.source, str):
             landscape = self._simulated(self.source, seed)
             best_of = self.best_of
@@ -109,7 +113,7 @@ class World:
         return landscape
 
     def _rearranged(self, landscape: Landscape, best_of: int, num_pool: int, rng: np.random.Generator) -> Landscape:
-        """Return a landscape whose original order is the best of random ones, and a label rare if it has a share."""
+        """Return the landscape with the best of random orders as original; with a share, make a label rare."""
         orders = [tuple(rng.permutation(landscape.num_demos).tolist()) for _ in range(best_of)]
         original = max(orders, key=lambda order: landscape.answers(order).mean())
         examples = []
@@ -124,15 +128,15 @@ class World:
         return Rearranged(landscape, original, examples)
 
 
-def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
-    """Return what a method comes to in one world."""
+def measure(seed: int, *, world: World, method: str) -> dict[str, float]:
+    """Return the results of a method in one world."""
     torch.set_num_threads(1)
     pool, best = world.pool(seed)
     original = pool.space.identity[0]
     name, _, number = method.partition("@")
     budget = int(number) if number else None
     began = time.perf_counter()
-    of_original = pool.held_out(original)
+    original_score = pool.held_out(original)
     row = {
         "better": math.nan,
         "inside": math.nan,
@@ -140,15 +144,15 @@ def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
         "changed": 0.0,
         "calls": 0.0,
         "best": best,
-        "held-out": of_original,
-        "original": of_original,
+        "held-out": original_score,
+        "original": original_score,
     }
     if name == "halving":
         order, row["calls"] = halving(pool, budget or 1_000, seed)
         row["held-out"] = pool.held_out(order)
         row["changed"] = float(order != original)
     elif name != "original":
-        result = compiled(pool, name, budget, seed)
+        result = compile_with(pool, name, budget, seed)
         row["held-out"] = result.score
         row["changed"] = float(result.changed)
         row["calls"] = result.calls
@@ -162,9 +166,9 @@ def measured(seed: int, *, world: World, method: str) -> dict[str, float]:
     return row
 
 
-def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], num_tasks: int) -> dict[str, str]:
-    """Return a row of a table; intervals of several tasks are over means by split."""
-    frame = found[method]
+def cells(method: str, frame_by_method: dict[str, pd.DataFrame], against: list[str], num_tasks: int) -> dict[str, str]:
+    """Return a row of a table; with several tasks, intervals are over the mean of each split."""
+    frame = frame_by_method[method]
     scores = frame["held-out"]
     gains = scores - frame["original"]
     is_worse = gains < -0.01
@@ -179,7 +183,7 @@ def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], num_t
     for other in against:
         row[f"less {other}"] = ""
         if other != method:
-            row[f"less {other}"] = interval(scores - found[other]["held-out"])
+            row[f"less {other}"] = interval(scores - frame_by_method[other]["held-out"])
     row["less original"] = interval(gains)
     row["changed"] = percent(frame["changed"])
     row["better, p >= .9"] = percent(frame["better"])
@@ -196,7 +200,7 @@ def cells(method: str, found: dict[str, pd.DataFrame], against: list[str], num_t
 
 
 def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
-    """Yield the worlds of each shape; of recorded answers with a share, one for each label that is made rare."""
+    """Yield the worlds of each table; recorded answers with a share have one world per rare label."""
     if not args.recorded:
         for num_demos, num_pool, share in itertools.product(args.demos, args.pools, args.shares):
             yield [World(name, num_demos, num_pool, args.best_of, share) for name in args.worlds]
@@ -213,17 +217,17 @@ def worlds_of(args: argparse.Namespace) -> Iterator[list[World]]:
 
 
 def rows_of(worlds: list[World], methods: list[str], against: list[str], run: Run) -> Iterator[dict[str, object]]:
-    """Yield the rows of a table: each method in each world, and in all of them."""
+    """Yield the rows of a table: each method in each world, then over all worlds."""
     first = worlds[0]
     shape = {"demos": first.num_demos or "", "examples": first.num_pool or "", "share": first.share or ""}
     frames: dict[str, list[pd.DataFrame]] = {method: [] for method in methods}
     for world in worlds:
-        found = {}
+        frame_by_method = {}
         for method in methods:
-            found[method] = pd.DataFrame(run(partial(measured, world=world, method=method)))
-            frames[method].append(found[method])
+            frame_by_method[method] = pd.DataFrame(run(partial(measure, world=world, method=method)))
+            frames[method].append(frame_by_method[method])
         for method in methods:
-            yield {"world": str(world), **shape, "method": method, **cells(method, found, against, 1)}
+            yield {"world": str(world), **shape, "method": method, **cells(method, frame_by_method, against, 1)}
     if len(worlds) > 1:
         together = {method: pd.concat(frames[method], ignore_index=True) for method in methods}
         has_splits = isinstance(first.source, Path) and not first.share
@@ -252,7 +256,7 @@ def main() -> None:
     known = ["original", "halving", *METHODS]
     unknown = [method for method in args.methods if method.partition("@")[0] not in known]
     if unknown:
-        raise SystemExit(f"--methods must be of {known}, with @ and a number of calls; got {unknown}")
+        raise SystemExit(f"--methods must be one of {known}, optionally with @ and a number of calls; got {unknown}")
     against = args.against or args.methods[:1]
     methods = list(dict.fromkeys([*against, *args.methods]))
     seeds = range(args.first_seed, args.first_seed + args.compiles)

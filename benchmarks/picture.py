@@ -1,4 +1,4 @@
-"""Draw the picture of the README: accuracy by program calls, from the tables of the docs, and calibration.
+"""Draw the README's figure: accuracy by program calls, from the tables of the docs, and a reliability diagram.
 
 python benchmarks/picture.py     # writes docs/accuracy_by_calls.png, for light and dark pages
 """
@@ -29,10 +29,10 @@ STYLES = {
     "`PLFewShot`": (None, BLUE, "D"),
     "`PLFewShot(calibrate=True)`": ("PLFewShot, calibrated", RED, "P"),
 }
-"""Rows of the table of docs/fewshot.md: label, colour and marker."""
+"""Label, colour and marker by row of the table in docs/fewshot.md."""
 
 CALLS = [0, 64, 300, 1_067]
-"""Numbers of calls on the axis, the nearest of which counts."""
+"""Numbers of calls on the axis; each method is drawn at the nearest."""
 
 INK = "#808080"
 TEXT = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -40,13 +40,13 @@ SIZES = {"axes.facecolor": "none", "legend.framealpha": 0.0, "font.size": 11, "l
 
 
 def place_of(num_calls: int) -> int:
-    """Return the place of the nearest number of calls on the axis."""
+    """Return the position of the nearest number of calls on the axis."""
     distances = [abs(calls - num_calls) for calls in CALLS]
     return distances.index(min(distances))
 
 
 def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> None:
-    """Draw the accuracy of each method on a task by its calls."""
+    """Draw the accuracy of each method on a task by its number of calls."""
     accuracies = rows[task].astype(float)
     calls = rows["calls"].str.replace(",", "").astype(int)
     places = {name: place_of(calls[name]) for name in STYLES}
@@ -64,22 +64,22 @@ def draw_task(axis: Axes, task: str, rows: pd.DataFrame, nearest: pd.Series) -> 
 
 
 def draw_reliability(axis: Axes) -> None:
-    """Draw how often recorded answers of one half are right by how sure they are, calibrated on the other."""
+    """Draw the accuracy of recorded answers by their probability, calibrated on the other half of the examples."""
     points: dict[str, list[np.ndarray]] = {"as it is": [], "calibrated": []}
     for path in sorted(RECORDED.glob("*.npz")):
         table, gold = recorded_answers(path)
         shuffled = np.random.default_rng(0).permutation(len(gold))
         pool, held_out = np.array_split(shuffled, 2)
-        moved = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
-        for name, log_probabilities in (("as it is", table), ("calibrated", moved)):
+        calibrated_tables = np.stack([calibrated(rows, batch_offsets(rows[pool])) for rows in table])
+        for name, log_probabilities in (("as it is", table), ("calibrated", calibrated_tables)):
             of_held_out = log_probabilities[:, held_out]
-            sureness = np.exp(of_held_out.max(axis=2)).ravel()
+            confidence = np.exp(of_held_out.max(axis=2)).ravel()
             is_right = (of_held_out.argmax(axis=2) == gold[held_out]).ravel()
-            points[name].append(np.stack([sureness, is_right]))
+            points[name].append(np.stack([confidence, is_right]))
     axis.plot([0, 1], [0, 1], ":", color=INK)
     for name, colour in (("as it is", GREY), ("calibrated", GREEN)):
-        sureness, is_right = np.concatenate(points[name], axis=1)
-        means, _, bins = binned_statistic(sureness, [sureness, is_right], bins=10, range=(0.0, 1.0))
+        confidence, is_right = np.concatenate(points[name], axis=1)
+        means, _, bins = binned_statistic(confidence, [confidence, is_right], bins=10, range=(0.0, 1.0))
         enough = np.bincount(bins, minlength=11)[1:11] >= 100
         axis.plot(*means[:, enough], "o-", color=colour, markersize=5, label=name)
     axis.set(title="are sure answers right?", xlim=(0.2, 1), ylim=(0.2, 1))
@@ -93,7 +93,7 @@ def main() -> None:
     others = read_table((DOCS / "evidence.md").read_text("utf-8"), "| TREC | AG News")
     nearest = others.loc["8 nearest, nearest last"]
     with matplotlib.rc_context(TEXT | SIZES):
-        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # legible on a phone, too
+        figure = Figure(figsize=(8.4, 5.6), layout="constrained")  # legible on a phone
         *axes, last, legend = figure.subplots(2, 3).flat
         for axis, task in zip(axes, ("MR", "SST-5", "TREC", "AG News"), strict=True):
             draw_task(axis, task, rows, nearest)

@@ -1,11 +1,11 @@
-"""Record what a model says of each label under every order of a few demos, for `offline.py --recorded`.
+"""Record the label probabilities of a model under every order of a few demos, for `offline.py --recorded`.
 
 python benchmarks/record.py --out benchmarks/recorded/mine.npz    # bundled reviews, local model, 12,000 calls
 python benchmarks/record.py --task agnews --data-dir DATA --model hosted_vllm/NAME \
     --api-base http://127.0.0.1:8000/v1 --threads 12 --out benchmarks/recorded/agnews_7b.npz
 
-A server must give log-probabilities (vLLM, llama.cpp, `transformers serve`). With --cache what was stopped
-goes on.
+A server must return log-probabilities (vLLM, llama.cpp, `transformers serve`). With --cache, an interrupted
+command resumes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from command import SERVED, options
-from live import EMPTY, Draw, opened
+from live import EMPTY, Draw, open_model
 
 from paper.model import LOCAL
 from plr_dspy.labels.batch_calibration import read_replies
@@ -26,7 +26,7 @@ from quickstart import BUNDLED
 
 
 def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: int) -> np.ndarray:
-    """Return the log-probabilities of labels under each order, ``[orders, examples, L]``."""
+    """Return the label log-probabilities under each order, ``[orders, examples, L]``."""
     student = draw.program(EMPTY)
     tables = []
     for order in orders:
@@ -34,14 +34,15 @@ def log_probabilities(draw: Draw, orders: list[tuple[int, ...]], num_threads: in
         with draw.answering():
             replies = read_replies(student, draw.test, draw.output, num_threads=num_threads)
         if len(replies.inputs) < len(draw.test):
-            raise SystemExit(f"order {order}: some replies say nothing of labels, so nothing is recorded")
+            num_missing = len(draw.test) - len(replies.inputs)
+            raise SystemExit(f"order {order}: {num_missing} replies have no label probabilities. Use another model.")
         tables.append(replies.log_probabilities)
         print(f"{len(tables)} of {len(orders)} orders", file=sys.stderr, flush=True)
     return np.stack(tables)
 
 
 def about(args: argparse.Namespace) -> str:
-    """Return what the file says of its origin, as JSON."""
+    """Return the origin of the recording, as JSON."""
     facts = {"model": args.model, "task": args.task, "seed": args.seed}
     if args.model == LOCAL:
         digest = hashlib.sha256(find_weights().read_bytes()).hexdigest()
@@ -57,7 +58,7 @@ def main() -> None:
     args.share = 0.0
     args.pool = args.demos
     orders = list(itertools.permutations(range(args.demos)))
-    with opened(args) as make_lm:
+    with open_model(args) as make_lm:
         draw = Draw(args.task, args.seed, args, make_lm)
         table = log_probabilities(draw, orders, args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ways to choose an order of demos, run on landscapes: compiles go the whole way through DSPy."""
+"""Run methods that choose an order of demos on landscapes; compiles use all of DSPy except the LM."""
 
 import functools
 import re
@@ -19,31 +19,31 @@ from plr_dspy.report.text import MIN_WIN_PROBABILITY
 from plr_dspy.retrieval.predict import RetrievingPredict
 
 NAMES = re.compile(r"^(?:demo |example |n)(\d+)\b", re.MULTILINE)
-"""The start of a demo or an example, with its number in the landscape; the example comes last in a prompt."""
+"""The start of a demo or an example, with its number; the example comes last in a prompt."""
 
 LEARNS: dict[str, dict[str, Any]] = {
     "light": {"signal": "score"},
     "logprobs": {"signal": "logprobs"},
     "calibrated": {"calibrate": True},
 }
-"""Ways of the optimizers to learn from a call."""
+"""Settings of optimizers by what they learn from a call."""
 
 SHOWS: dict[str, dict[str, Any]] = {
     "fixed": {"demos": "fixed", "signal": "score"},
     "retrieved": {"demos": "retrieved", "signal": "score"},
     "auto": {"demos": "auto", "signal": "score"},
 }
-"""Ways of `PLFewShot` to show demos."""
+"""Settings of `PLFewShot` by how it shows demos."""
 
-BY_F1 = [f"F1 {way}" for way in (*LEARNS, "batch")]
+BY_F1 = [f"F1 {method}" for method in (*LEARNS, "batch")]
 METHODS = [*LEARNS, "paper", "top-k", "batch", *SHOWS, *BY_F1]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A landscape of which the first examples are known, and the rest are held out.
+    """A landscape whose first examples are known, and whose other examples are held out.
 
-    With a `share`, the F1 of the `rare` label counts, weighted so that the label has this share.
+    With a `share`, scores are the F1 of the `rare` label, with examples weighted so that the label has this share.
     """
 
     landscape: Landscape
@@ -60,28 +60,28 @@ class Pool:
         return OrderingSpace.of_sizes(size, max_length=min(most, size), identity=((),))
 
     def held_out(self, order: Order, offsets: Sequence[float] = ()) -> float:
-        """Return the score of an order on the held-out examples; offsets of labels calibrate its answers."""
+        """Return the score of an order on the held-out examples, with answers calibrated by label offsets."""
         log_probabilities = self.landscape.log_probabilities(order)
         if offsets:
             log_probabilities = log_probabilities + np.array(offsets)
         return self.score(log_probabilities.argmax(axis=1)[self.num_known :])
 
     def score(self, answers: np.ndarray) -> float:
-        """Return the score of answers to the held-out examples."""
+        """Return the score of the answers to the held-out examples."""
         right_labels = self.landscape.right_labels[self.num_known :]
         if not self.share:
             return float((answers == right_labels).mean())
         is_rare = right_labels == self.rare
-        of_rare = self.share / is_rare.mean()
-        of_others = (1.0 - self.share) / (1.0 - is_rare.mean())
-        weights = np.where(is_rare, of_rare, of_others)
+        rare_weight = self.share / is_rare.mean()
+        other_weight = (1.0 - self.share) / (1.0 - is_rare.mean())
+        weights = np.where(is_rare, rare_weight, other_weight)
         return float(f1_score(is_rare, answers == self.rare, zero_division=0.0, sample_weight=weights))
 
 
 class ReplayEngine:
-    """Answers in the format of DSPy's `ChatAdapter`, and counts its calls.
+    """An LM engine that answers from a landscape, in the format of DSPy's `ChatAdapter`, and counts its calls.
 
-    Log-probabilities are those of labels, each of which is one token; the rest of a reply is certain.
+    Each label is one token with the landscape's log-probability; all other tokens have probability 1.
     """
 
     def __init__(self, landscape: Landscape) -> None:
@@ -94,7 +94,7 @@ class ReplayEngine:
         return self.landscape.log_probabilities(order).argmax(axis=1)
 
     def program(self, kind: type[dspy.Predict]) -> Any:
-        """Return a program of one label, with the demos of the landscape in their original order."""
+        """Return a program with one label output and the demos of the landscape in their original order."""
         text = (str, dspy.InputField())
         label = (Literal[tuple(self.labels)], dspy.OutputField())
         program = kind(dspy.Signature({"text": text, "label": label}))
@@ -104,7 +104,7 @@ class ReplayEngine:
         return program
 
     def examples(self) -> list[dspy.Example]:
-        """Return those of the landscape."""
+        """Return the examples of the landscape."""
         examples = []
         for number, label in enumerate(self.landscape.right_labels):
             example = dspy.Example(text=self.landscape.text(number), label=self.labels[label])
@@ -112,7 +112,7 @@ class ReplayEngine:
         return examples
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Answer a request."""
+        """Answer a request from the landscape."""
         self.calls += 1
         prompt = "\n".join(message.text or "" for message in request.messages)
         *order, example = map(int, NAMES.findall(prompt))
@@ -126,8 +126,8 @@ class ReplayEngine:
             tops = []
             for label in likeliest[: request.config.logprobs]:
                 tops.append({"token": self.labels[label], "logprob": float(values[label])})
-            places = ([certain(head)], tops, [certain(tail)])
-            choice["logprobs"] = {"content": [{**place[0], "top_logprobs": place} for place in places]}
+            tokens = ([certain(head)], tops, [certain(tail)])
+            choice["logprobs"] = {"content": [{**token[0], "top_logprobs": token} for token in tokens]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         reply = {"id": "replay", "model": "replay", "choices": [choice], "usage": usage}
         return lm15.response_from_openai_chat(reply, model=request.model)
@@ -138,7 +138,7 @@ def certain(token: str) -> dict[str, object]:
 
 
 class Lookup(dspy.Predict):
-    """Answers from a landscape without a language model: calls give scores alone, but thousands a second."""
+    """A predictor that answers from a landscape without a language model, which makes calls fast."""
 
     def forward(self, **inputs: str) -> dspy.Prediction:
         self.engine.calls += 1
@@ -152,13 +152,13 @@ def number_of(text: str) -> int:
 
 
 def shown_by(predictor: dspy.Predict) -> Order:
-    """Return the demos that a predictor shows, by their numbers in the landscape."""
+    """Return the numbers of the demos that a predictor shows."""
     return tuple(number_of(demo["text"]) for demo in predictor.demos)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The score of a compile's result on held-out examples, its calls, and the comparison of the report."""
+    """The held-out score of a compiled program, the calls of the compile, and its report's comparison."""
 
     score: float
     calls: int
@@ -167,15 +167,15 @@ class Compiled:
 
     @property
     def claims(self) -> bool:
-        """Whether the result is called better than the original."""
+        """Whether the report says that the program is better than the original."""
         return self.comparison is not None and self.comparison.probability >= MIN_WIN_PROBABILITY
 
 
-def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
-    """Compile a program whose calls a landscape answers, by one of `METHODS`."""
+def compile_with(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled:
+    """Compile a program, whose calls a landscape answers, with one of `METHODS`."""
     engine = ReplayEngine(pool.landscape)
-    way = method.removeprefix("F1 ")
-    needs_model = way in ("logprobs", "calibrated", "batch", *SHOWS)
+    mode = method.removeprefix("F1 ")
+    needs_model = mode in ("logprobs", "calibrated", "batch", *SHOWS)
     student = engine.program(dspy.Predict if needs_model else Lookup)
     optimizer = make_optimizer(pool, method, budget, seed, student)
     examples = engine.examples()
@@ -184,7 +184,7 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
         program = optimizer.compile(student, trainset=examples[: pool.num_known])
         calls = engine.calls
         comparison = None
-        if not isinstance(optimizer, BatchCalibration):  # Its report compares no programs.
+        if not isinstance(optimizer, BatchCalibration):  # whose report compares no programs
             comparison = optimizer.report.comparison
             assert calls == optimizer.report.program_calls["total"]
         predictor = program.predictors()[0]
@@ -200,27 +200,27 @@ def compiled(pool: Pool, method: str, budget: int | None, seed: int) -> Compiled
 
 
 def make_optimizer(pool: Pool, method: str, budget: int | None, seed: int, student: dspy.Predict) -> Any:
-    """Return the optimizer of a method; it gets the demos of a student that may leave them out."""
-    way = method.removeprefix("F1 ")
-    objective = metric if way == method else F1(student.engine.labels[pool.rare])
+    """Return the optimizer of a method; for `PLFewShot`, move the student's demos to its candidates."""
+    mode = method.removeprefix("F1 ")
+    objective = metric if mode == method else F1(student.engine.labels[pool.rare])
     common = {"num_threads": 1, "seed": seed, "display_progress": False}
-    if way == "batch":
-        return BatchCalibration(metric=None if way == method else objective, **common)
+    if mode == "batch":
+        return BatchCalibration(metric=None if mode == method else objective, **common)
     common |= {"metric": objective, "max_metric_calls": budget}
-    if way == "top-k":
+    if mode == "top-k":
         return TopKOrder(**common)
-    if way == "paper":
+    if mode == "paper":
         return PLReorder(auto="paper", **paper_sizes(pool, budget), **common)
     if pool.landscape.max_shown is None:
-        return PLReorder(**LEARNS[way], **common)
+        return PLReorder(**LEARNS[mode], **common)
     if student.demos:
         common["candidates"] = student.demos
         student.demos = []
-    return PLFewShot(**(LEARNS | SHOWS)[way], **common)
+    return PLFewShot(**(LEARNS | SHOWS)[mode], **common)
 
 
 def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
-    """Return the largest B and K of PLR Algorithm 1 for which two rounds fit a budget."""
+    """Return the largest B and K of PLR Algorithm 1 with which two rounds fit the budget."""
     num_selection = max(1, round(0.2 * pool.num_known))
     for num_samples in range(15, 1, -1):
         num_draws = max(1, round(num_samples * 2 / 3))
@@ -231,14 +231,14 @@ def paper_sizes(pool: Pool, budget: int | None) -> dict[str, int]:
 
 
 def metric(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> bool:
-    """Return whether the label is the right one."""
+    """Return whether the label is right."""
     return bool(example.label == prediction.label)
 
 
 def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
-    """Return the best order by successive halving of 225 random ones, and the calls.
+    """Return the best order by successive halving of 225 random ones, and the number of calls.
 
-    If demos may be left out, it is of arrangements, which begin with 4 examples each in a third of the calls.
+    If demos may be left out, arrangements are halved, and a third of the calls scores them on 4 examples each.
     """
     rng = np.random.default_rng(seed)
     first = 0
@@ -252,7 +252,7 @@ def halving(pool: Pool, budget: int, seed: int) -> tuple[Order, int]:
         alive = [order for (order,) in arrangements][:number]
     calls = 0
     num_examples = 0
-    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each leaves four of ten
+    num_rungs = int(np.ceil(np.log(len(alive)) / np.log(1 / 0.4)))  # each keeps 40 %
     for rung in range(num_rungs):
         more = max(1, (budget - calls) // (num_rungs - rung) // len(alive))
         if first and rung == 0:

@@ -1,12 +1,11 @@
-"""Whether the intervals and the test of `order_sensitivity` hold, on simulated scores of known truth.
+"""Check the intervals and the test of `order_sensitivity` on simulated scores with known truth.
 
 python benchmarks/sensitivity.py                 # all worlds, 400 tables each: 6 minutes on 2 cores
-python benchmarks/sensitivity.py --splits        # how often 300 calls show an effect
+python benchmarks/sensitivity.py --splits        # power with 300 calls
 
 Answers are right or wrong. The true scores of orders have a known standard deviation, and two orders of
-equal true score disagree on a given share of the examples. Which examples an order gets right is unrelated
-between orders, or a smooth function of the demos' positions that differs by example, or of one demo's
-position alone.
+equal true score disagree on a given share of the examples. The orders that an example prefers are random,
+or depend smoothly on the positions of all demos, or on the position of one demo.
 """
 
 import itertools
@@ -27,18 +26,18 @@ SEARCHED = 100
 
 @dataclass(frozen=True)
 class World:
-    """What tables of scores are drawn from."""
+    """A simulated world, from which tables of scores are drawn."""
 
     demos: int
-    orders: int  # that are scored, the program's own among them; all if these are fewer
-    examples: int  # that score each order
+    orders: int  # maximum number of scored orders, including the program's own
+    examples: int  # number of examples per order
     deviation: float  # standard deviation of the true scores of orders
     disagreement: float  # share of examples on which two orders of equal true score differ
-    tastes: str  # what decides which orders an example prefers: "unrelated", "smooth" or "one demo"
-    accuracy: float | str  # mean true score; "contested" if some examples are a toss-up, and no order changes others
+    tastes: str  # how examples prefer orders: "unrelated", "smooth" or "one demo"
+    accuracy: float | str  # mean true score; "contested" if orders affect only some examples, which are toss-ups
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return a table of scores ``[orders, examples]``, and the true scores of all orders, or of 100."""
+        """Return a table of scores ``[orders, examples]``, and the true scores of at most 100 orders."""
         orders, effects = self._draw_orders(rng)
         true_scores = self.true_scores(effects)
         num_scored = min(self.orders, len(orders))
@@ -52,7 +51,7 @@ class World:
         features = self._features(orders)[:num_scored]
         tastes = features @ rng.normal(size=(features.shape[1], self.examples))
         shared = shared_variance(self.accuracy, self.disagreement)
-        # So that mean scores are the true ones.
+        # Scale the levels so that expected scores equal the true ones.
         spread = np.sqrt(shared + (1 - shared) * (features**2).sum(axis=1))
         levels = special.ndtri(of_scored) * spread
         easiness = math.sqrt(shared) * rng.normal(size=self.examples)
@@ -60,7 +59,7 @@ class World:
         return (utility > 0).astype(float), true_scores
 
     def _draw_orders(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return random orders, and their effects."""
+        """Return random orders and their effects."""
         are_few = math.factorial(self.demos) <= SEARCHED
         if are_few:
             orders = rng.permutation(np.array(list(itertools.permutations(range(self.demos)))))
@@ -72,7 +71,7 @@ class World:
         return orders, effects
 
     def _features(self, orders: np.ndarray) -> np.ndarray:
-        """Return what the tastes of examples are linear in, ``[orders, features]``."""
+        """Return the features in which the tastes of examples are linear, ``[orders, features]``."""
         if self.tastes == "unrelated":
             return np.eye(len(orders), min(self.orders, len(orders)))
         places = np.argsort(orders, axis=1) - (self.demos - 1) / 2
@@ -82,18 +81,18 @@ class World:
 
     @property
     def share(self) -> float:
-        """The share of the examples that are a toss-up."""
+        """The share of examples that are toss-ups."""
         return max(2 * self.disagreement, 5 * self.deviation)
 
     def true_scores(self, effects: np.ndarray) -> np.ndarray:
-        """Return the true scores of orders with standard normal effects."""
+        """Return the true scores of orders, given their standard normal effects."""
         if isinstance(self.accuracy, str):
             tossed = np.clip(0.5 + self.deviation / self.share * effects, 0.0, 1.0)
             return self.share * tossed + 0.75 * (1 - self.share)
         return np.clip(self.accuracy + self.deviation * effects, 0.01, 0.99)
 
     def true_deviation(self, true_scores: np.ndarray) -> float:
-        """Return the standard deviation of all true scores; of more than 100, that of the distribution."""
+        """Return the standard deviation of all true scores; for 100 or more, that of their distribution."""
         if len(true_scores) < SEARCHED:
             return float(true_scores.std())
         quantiles = special.ndtri((np.arange(10_000) + 0.5) / 10_000)
@@ -102,7 +101,7 @@ class World:
 
 @cache
 def shared_variance(accuracy: float, disagreement: float) -> float:
-    """Return the share of the variance that is an example's easiness, by how often two orders disagree."""
+    """Return the share of variance due to easy and hard examples with which two orders disagree this often."""
     disagreement = min(disagreement, 1.9 * accuracy * (1 - accuracy))
     level = special.ndtri(accuracy)
 
@@ -115,7 +114,7 @@ def shared_variance(accuracy: float, disagreement: float) -> float:
 
 
 def results(world: World, tables: int) -> np.ndarray:
-    """Return shares of tables: the intervals of deviation and gain held the truth, an effect was seen."""
+    """Return the coverage of the intervals of deviation and gain, and the share of tables with p <= .05."""
     analysis.NUM_FLIPS = 999
     analysis.NUM_DRAWS = 2_000
     rng = np.random.default_rng(1)
@@ -128,21 +127,21 @@ def results(world: World, tables: int) -> np.ndarray:
         true_gain = true_scores.max() - true_scores[0]
         rows.append(
             [
-                holds(spread.deviation_interval, world.true_deviation(true_scores)),
-                holds(spread.gain_interval, true_gain),
+                covers(spread.deviation_interval, world.true_deviation(true_scores)),
+                covers(spread.gain_interval, true_gain),
                 spread.p_value <= 0.05,
             ]
         )
     return np.mean(np.array(rows, dtype=float), axis=0)
 
 
-def holds(interval: tuple[float, float], truth: float) -> bool:
+def covers(interval: tuple[float, float], truth: float) -> bool:
     low, high = interval
     return low - 1e-9 <= truth <= high + 1e-9
 
 
 def worlds() -> Iterator[World]:
-    """Yield all that are simulated."""
+    """Yield all simulated worlds."""
     demos = (2, 3, 4, 8)
     deviations = (0.0, 0.03, 0.1)
     disagreements = (0.05, 0.4)
@@ -157,15 +156,15 @@ def worlds() -> Iterator[World]:
 
 
 def splits() -> Iterator[World]:
-    """Yield ways to spend 300 calls."""
+    """Yield worlds with different splits of 300 calls into orders and examples."""
     for disagreement in (0.15, 0.4):
         for deviation in (0.05, 0.1):
             for num_orders in (4, 6, 10, 15, 30):
                 yield World(8, num_orders, 300 // num_orders, deviation, disagreement, "smooth", 0.7)
 
 
-def rows_of_splits(chosen: list[World], found: np.ndarray) -> Iterator[dict[str, object]]:
-    for world, power in zip(chosen, found[:, 2], strict=True):
+def rows_of_splits(simulated: list[World], rates: np.ndarray) -> Iterator[dict[str, object]]:
+    for world, power in zip(simulated, rates[:, 2], strict=True):
         yield {
             "disagreement": world.disagreement,
             "deviation": world.deviation,
@@ -174,24 +173,24 @@ def rows_of_splits(chosen: list[World], found: np.ndarray) -> Iterator[dict[str,
         }
 
 
-def rows_of_worlds(chosen: list[World], found: np.ndarray) -> Iterator[dict[str, str]]:
-    has_no_effect = [world.deviation == 0 for world in chosen]
-    seen = found[has_no_effect, 2]
+def rows_of_worlds(simulated: list[World], rates: np.ndarray) -> Iterator[dict[str, str]]:
+    has_no_effect = [world.deviation == 0 for world in simulated]
+    false_positives = rates[has_no_effect, 2]
     shares = [
-        ("the interval of the deviation held the truth", found[:, 0], found[:, 0].min()),
-        ("the interval of the gain held the truth", found[:, 1], found[:, 1].min()),
-        ("an effect was seen where there is none", seen, seen.max()),
+        ("the interval of the deviation covers the truth", rates[:, 0], rates[:, 0].min()),
+        ("the interval of the gain covers the truth", rates[:, 1], rates[:, 1].min()),
+        ("an effect is detected where there is none", false_positives, false_positives.max()),
     ]
     for text, values, worst in shares:
-        yield {f"{len(chosen)} worlds": text, "mean": f"{values.mean():.3f}", "worst": f"{worst:.3f}"}
+        yield {f"{len(simulated)} worlds": text, "mean": f"{values.mean():.3f}", "worst": f"{worst:.3f}"}
 
 
 def main() -> None:
     args = options(__doc__, tables=400, splits=False, jobs=2)
-    chosen = list(splits() if args.splits else worlds())
+    simulated = list(splits() if args.splits else worlds())
     with ProcessPoolExecutor(args.jobs) as pool:
-        found = np.array(list(pool.map(partial(results, tables=args.tables), chosen)))
-    print_table(rows_of_splits(chosen, found) if args.splits else rows_of_worlds(chosen, found))
+        rates = np.array(list(pool.map(partial(results, tables=args.tables), simulated)))
+    print_table(rows_of_splits(simulated, rates) if args.splits else rows_of_worlds(simulated, rates))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The cost of a compile beside its program calls, and the speed of calls.
+"""Measure the overhead of a compile, and the speed of its calls.
 
 python benchmarks/speed.py                     # all but prefixes: 4 minutes
 python benchmarks/speed.py --parts prefixes    # on the local model
 
-cells      milliseconds and memory for each scored example, of 100,000
-rounds     milliseconds of CPU of an ask and a tell at the end of compiles
-threads    seconds against a loop of `dspy.Evaluate`: a call takes 50 ms, or 1 s for one in 20
-pools      milliseconds to find 8 demos for an input, by the words that they share
-prefixes   calls a second in order and shuffled, of 6 orders on 25 reviews with `--demos`
+cells      time and memory per scored example, over 100,000 of them
+rounds     CPU time of a round (ask and tell) at the end of a compile
+threads    time compared with a loop of `dspy.Evaluate`, if one call in 20 takes 1 s and the others 50 ms
+pools      time to find 8 demos for an input by their words
+prefixes   calls per second, ordering by ordering and shuffled: 6 orders of `--demos` demos on 25 reviews
 """
 
 import hashlib
@@ -47,12 +47,12 @@ T = TypeVar("T")
 
 
 def questions(name: str, number: int) -> list[dspy.Example]:
-    """Return examples that are all answered alike."""
+    """Return examples that have the same label."""
     return [dspy.Example(question=f"{name} {i}", label="a").with_inputs("question") for i in range(number)]
 
 
-class Answering(dspy.Module):
-    """Answers at once, or after a while that the question and the demos decide."""
+class ConstantProgram(dspy.Module):
+    """A program that answers at once, or after a delay that depends on the question and the demos."""
 
     def __init__(self, *, sleeps: bool) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Answering(dspy.Module):
 
 
 def memory() -> int:
-    """Return the largest memory of this process so far, in KB."""
+    """Return the peak memory of this process, in KB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def cells(_: int) -> Iterator[dict[str, str]]:
     """Score 100 orders on 1,000 examples, with a log on disk."""
-    program = Answering(sleeps=False)
+    program = ConstantProgram(sleeps=False)
     examples = questions("question", 1_000)
     orders = OrderingSpace.of_sizes(8).draw(101, np.random.default_rng(0))
     HeldOut(program, metric=metric, examples=examples, num_threads=8).rows(orders[:1])
@@ -92,7 +92,7 @@ def cells(_: int) -> Iterator[dict[str, str]]:
 
 
 def timed(method: Callable[P, T], milliseconds: list[float]) -> Callable[P, T]:
-    """Return a method that keeps the milliseconds of CPU that each call of it takes."""
+    """Return a method that appends the CPU time of each call to a list."""
 
     def timing(*args: P.args, **options: P.kwargs) -> T:
         began = time.process_time()
@@ -104,7 +104,7 @@ def timed(method: Callable[P, T], milliseconds: list[float]) -> Callable[P, T]:
 
 
 def rounds(_: int) -> Iterator[dict[str, str]]:
-    ways = [
+    searches = [
         ("by scores", "light", ThompsonSearch),
         ("by log-probabilities", "logprobs", ThompsonSearch),
         ("the paper's", "paper", CrossEntropySearch),
@@ -112,19 +112,19 @@ def rounds(_: int) -> Iterator[dict[str, str]]:
     for num_demos, num_calls in ((8, 1_000), (8, 10_000), (16, 10_000), (32, 10_000)):
         landscape = SyntheticLandscape("mixed", num_demos, 0, num_examples=200)
         row = {"demos": str(num_demos), "calls": f"{num_calls:,}"}
-        for name, method, kind in ways:
-            taken: list[float] = []
-            ask = timed(kind.ask, taken)
-            tell = timed(kind.tell, taken)
+        for name, method, kind in searches:
+            milliseconds: list[float] = []
+            ask = timed(kind.ask, milliseconds)
+            tell = timed(kind.tell, milliseconds)
             with mock.patch.multiple(kind, ask=ask, tell=tell):
-                replay.compiled(replay.Pool(landscape, 160), method, num_calls, seed=0)
-            row[f"{name}, ms"] = f"{sum(taken[-20:]) / 10:.1f}"
+                replay.compile_with(replay.Pool(landscape, 160), method, num_calls, seed=0)
+            row[f"{name}, ms"] = f"{sum(milliseconds[-20:]) / 10:.1f}"
         yield row
 
 
 def threads(_: int) -> Iterator[dict[str, str]]:
     logging.getLogger("dspy.evaluate").setLevel(logging.WARNING)
-    student = Answering(sleeps=True)
+    student = ConstantProgram(sleeps=True)
     devset = questions("question", 100)
     slots = ProgramSlots(student)
     factory = ProgramFactory(student)
@@ -153,7 +153,7 @@ def threads(_: int) -> Iterator[dict[str, str]]:
 
 
 def pools(num_demos: int) -> Iterator[dict[str, str]]:
-    """Find demos for inputs that have 20 words of 5,000, the first ones more often."""
+    """Find demos for inputs of 20 words each, drawn from 5,000 words of uneven frequency."""
     rng = np.random.default_rng(0)
     for size in (100, 1_000, 10_000):
         words = (5_000 * rng.random((size + 200, 20)) ** 3).astype(int)
@@ -162,11 +162,11 @@ def pools(num_demos: int) -> Iterator[dict[str, str]]:
             texts.append(" ".join(f"word{number}" for number in row))
         demos = [dspy.Example(text=text, label=f"label {i % 5}") for i, text in enumerate(texts[:size])]
         pool = Pool(dspy.Predict("text -> label"), demos, ["" for _ in demos])
-        taken: list[float] = []
-        shown = timed(pool.shown, taken)
+        milliseconds: list[float] = []
+        shown = timed(pool.shown, milliseconds)
         for text in texts[size:]:
             shown({"text": text}, NearestDemos(num_demos))
-        yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(taken):.1f}"}
+        yield {"demos": f"{size:,}", "an input, ms (median)": f"{median(milliseconds):.1f}"}
 
 
 def prefixes(num_demos: int) -> Iterator[dict[str, str]]:

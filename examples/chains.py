@@ -1,11 +1,11 @@
-"""Run PLReorder after each of DSPy's optimizers, in a few lines each.
+"""Run PLReorder after each optimizer of DSPy, in a few lines each.
 
 python examples/chains.py labeled_few_shot                  # on the local model
-python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other
+python examples/chains.py mipro --lm openai/gpt-4o-mini     # on any other model
 python examples/chains.py                                   # lists the chains
 
-Each function takes a student, examples, a metric and an LM, and returns the program with its demos in the order chosen.
-The numbers are small, so that each takes minutes; leave them out for DSPy's own.
+Each function takes a student, examples, a metric and an LM, and returns the program with its demos in the best order
+found. Settings are small, so that each chain takes minutes. Leave them out to use the defaults of DSPy.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Metric: TypeAlias = Callable[..., float]
 Chain: TypeAlias = Callable[[dspy.Module, Examples, Metric, dspy.LM], dspy.Module]
 
 CALLS = 300
-"""Program calls of each reordering."""
+"""Maximum number of program calls of each reordering."""
 
 
 def reorder(program: dspy.Module, examples: Examples, metric: Metric, seed: int = 0) -> dspy.Module:
-    """Return the program with its demos in the best order found: the last step of a chain."""
+    """Return the program with its demos in the best order found, as the last step of a chain."""
     return PLReorder(metric, max_metric_calls=CALLS, seed=seed).compile(program, trainset=examples)
 
 
@@ -56,7 +56,7 @@ def random_search(student: dspy.Module, examples: Examples, metric: Metric, lm: 
 
 
 def mipro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose instructions and demos first: both decide which order is good."""
+    """Choose instructions and demos first, because the best order depends on both."""
     optimizer = dspy.MIPROv2(metric=metric, auto=None, num_candidates=3, max_bootstrapped_demos=3, max_labeled_demos=6)
     half = len(examples) // 2
     program = optimizer.compile(
@@ -72,7 +72,7 @@ def simba(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before COPRO, which writes instructions and leaves demos as they are."""
+    """Choose demos before COPRO, which rewrites instructions and keeps the demos."""
     program = dspy.LabeledFewShot(k=6).compile(student, trainset=examples)
     optimizer = dspy.COPRO(metric=metric, breadth=2, depth=1, prompt_model=lm)
     options = {"num_threads": 2, "display_progress": False}
@@ -81,7 +81,7 @@ def copro(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM)
 
 
 def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Choose demos before GEPA, too; its metric takes five arguments."""
+    """Choose demos before GEPA, which keeps them; its metric takes five arguments."""
 
     def gepa_metric(gold, pred, trace=None, pred_name=None, pred_trace=None):  # type: ignore[no-untyped-def]
         return float(metric(gold, pred))
@@ -93,7 +93,7 @@ def gepa(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) 
 
 
 def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Run all steps in one optimizer, which returns the best program of any step."""
+    """Run all steps in one optimizer, which returns the best program of all steps."""
     student = student.deepcopy()
     student.set_lm(lm)
     optimizer = dspy.BetterTogether(
@@ -109,10 +109,10 @@ def better_together(student: dspy.Module, examples: Examples, metric: Metric, lm
 
 
 def finetune(student: dspy.Module, examples: Examples, metric: Metric, lm: dspy.LM) -> dspy.Module:
-    """Order the demos first, since the training prompts show them. The LM must be one that can be fine-tuned."""
+    """Order the demos before fine-tuning, because the training prompts show them."""
     if not lm.provider.finetunable:
-        raise ValueError(f"{lm.model} cannot be fine-tuned: pass an LM whose provider can, such as --lm openai/...")
-    # A prompt that shows its own answer teaches nothing.
+        raise ValueError(f"--lm must be a model that can be fine-tuned; got {lm.model}. Pass one such as openai/...")
+    # Do not train on the demos, whose answers the prompts would show.
     demo_examples = examples[:20]
     training_examples = examples[20:]
     program = dspy.LabeledFewShot(k=6).compile(student, trainset=demo_examples)
@@ -147,7 +147,7 @@ CHAINS: dict[str, Chain] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chain", nargs="?", choices=list(CHAINS))
-    parser.add_argument("--lm", help="litellm name (default: the local model)")
+    parser.add_argument("--lm", help="litellm name of the model (default: the local model)")
     args = parser.parse_args()
     if args.chain is None:
         for name, chain in CHAINS.items():

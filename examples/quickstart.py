@@ -2,7 +2,7 @@
 
 python examples/quickstart.py                                       # the bundled reviews
 python examples/quickstart.py --task mr --data-dir data             # data/mr_train.jsonl, data/mr_test.jsonl
-python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs with fresh demos each
+python examples/quickstart.py --seeds 0 1 2 3 4                     # five runs, each with other demos
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plr_dspy.local import local_lm
 from plr_dspy.statistics.comparisons import mean_interval
 
 BUNDLED = "reviews"
-LEAST = {"demos": 2, "pool": 2, "test": 2, "random_orders": 1, "threads": 1}
+MINIMUMS = {"demos": 2, "pool": 2, "test": 2, "random_orders": 1, "threads": 1}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def random_orders(self) -> list[float]:
-        """Accuracies of the random orders, the worst first."""
+        """Accuracies of the random orders, in ascending order."""
         programs = self.evaluation.programs
         return sorted(programs[name].score for name in programs if name.startswith("random"))
 
@@ -143,20 +143,20 @@ def parse_args() -> argparse.Namespace:
     add("--demos", type=int, default=8, help="demos in the prompt")
     add("--pool", type=int, default=200, help="labelled examples besides the demos")
     add("--test", type=int, default=100, help="held-out examples")
-    add("--random-orders", type=int, default=12, help="orders that show the spread")
+    add("--random-orders", type=int, default=12, help="random orders to score for comparison")
     add("--update", default="mle", choices=["mle", "ema", "mixture"])
     add("--auto", default="light", choices=["light", "medium", "heavy", "paper"])
-    add("--max-calls", type=int, help="most program calls, in place of --auto's")
+    add("--max-calls", type=int, help="maximum number of program calls, instead of the limit of --auto")
     add("--signal", default="auto", choices=["auto", "score", "logprobs"])
-    add("--seeds", type=int, nargs="+", default=[0], help="one run with fresh demos for each")
-    add("--threads", type=int, default=2, help="calls at the same time")
-    add("--out", type=Path, default=Path("runs/quickstart"), help="folder of the last program and report")
+    add("--seeds", type=int, nargs="+", default=[0], help="seeds; each run draws its own demos")
+    add("--threads", type=int, default=2, help="number of calls at the same time")
+    add("--out", type=Path, default=Path("runs/quickstart"), help="folder for the program and report of the last run")
     args = parser.parse_args()
-    for name, least in LEAST.items():
-        if getattr(args, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}; got {getattr(args, name)}")
+    for name, minimum in MINIMUMS.items():
+        if getattr(args, name) < minimum:
+            parser.error(f"--{name.replace('_', '-')} must be at least {minimum}; got {getattr(args, name)}")
     if args.data_dir is not None and args.task == BUNDLED:
-        parser.error("--data-dir needs --task; the bundled reviews are in the package")
+        parser.error(f"--data-dir requires --task; got {args.data_dir}. Pass a task, or leave --data-dir out")
     return args
 
 
@@ -176,7 +176,7 @@ def main() -> None:
             print_result(results[seed])
     if len(results) > 1:
         print_seeds(results)
-    print(f"saved {args.out / 'program.json'} and report.json; {time.monotonic() - started:.0f} s in all")
+    print(f"saved {args.out / 'program.json'} and report.json; {time.monotonic() - started:.0f} s in total")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All DSPy names outside its documented interface: look here first when a new version breaks."""
+"""All uses of undocumented DSPy names; look here first if a new version of DSPy breaks this package."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -74,7 +74,7 @@ __all__ = [
     "validate_request",
 ]
 
-Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model and the inputs of one call
+Call: TypeAlias = tuple[Any, Mapping[str, Any]]  # a language model, and the inputs of a call
 
 
 def is_compiled(program: object) -> bool:
@@ -83,17 +83,17 @@ def is_compiled(program: object) -> bool:
 
 
 def set_compiled(program: dspy.Module, value: bool) -> None:
-    """Mark a program as compiled, or as open to other optimizers."""
+    """Mark a program as compiled, or as free to compile."""
     program._compiled = value
 
 
 def has_inputs(example: dspy.Example) -> bool:
-    """Return whether `with_inputs` has named any input of an example."""
+    """Return whether an example has declared inputs by `with_inputs`."""
     return bool(getattr(example, "_input_keys", None))
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter that DSPy uses for a decision output, such as a `Choice`; None without one."""
+    """Return the adapter for an output that is a decision, such as a `Choice`; None if no output is one."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -101,7 +101,7 @@ def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
 
 
 def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
-    """Return the signature that the adapter renders: some models' native features remove fields."""
+    """Return the signature that the adapter renders, without fields that native model features replace."""
     signature: type[dspy.Signature] = predictor.signature
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
@@ -113,11 +113,11 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the calls' replies from DSPy's memory cache if its disk cache has them."""
+    """Remove the replies of calls from DSPy's memory cache if the disk cache has them."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return
-    # A DSPy version without these names only costs memory.
+    # If a DSPy version lacks these names, replies merely stay in memory.
     with suppress(Exception):
         from dspy.clients.execution import IGNORED_CACHE_KEYS, prepare
 

@@ -1,7 +1,7 @@
-"""Decides when the answer to a reasoning task is right.
+"""Decide whether the answer to a reasoning task is right.
 
-What is predicted may be a bare answer or a whole solution: the final answer is what stands in its last box, else after
-the last "answer is", "Answer:" or "####", else its last expression. In doubt, an answer is wrong.
+An output may be a bare answer or a whole solution. Its final answer is the content of the last box. Without a box, it
+is the text after the last "answer is", "Answer:" or "####", or else the last expression. In doubt, an answer is wrong.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NUMBERS = (re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)"))
 
 
 def same_number(predicted: str, gold: str) -> bool:
-    """Whether an output's final answer is the gold number, such as "1,250" (GSM8K).
+    """Return whether the final answer of an output is the gold number, such as "1,250" (GSM8K).
 
-    An answer that names several numbers is wrong, as is an unevaluated "3 * 4"; currency, units and thousands commas do
-    not matter.
+    Answers with several numbers are wrong, and so is an unevaluated "3 * 4". Currency, units and thousands commas are
+    ignored.
     """
     expected = rational(tidy(gold))
     stated = stated_answer(predicted)
@@ -40,10 +40,10 @@ def same_number(predicted: str, gold: str) -> bool:
 
 
 def same_expression(predicted: str, gold: str) -> bool:
-    """Whether an output's final answer is the gold expression: LaTeX or a word (MATH500, DeepMath).
+    """Return whether the final answer of an output is the gold expression, LaTeX or a word (MATH500, DeepMath).
 
-    Forms of one value are equal ("1/2" and "0.5", "x = 5" and "5"), a rounded decimal and the exact value are not;
-    units do not matter, nor does the order in lists and sets.
+    Forms of one value are equal, such as "1/2" and "0.5", or "x = 5" and "5". A rounded decimal differs from the exact
+    value. Units are ignored, and so is the order in lists and sets.
     """
     require_library()
     truth = _TRUTHS.get(re.sub(r"\\text\w*|\W", "", gold).lower())
@@ -57,14 +57,13 @@ def same_expression(predicted: str, gold: str) -> bool:
 
 
 def lenient(predicted: str, gold: str) -> bool:
-    """Whether the gold answer appears anywhere in an output, as the published code counts answers.
+    """Return whether the gold answer appears anywhere in an output, as the published code scores answers.
 
-    An integer is right where the output holds it, any other number likewise, and an expression where its LaTeX is part
-    of the output's. So "No" is right in "Note", and 3 in "3 apples and 4 pears make 7": a measure to compare with
-    published numbers, not one of accuracy.
+    A number is right if the output contains it, and an expression if the output contains its LaTeX. So "No" is right in
+    "Note", and 3 in "3 apples and 4 pears make 7". Use this to compare with published numbers, not as an accuracy.
 
-    Deviation: commas between groups of three digits may also be left out; there, "1,250" holds only 1 and 250. Any
-    digits count as an integer, as there for GSM8K; there, for MATH500 and DeepMath, "3.5" does not hold 3.
+    Deviation: Thousands commas are also ignored; in the published code, "1,250" contains only 1 and 250. Any digits
+    count as an integer. The published code does so for GSM8K, but for MATH500 and DeepMath "3.5" does not contain 3.
     """
     gold, *outputs = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (gold.strip(), predicted))
     outputs.append(predicted)
@@ -81,24 +80,24 @@ def lenient(predicted: str, gold: str) -> bool:
 
 
 def _digits(number: str) -> tuple[bool, str, str]:
-    """A number's sign and digits, without the zeros that do not count."""
+    """Return the sign of a number, and the digits before and after the point without redundant zeros."""
     whole, _, part = number.lstrip("+-").partition(".")
     return number.startswith("-"), whole.lstrip("0"), part.rstrip("0")
 
 
 def _spell(latex: str) -> str:
-    """LaTeX without the spacing and the sizes that do not change what it says."""
+    """Return LaTeX without spacing and sizing commands, which do not change its meaning."""
     latex = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|^\$+|\$+$", "", latex)
     return re.sub(r"\\[dt]frac", r"\\frac", latex)
 
 
 def boxes(text: str) -> list[tuple[str, int, int]]:
-    r"""Find the outermost boxes of a text: the content of each, and the range of the text that it takes.
+    r"""Return the outermost boxes of a text, each with its content, start and end.
 
-    A box is a ``\boxed`` or ``\fbox`` with braces, which may be nested, or with a single word. Boxes within a box lose
-    their commands. A box that is never closed has no content, and takes the rest of the text.
+    A box is a ``\boxed`` or ``\fbox`` followed by braces, which may be nested, or by a single word. The commands of
+    inner boxes are removed. A box that is never closed has no content, and extends to the end of the text.
     """
-    found: list[tuple[str, int, int]] = []
+    contents: list[tuple[str, int, int]] = []
     end = 0
     while box := _BOX.search(text, end):
         start = box.end()
@@ -115,16 +114,16 @@ def boxes(text: str) -> list[tuple[str, int, int]]:
         else:
             content = re.split(r"[\s$]", text[start:], maxsplit=1)[0].rstrip(".,")
             end = start + len(content)
-        found.append((_BOX.sub("", content).strip(), box.start(), end))
-    return found
+        contents.append((_BOX.sub("", content).strip(), box.start(), end))
+    return contents
 
 
 def stated_answer(output: str) -> str | None:
-    """The answer in an output's last box, else after its last "answer is", "Answer:" or "####"; None without any."""
+    """Return the answer in the last box, or else after the last "answer is", "Answer:" or "####"; or None."""
     output = _BOLD.sub("", output)
     contents: list[str] = []
     last_end = 0
-    for content, start, end in boxes(output):  # with those that lead up to the last: "x = [1] or x = [2]"
+    for content, start, end in boxes(output):  # Linked boxes form one answer: "x = [1] or x = [2]".
         if contents and not _LINK.fullmatch(output, last_end, start):
             contents = []
         contents.append(content)
@@ -138,32 +137,34 @@ def stated_answer(output: str) -> str | None:
     formulas = _leading_formulas(rest)
     if formulas:
         return formulas
-    # The first sentence or line, without the reason that may follow.
-    first = next(iter(rest.splitlines()), "")
-    return _ASIDE.sub("", _SENTENCE_END.split(first, maxsplit=1)[0]).strip()
+    # Take the first sentence or line, without a reason that follows.
+    first_line = next(iter(rest.splitlines()), "")
+    return _ASIDE.sub("", _SENTENCE_END.split(first_line, maxsplit=1)[0]).strip()
 
 
 def _leading_formulas(text: str) -> str:
-    """The formulas that a text begins with, as a list; nothing where it begins, or goes on, with words."""
-    found: list[str] = []
+    """Return the formulas at the start of a text, joined by commas; empty if words precede or continue them."""
+    formulas: list[str] = []
     end = 0
     while (formula := _MATH.match(text, end)) is not None:
         scale = _SCALE.match(text, formula.end())
-        found.append(_content(formula) + (scale[0] if scale else ""))
+        formulas.append(_content(formula) + (scale[0] if scale else ""))
         link = _AND.match(text, scale.end() if scale else formula.end())
         if link is None:
-            return ",".join(found)
+            return ",".join(formulas)
         end = link.end()
-    return "" if not found or text[:end].rstrip().endswith(("and", "or")) else ",".join(found)
+    if text[:end].rstrip().endswith(("and", "or")):
+        return ""
+    return ",".join(formulas)
 
 
 def _content(formula: re.Match[str]) -> str:
-    """What stands between the delimiters of a formula."""
+    """Return the text between the delimiters of a formula."""
     return next(group for group in formula.groups() if group)
 
 
 def last_expression(output: str) -> tuple[str, bool]:
-    """Find the expression that an output which marks no answer ends with, and say whether words stand around it."""
+    """Return the last expression of an output without a marked answer, and whether it is in prose."""
     last = next((line.strip() for line in reversed(_without_bold(output).splitlines()) if line.strip()), "")
     if len(_WORD.findall(re.sub(r"\\[A-Za-z]+\s*\{[^{}]*\}", " ", last))) < 3:
         return last, False
@@ -172,18 +173,18 @@ def last_expression(output: str) -> tuple[str, bool]:
 
 
 def _without_bold(output: str) -> str:
-    """An output without markup for bold text."""
+    """Return an output without markup for bold text."""
     return _BOLD.sub("", output).strip()
 
 
 def verdict(output: str) -> bool | None:
-    """Whether an output says yes (or true) or no (or false); None where it says neither, or both."""
+    """Return whether an output says yes (or true) or no (or false); None if it says neither or both."""
     stated = stated_answer(output)
     text = _without_bold(output if stated is None else stated)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    # "No, because the limit is not finite": a first word that stands alone speaks for all.
+    # A first word set off by punctuation decides, as in "No, because the limit is not finite".
     first = re.match(r"\W*([A-Za-z]+)(?=\s*(?:[.,;:!}\u2014-]|$))", lines[0])
     leading = _TRUTHS.get(first[1].lower()) if first else None
     if stated is not None:
@@ -194,8 +195,8 @@ def verdict(output: str) -> bool | None:
 
 
 def _only_verdict(text: str) -> bool | None:
-    """The only verdict in a text; None where there is none, or one that is denied, or several."""
+    """Return the verdict of a text; None unless it has exactly one that is not negated."""
     words = re.findall(r"[a-z]+(?:'t)?", text.lower())
-    found = {_TRUTHS[word] for word in words if word in _TRUTHS}
-    denied = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)
-    return found.pop() if len(found) == 1 and not denied else None
+    verdicts = {_TRUTHS[word] for word in words if word in _TRUTHS}
+    is_negated = any(word in {"not", "cannot", "neither"} or word.endswith("'t") for word in words)
+    return verdicts.pop() if len(verdicts) == 1 and not is_negated else None

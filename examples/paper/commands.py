@@ -1,4 +1,4 @@
-"""The commands: `run` makes the runs of a grid, `table` writes the tables of their results."""
+"""The commands: `run` makes the runs of a grid, and `table` writes tables of their results."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code."""
+    """Run a command and return its exit code."""
     args = _parse(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     package_logger = logging.getLogger("plr_dspy")
     experiment_logger = logging.getLogger(__package__)
     levels = [package_logger.level, experiment_logger.level]
-    package_logger.setLevel(logging.WARNING)  # A line for each run is enough.
+    package_logger.setLevel(logging.WARNING)  # Log only a line for each run.
     experiment_logger.setLevel(logging.INFO)
     try:
         with interrupts():
             return int(args.command(args))
     except KeyboardInterrupt:
-        print("interrupted; all finished calls are kept", file=sys.stderr)
+        print("interrupted; all finished calls are saved", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if args.debug:
             raise
         hide = Redactor([], variables=[getattr(args, "api_key_env", None)])
-        print(f"{type(error).__name__}: {hide(str(error))} (--debug shows where)", file=sys.stderr)
+        print(f"{type(error).__name__}: {hide(str(error))} (--debug shows the traceback)", file=sys.stderr)
         return USER_ERROR if isinstance(error, (ValueError, ImportError)) else FAILED
     finally:
         package_logger.setLevel(levels[0])
@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     run = commands.add_parser(
         "run",
         help="make the runs that have no result yet",
-        epilog="A run that has a result in --out is not made again; one that was killed goes on.",
+        epilog="Runs that have a result in --out are skipped; a run that was killed resumes.",
     )
     run.set_defaults(command=_run)
     _add_run_arguments(run)
@@ -79,25 +79,25 @@ def _add_run_arguments(run: argparse.ArgumentParser) -> None:
     add_list("--num-demos", type=int, default=[4, 8, 16, 32], metavar="K", help="default: 4 8 16 32")
     add_list("--seeds", type=int, default=[1, 2, 3, 4, 5], metavar="SEED", help="default: 1 2 3 4 5")
     add("--methods", nargs="*", default=list(METHODS), metavar="METHOD", help=f"default: {', '.join(METHODS)}")
-    add("--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="methods of these ablations too")
-    add("--pool", type=int, default=1_000, help="labelled examples besides the demos, 80/20 (default: 1000)")
+    add("--ablations", nargs="*", default=[], choices=list(ABLATIONS), help="ablations whose methods to add")
+    add("--pool", type=int, default=1_000, help="labelled examples besides the demos, split 80/20 (default: 1000)")
     add("--test", type=int, help="held-out examples (default: all)")
-    add("--format", default="plain", choices=get_args(Format), help="prompts (default: plain, the paper's)")
-    add("--metric", default="strict", choices=get_args(MetricName), help="of reasoning tasks (default: strict)")
-    add("--model", default=LOCAL, help="litellm name (default: local, which is SmolLM2-135M)")
-    add_list("--api-base", default=[], metavar="URL", help="servers that all serve the model")
+    add("--format", default="plain", choices=get_args(Format), help="prompt format (default: plain, as in the paper)")
+    add("--metric", default="strict", choices=get_args(MetricName), help="metric of reasoning tasks (default: strict)")
+    add("--model", default=LOCAL, help="litellm name of the model (default: local, which is SmolLM2-135M)")
+    add_list("--api-base", default=[], metavar="URL", help="addresses of servers of the model")
     add("--api-key-env", help="environment variable that holds the key")
-    add("--cache", action="store_true", help="let DSPy cache answers: calls that methods share are paid once")
+    add("--cache", action="store_true", help="let DSPy cache answers, so that methods share the cost of common calls")
     add("--data-dir", type=Path, default=Path(), help="folder with TASK_train.jsonl, TASK_test.jsonl")
     add("--threads", type=_positive, default=2, help="calls at the same time in each worker (default: 2)")
-    add("--jobs", type=_positive, help="runs at the same time, by Ray (default: one for each --api-base)")
-    add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: its address, auto, or local")
-    add("--dry-run", action="store_true", help="print how many runs and calls are missing, and stop")
+    add("--jobs", type=_positive, help="runs at the same time, by Ray (default: one per --api-base)")
+    add("--ray", metavar="ADDRESS", help="make the runs on a Ray cluster: an address, auto or local")
+    add("--dry-run", action="store_true", help="print how many runs and calls are missing, and exit")
 
 
 def _positive(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {text}")
     return int(text)
 
 
@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
         _print_missing(experiment, runs)
         return 0
     outcome = run_grid(experiment, runs, engine=_engine(args))
-    counts = f"{outcome.there} were there, {outcome.made} made, {len(outcome.failed)} failed"
+    counts = f"{outcome.num_known} had a result, {outcome.num_made} made, {len(outcome.failed)} failed"
     print(f"{len(runs)} runs: {counts}; results in {experiment.folder}")
     hide = Redactor([], variables=[args.api_key_env])
     for run, error in outcome.failed.items():
@@ -142,14 +142,14 @@ def _engine(args: argparse.Namespace) -> Engine:
 
 
 def _print_missing(experiment: Experiment, runs: Sequence[Run]) -> None:
-    """Print how many runs have no result, and the most program calls that they make, by method."""
+    """Print the number of runs without a result, and the maximum number of their program calls by method."""
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
     calls: Counter[str] = Counter()
     for run in missing:
         calls[run.method] += count_calls(experiment, run)
-    most = f"{calls.total():,} program calls at most, those on held-out examples included"
-    print(f"{len(runs)} runs, {len(missing)} of them without a result: {most}")
+    limit = f"at most {calls.total():,} program calls, including held-out examples"
+    print(f"{len(runs)} runs, {len(missing)} of them without a result: {limit}")
     for method, count in calls.items():
         print(f"  {method}: {count:,}")
 

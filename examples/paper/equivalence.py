@@ -1,8 +1,8 @@
-"""Compare LaTeX expressions by math-verify in a child process, which runs this same file.
+"""Compare LaTeX expressions with math-verify in a child process, which runs this file.
 
-math-verify's own time limits are signals, which only a main thread may set, and a metric runs in worker threads. An
-expression can keep sympy busy forever, in code that no thread can interrupt. So the operating system ends the child if
-a pair takes too much processor time, and the parent ends it by the clock.
+math-verify limits its time by signals, which only the main thread may set, but a metric runs in worker threads. An
+expression can also keep sympy busy forever, in code that no thread can interrupt. So the operating system kills the
+child if a pair takes too much CPU time, and the parent kills it if a pair takes too much wall-clock time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from functools import lru_cache
 from typing import Any
 
 START_SECONDS = 120.0
-PAIR_SECONDS = 60.0  # by the clock; the child's own limit is of processor time, the same on a busy machine
-CPU_SECONDS = 3
+PAIR_SECONDS = 60.0  # wall-clock limit of the parent
+CPU_SECONDS = 3  # limit of the child, which does not depend on the load of the machine
 MEMORY_BYTES = 2 * 2**30
 DECIMAL = re.compile(r"(\d+)\.(\d+)")
 
 
 class Checker:
-    """A child process that compares expressions, one pair at a time; safe in threads.
+    """A child process that compares expressions, one pair at a time; thread-safe.
 
-    A pair that takes more than `max_seconds` by the clock ends the child; the next one starts another.
+    If a pair takes more than `max_seconds` of wall-clock time, the child is killed. The next pair starts another.
     """
 
     def __init__(self, *, max_seconds: float = PAIR_SECONDS) -> None:
@@ -37,7 +37,7 @@ class Checker:
         self._child: subprocess.Popen[str] | None = None
 
     def equal(self, predicted: str, gold: str) -> bool:
-        """Return whether two LaTeX expressions are equal; those that cannot be read, or take too long, are not."""
+        """Return whether two LaTeX expressions are equal; False if one cannot be parsed, or if it takes too long."""
         require_library()
         with self._lock:
             if self._child is None or self._child.poll() is not None:
@@ -45,7 +45,7 @@ class Checker:
             return self._ask([predicted, gold], seconds=self.max_seconds) == "true\n"
 
     def close(self) -> None:
-        """End the child; the next comparison starts another."""
+        """Kill the child; the next comparison starts another."""
         with self._lock:
             self._end()
 
@@ -57,15 +57,15 @@ class Checker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
-            # The result of a simplification can depend on the order of sets.
+            # Simplifications can depend on the iteration order of sets.
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # Ctrl-C is the parent's to handle.
+            start_new_session=True,  # Ctrl-C must reach the parent alone.
         )
         if not self._ask(sys.path, seconds=START_SECONDS):
-            raise RuntimeError("the process that compares answers ended before it was ready")
+            raise RuntimeError("the child process that compares answers exited while starting. Run the command again.")
 
     def _ask(self, message: list[str], *, seconds: float) -> str:
-        """Return the child's reply to a message, or an empty text if it ended first."""
+        """Return the reply of the child to a message, or an empty string if it exits first."""
         child = self._child
         assert child is not None and child.stdin is not None and child.stdout is not None
         reply = ""
@@ -76,11 +76,11 @@ class Checker:
             child.stdin.flush()
             reply = child.stdout.readline()
         except OSError:
-            pass  # It ended with the message unread.
+            pass  # The child exited before it read the message.
         finally:
             alarm.cancel()
-            alarm.join()  # A late alarm must not meet the next pair.
-            # After an interrupt the reply is still to come, and must not be taken for the next pair's.
+            alarm.join()  # A late alarm must not kill the child of the next pair.
+            # After an interrupt, a late reply must not be mistaken for that of the next pair.
             if not reply or child.poll() is not None:
                 self._end()
         return reply
@@ -88,7 +88,7 @@ class Checker:
     def _end(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._child.communicate()  # waits for its end, and closes the pipes
+            self._child.communicate()  # waits for the exit, and closes the pipes
             self._child = None
 
 
@@ -98,22 +98,22 @@ atexit.register(_CHECKER.close)
 
 @lru_cache(maxsize=100_000)
 def equivalent(predicted: str, gold: str) -> bool:
-    """Do what `Checker.equal` does, with a child that all callers share; each pair is compared once."""
+    """Do the same as `Checker.equal` with a shared child, and compare each pair once."""
     return _CHECKER.equal(predicted, gold)
 
 
 @lru_cache(maxsize=1)
 def require_library() -> None:
-    """Raise ImportError, with the command that installs math-verify, if it is missing."""
+    """Raise an ImportError with the install command if math-verify is missing."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ImportError("comparing LaTeX answers needs math-verify: pip install 'plr-dspy[examples]'")
+        raise ImportError("comparing LaTeX answers needs math-verify. Run pip install 'plr-dspy[examples]'.")
 
 
 def answer_pairs() -> None:
-    """Be the child: take the module path from the first line of the input, then answer one pair a line."""
+    """Run the child: read `sys.path` from the first line of stdin, then one pair of expressions per line."""
     sys.path[:] = json.loads(sys.stdin.readline())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
-        os.dup2(2, 1)  # Whatever the libraries print must not look like a reply.
+        os.dup2(2, 1)  # Output of the libraries must not look like a reply.
         import math_verify  # noqa: F401
 
         print("ready", file=replies, flush=True)
@@ -123,10 +123,10 @@ def answer_pairs() -> None:
 
 
 def limit_resources() -> None:
-    """Limit the memory and the processor time of the next pair."""
+    """Limit the memory and CPU time of the next pair."""
     try:
         import resource
-    except ImportError:  # Windows: the parent's clock is the only limit.
+    except ImportError:  # On Windows, only the parent limits the time.
         return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(usage.ru_utime + usage.ru_stime) + 1 + CPU_SECONDS
@@ -138,7 +138,7 @@ def limit_resources() -> None:
 
 
 def equal(predicted: str, gold: str) -> bool:
-    """Return whether two LaTeX expressions are equal; False if one cannot be read, or compared."""
+    """Return whether two LaTeX expressions are equal; False if they cannot be parsed or compared."""
     from math_verify import verify
     from sympy import Eq, Expr
 
@@ -149,7 +149,7 @@ def equal(predicted: str, gold: str) -> bool:
     try:
         ours = plain_symbols(answers[0])
         theirs = plain_symbols(golds[0])
-        # math-verify takes equations that it cannot solve for equal, and 2^{-98} for 2^{-99}.
+        # math-verify calls 2^{-98} and 2^{-99} equal, and also equations that it cannot solve.
         if isinstance(ours, Eq) and isinstance(theirs, Eq):
             return same_equation(ours, theirs)
         if isinstance(ours, Expr) and isinstance(theirs, Expr):
@@ -162,23 +162,23 @@ def equal(predicted: str, gold: str) -> bool:
 
 
 def parse_latex(latex: str) -> list[Any]:
-    """Return what math-verify reads in LaTeX; an empty list if it reads nothing."""
+    """Return the expressions that math-verify parses from LaTeX, if any."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # Its removal of units takes "2s" for 2.
+    # Keep units, because math-verify would reduce "2s" to 2.
     rules = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
     )
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=rules)
-    # Fractions are exact.
-    latex = DECIMAL.sub(lambda d: rf"(\frac{{{d[1]}{d[2]}}}{{{10 ** len(d[2])}}})", latex)
-    latex = latex.replace(r"\gamma-", r"\gamma -")  # Without the space it reads the gamma function.
+    # Replace decimals by fractions, which are exact.
+    latex = DECIMAL.sub(lambda match: rf"(\frac{{{match[1]}{match[2]}}}{{{10 ** len(match[2])}}})", latex)
+    latex = latex.replace(r"\gamma-", r"\gamma -")  # Without the space, it parses the gamma function.
     return list(parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=None))
 
 
 def plain_symbols(expression: Any) -> Any:
-    """Return the expression with symbols of which nothing is assumed, so that those of one name are equal."""
+    """Return the expression with its symbols' assumptions removed, so that symbols of one name are equal."""
     from sympy import Basic, Symbol
 
     if not isinstance(expression, Basic):

@@ -1,8 +1,8 @@
-"""Whether two answers are the same expression, and the numbers that answers name.
+"""Compare answers as expressions, and extract numbers from answers.
 
-Answers are written in one way first: what people vary, and what does not change the value, is removed. Numbers are then
-compared exactly, lists and sets without regard to order, tuples and intervals bracket for bracket, and words as words;
-what is left is compared by a computer algebra system. In doubt, answers differ.
+Answers are normalized first: variations in notation that do not change the value are removed. Numbers are then compared
+exactly, lists and sets without regard to order, tuples and intervals with their brackets, and words as text. A computer
+algebra system compares all other expressions. In doubt, answers differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = re.compile(
     rf"(?<=[\d}})%\s])\s*(?:(?:square|sq\.?|cubic)\s+)?(?<![A-Za-z\\])(?:{_UNIT_WORDS})"
     rf"(?:\s*(?:/|per)\s*(?:{_UNIT_WORDS}))?\.?(?:\^\{{?\d\}}?)?\s*$"
 )
-# Upright letters behind a value. They may also be names, so that an answer is read in both ways.
+# Upright letters after a value may be units or names, so answers are compared in both readings.
 _SYMBOLS = re.compile(
     r"(?<=[\d})])(?:(?:\s|~|\\[ ,;:])*\\(?:text(?:normal|rm)?|mbox|mathrm)\s*\{\s*[msghLlNJWVAKCF]\.?\s*\}"
     r"|~\s*[msghLlNJWVAKCF](?![A-Za-z]))"
@@ -43,7 +43,7 @@ _DEGREES = r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Commas and spaces between groups of three digits, before spaces lose their names.
+        # Thousands separators come first, before the rules for spaces.
         (r"(?<=\d)(?:,\s*\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))", ""),
         (r"\\\(|\\\)|(?<!\\)\\\[|(?<!\\)\\\]|\\displaystyle(?![A-Za-z])|\\!", ""),
         (r"\\(?:left|right|[bB]ig+[lr]?)(?![A-Za-z])\.?", ""),
@@ -73,10 +73,10 @@ _SPACES = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
 
 
 def tidy(text: str, *, symbols: bool = False) -> str:
-    """An answer in plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
+    """Return an answer as plain LaTeX, without delimiters, units, currency, degrees, spaces and final punctuation.
 
-    Degrees stay in the arguments of trigonometric functions, as radians. A number's thousands commas go; in a list or
-    between brackets a comma separates. With `symbols`, the "m" of ``5\\text{ m}`` is a unit too, and not a name.
+    Degrees in arguments of trigonometric functions become radians. Thousands commas are removed, unless they are in a
+    list or between brackets. With `symbols`, the "m" of ``5\\text{ m}`` is a unit and not a name.
     """
     if symbols:
         text = _SYMBOLS.sub(r"\\text{unit}", text)
@@ -113,7 +113,7 @@ _MENTION = re.compile(
     r"(?:(?<![\w)\].}^])-)?(?<![\w.^])[$\u20ac\u00a3]?"
     r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?!\.?\d)(?:/(?P<under>\d+))?"
     r"(?:\s*(?P<scale>hundred|thousand|million|billion|dozen)\b)?"
-    # An unknown, or an abbreviated thousand, makes it another number.
+    # A number before a variable or an abbreviated scale, such as 5x or 5k, does not count.
     r"(?![xyznkMBK](?![A-Za-z]))"
 )
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
@@ -128,11 +128,11 @@ _DENIED = re.compile(r"\b(?:not|never|cannot)\b|n't\b", re.IGNORECASE)
 
 
 Mention = tuple[Fraction, int, int]
-"""A number in a text: its value, and where it begins and ends."""
+"""A number in a text: its value, start and end."""
 
 
 def rational(latex: str) -> Fraction | None:
-    """The value of a tidy decimal, fraction or mixed number; None of anything else."""
+    """Return the value of a tidy decimal, fraction or mixed number; None for anything else."""
     match = _RATIONAL.fullmatch(latex) if len(latex) <= _MAX_LENGTH else None
     if match is None:
         return None
@@ -151,61 +151,61 @@ def rational(latex: str) -> Fraction | None:
 
 
 def mentions(text: str) -> list[Mention]:
-    """Find all numbers of a text, in its order."""
-    found = []
+    """Return all numbers of a text, in order."""
+    numbers = []
     for match in _MENTION.finditer(text.replace("\u2212", "-")):
         under = match["under"]
         if len(match[0]) <= _MAX_LENGTH and not (under and not int(under)):
             value = Fraction(match["number"].replace(",", "")) / int(under or 1)
             value *= _SCALES.get(match["scale"] or "", 1) * (-1 if match[0].startswith("-") else 1)
-            found.append((value, *match.span()))
-    return found
+            numbers.append((value, *match.span()))
+    return numbers
 
 
 def stated_number(answer: str) -> Fraction | None:
-    """The number that a stated answer, such as "$18 a day", names; None where it names none, or several."""
-    written = _written_number(answer)
-    if written is not None:
-        return written
+    """Return the number in a stated answer, such as "$18 a day"; None if it has none or several."""
+    number = _whole_number(answer)
+    if number is not None:
+        return number
     answer = answer.rsplit("=", 1)[-1]
-    found = mentions(answer)
-    if not found or not _alone(answer, found[0]):
+    numbers = mentions(answer)
+    if not numbers or not _is_separate(answer, numbers[0]):
         return None
-    value, start, end = found[0]
+    value, start, end = numbers[0]
     if _DENIED.search(answer[:start]):
         return None
-    if len({value for value, *_ in found}) > 1:
-        leads = not re.search(r"[A-Za-z]", answer[:start])
-        if not leads or _JOINED.fullmatch(answer[end : found[1][1]]):
+    if len({value for value, *_ in numbers}) > 1:
+        is_first = not re.search(r"[A-Za-z]", answer[:start])
+        if not is_first or _JOINED.fullmatch(answer[end : numbers[1][1]]):
             return None
     return value
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None where there is none, or where it is one term or choice of several."""
-    written = _written_number(text)
-    if written is not None:
-        return written
-    found = mentions(text)
-    if not found or not _alone(text, found[-1]):
+    """Return the last number of a text; None if it is missing, or one of several terms or alternatives."""
+    number = _whole_number(text)
+    if number is not None:
+        return number
+    numbers = mentions(text)
+    if not numbers or not _is_separate(text, numbers[-1]):
         return None
-    value, start, _ = found[-1]
+    value, start, _ = numbers[-1]
     if re.search(r"\bnot\s*$", text[:start]):
         return None
-    if len(found) > 1 and found[-2][0] != value:
-        between = text[found[-2][2] : start]
+    if len(numbers) > 1 and numbers[-2][0] != value:
+        between = text[numbers[-2][2] : start]
         if _JOINED.fullmatch(between.rstrip("$\u20ac\u00a3")):
             return None
     return value
 
 
-def _written_number(text: str) -> Fraction | None:
-    """The value of a text that is a number and nothing else; None of any other."""
+def _whole_number(text: str) -> Fraction | None:
+    """Return the value of a text that is only a number; None for any other text."""
     return rational(tidy(text)) if len(text) <= _MAX_LENGTH else None
 
 
-def _alone(text: str, mention: Mention) -> bool:
-    """Whether a number is no part of a power, a product, a fraction or a subscript."""
+def _is_separate(text: str, mention: Mention) -> bool:
+    """Return whether a number is not part of a power, a product, a fraction or a subscript."""
     return not _PART_BEFORE.search(text[: mention[1]]) and not _PART_AFTER.match(text, mention[2])
 
 
@@ -217,13 +217,13 @@ _TEXT_COMMAND = r"\\(?:text(?:normal|bf|it|rm)?|mbox|mathrm)\s*\{([^{}]*)\}"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z\s.'-]*|[ivx]{2,}", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?:option|choice)\s+(?=\(?[A-Z]\)?\W*$)", re.IGNORECASE)
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?")
-# A number in another base, "1 2", "007" and indices of i and e are read as other numbers, and prose as a product.
+# math-verify misreads numbers in other bases, "1 2", "007", indices of i and e, and prose.
 _MISREAD = re.compile(r"\d_|\d \d|(?<![\d.])0\d|[eEiI]_|[A-Za-z]{4,}")
 _COMMAND = re.compile(r"\\(?:begin|end) ?\{[a-z]+\}|\\[A-Za-z]+ ?")
 
 
 def same(predicted: str, gold: str) -> bool:
-    """Return whether two answers, without any text around them, are the same."""
+    """Return whether two answers, without any surrounding text, are equal."""
     if not predicted.strip() or not gold.strip() or len(predicted) > _MAX_LENGTH:
         return False
     if _is_words(gold):
@@ -233,7 +233,7 @@ def same(predicted: str, gold: str) -> bool:
 
 
 def _same_tidy(predicted: str, gold: str) -> bool:
-    """Return whether two tidy answers are the same."""
+    """Return whether two tidy answers are equal."""
     if not predicted or not gold:
         return False
     if predicted == gold:
@@ -243,20 +243,20 @@ def _same_tidy(predicted: str, gold: str) -> bool:
     if ":" in predicted + gold:
         return _ratio(predicted) == _ratio(gold)
     if "=" in predicted and "=" not in gold and "," not in predicted:
-        # "2 + 3 = 5" and "x = 5" state 5; "x^2 + y^2 = 5" does not.
+        # "2 + 3 = 5" and "x = 5" state the value 5; "x^2 + y^2 = 5" does not.
         left, _, value = predicted.rpartition("=")
         name = left.split("=")[0]
         return bool(_NAME.fullmatch(name) or not re.search("[A-Za-z]", name)) and _same_tidy(value, gold)
     if "=" in gold and "=" not in predicted and "," not in gold:
-        # "y = 2x" gives a name its value, "f = g" does not.
+        # "y = 2x" assigns a value to a name; "f = g" does not.
         name, _, value = gold.partition("=")
         return bool(_NAME.fullmatch(name) and not _NAME.fullmatch(value)) and _same_tidy(predicted, value)
     return _same_value(predicted, gold)
 
 
 def _same_value(predicted: str, gold: str) -> bool:
-    """Return whether two numbers, collections or other expressions are the same."""
-    # The sign of a percentage may be left out.
+    """Return whether two numbers, collections or other expressions are equal."""
+    # The percent sign is optional.
     first = rational(predicted.rstrip("%") if gold.endswith("%") else predicted)
     second = rational(gold.rstrip("%"))
     if first is not None and second is not None and not gold.endswith("%"):
@@ -271,15 +271,15 @@ def _same_value(predicted: str, gold: str) -> bool:
 def _differ_in_form(predicted: str, gold: str) -> bool:
     """Return whether two collections differ in a way that math-verify overlooks."""
     if "=" not in gold and len(set(re.findall(r"([A-Za-z]) ?=", predicted))) > 1:
-        return True  # "x = 2, y = 3" is more than "2, 3".
+        return True  # "x = 2, y = 3" says more than "2, 3".
     if "," not in predicted or "," not in gold:
         return False
-    # It reads a tuple as a list, and drops repeated members of a set.
+    # math-verify reads a tuple as a list, and drops repeated members of a set.
     return predicted.count(",") != gold.count(",") or (predicted[0] in "([") != (gold[0] in "([")
 
 
 def _is_readable(predicted: str, gold: str) -> bool:
-    """Return whether math-verify, which ignores case, would read both as they are meant."""
+    """Return whether math-verify, which ignores case, parses both answers as intended."""
     plain = [_COMMAND.sub(r"\\", latex) for latex in (predicted, gold)]
     letters = set(filter(str.isalpha, plain[0] + plain[1]))
     in_both_cases = any(letter.swapcase() in letters for letter in letters)
@@ -287,13 +287,13 @@ def _is_readable(predicted: str, gold: str) -> bool:
 
 
 def _ratio(latex: str) -> str:
-    """Return a ratio or a time of day, spelled one way."""
+    """Return a ratio or a time of day in a normalized form."""
     text = re.sub(r"\\text|[{}\s.]", "", latex).lower()
     return re.sub(r"(?<=\d)/(?=\d)", ":", text)
 
 
 def _is_words(gold: str) -> bool:
-    """Return whether an answer is in words, and not mathematics."""
+    """Return whether an answer is words rather than mathematics."""
     text = re.fullmatch(rf"\s*{_TEXT_COMMAND}[\s.,;]*", gold)
     if text:
         return bool(re.search(r"[A-Za-z]{3}", text[1]) or _WORDS.fullmatch(text[1].strip()))
@@ -301,7 +301,7 @@ def _is_words(gold: str) -> bool:
 
 
 def _plain_words(text: str) -> str:
-    """Return a text in small letters, without markup, punctuation and a leading article."""
+    """Return a text in lower case, without markup, punctuation and a leading article."""
     inner = re.sub(_TEXT_COMMAND, r"\1", text)
     inner = re.sub(r"[$\"'.,;:!\\]|\\[()]", " ", inner).casefold()
     return re.sub(r"^(?:the|an|a) ", "", " ".join(inner.split()))

@@ -25,7 +25,7 @@ def digest(examples: Sequence[dspy.Example]) -> str:
 class HeldOut:
     """A program and the held-out examples to score it on.
 
-    If `folder` is given, it keeps the finished calls, so that no call is made twice. Use one folder for each metric.
+    If `folder` is given, finished calls are saved there, so that no call is made twice. Use one folder per metric.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class HeldOut:
             self._path = folder / f"held_out-{digest(examples)}.jsonl"
 
     def scores(self) -> list[float]:
-        """Score the program as it is on each example."""
+        """Return the score of the program on each example."""
         return self.rows([self.slots.space.identity])[0]
 
     def rows(self, orderings: Sequence[Ordering]) -> list[list[float]]:
-        """Score each ordering on each example, ``[orderings, examples]``.
+        """Return the score of each ordering on each example, ``[orderings, examples]``.
 
         Raises:
-            RuntimeError: if any call failed. The next run repeats the failed calls alone.
+            RuntimeError: if any call failed. The next run repeats only the failed calls.
         """
         log = RunLog(self._path)
         names = [str(number) for number in self._examples]
@@ -66,8 +66,8 @@ class HeldOut:
                 failed += [cell for cell in row.values() if cell.outcome == FAILED]
             if failed:
                 raise RuntimeError(
-                    f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}; "
-                    "run the same again to repeat them"
+                    f"{len(failed)} held-out calls failed, the first by {failed[0].error}: {failed[0].message}. "
+                    "Run the command again to repeat them."
                 )
             return [_scores(row.values()) for row in rows.values()]
         finally:
@@ -75,5 +75,5 @@ class HeldOut:
 
 
 def _scores(records: Iterable[CallRecord]) -> list[float]:
-    """Return the scores of records; a reply that could not be read scores 0."""
+    """Return the scores of call records; a reply that could not be parsed scores 0."""
     return [record.score or 0.0 for record in records]

@@ -1,4 +1,4 @@
-"""The language model of an experiment: the local one, or one behind an OpenAI-compatible server."""
+"""The language model of an experiment: the local one, or one on an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from plr_dspy.local import LocalServer, Route
 from .tasks import Format
 
 LOCAL = "local"
-"""Name of the local model, in place of a litellm name."""
+"""Name of the local model, instead of a litellm name."""
 
 MakeLM: TypeAlias = Callable[[int], dspy.LM]
-"""Makes an LM whose answers have at most this many tokens."""
+"""Builds an LM whose answers have at most the given number of tokens."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model and its addresses, as plain data that can be sent to workers on other machines.
+    """A model and the addresses of its servers, as plain data to send to workers on other machines.
 
     Attributes:
         model: "local" for SmolLM2-135M under llama.cpp, or a litellm name such as "hosted_vllm/Qwen/Qwen2.5-7B".
-        api_bases: Addresses of servers of the model. Each worker keeps to one of them, so that the prefix cache of a
-            server holds the orderings of few runs. A router would spread the calls of an ordering over all servers.
-        api_key_env: Environment variable that holds the key.
-        cache: Whether DSPy caches answers. Calls that several methods make then cost once, and times mean nothing.
+        api_bases: Addresses of servers of the model. Each worker uses a single one, so that the server's prefix cache
+            serves all calls of an ordering. A router would spread these calls over all servers.
+        api_key_env: Environment variable that holds the API key.
+        cache: Whether DSPy caches answers. Methods then share the cost of common calls, and times mean nothing.
     """
 
     model: str = LOCAL
@@ -40,26 +40,26 @@ class ServedModel:
     cache: bool = False
 
     def check(self, format: Format) -> None:
-        """Raise ValueError if the key is not set, or if the address does not fit the model and the prompt format."""
+        """Raise a ValueError if the key is missing, or if model and prompt format need another address."""
         if self.model == LOCAL and self.api_bases:
-            raise ValueError(f"api_bases: the local model has no address; got {self.api_bases}: pass a model")
+            raise ValueError(f"api_bases must be empty for the local model; got {self.api_bases}. Pass a model.")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise ValueError(f"api_key_env: the variable {self.api_key_env} is not set")
+            raise ValueError(f"api_key_env must name an environment variable; {self.api_key_env!r} is not set. Set it.")
         needs_address = format == "plain" or self.model.startswith("hosted_vllm/")
         if needs_address and self.model != LOCAL and not self.api_bases:
             raise ValueError(
-                f"api_bases: pass the address of the server of {self.model}, such as http://127.0.0.1:8000/v1: plain "
-                "prompts go to its completions endpoint"
+                f"api_bases must have the address of a server of {self.model}; got none. Pass one, such as "
+                "http://127.0.0.1:8000/v1."
             )
 
     @contextmanager
     def open(self, *, format: Format, number: int = 0, num_threads: int | None = None) -> Iterator[MakeLM]:
-        """Yield a function that makes LMs; the local model's server runs while this context lasts.
+        """Yield a function that builds LMs; the server of the local model runs during this context.
 
         Args:
             format: Prompt format of the LMs.
-            number: Number of the worker, which picks one of several servers.
-            num_threads: Threads of the local model; None takes one for each core.
+            number: Number of the worker, which selects one of several servers.
+            num_threads: CPU threads of the local model; None uses one per core, up to 8.
         """
         self.check(format)
         if self.model == LOCAL:
@@ -81,5 +81,5 @@ class ServedModel:
         if self.api_key_env is not None:
             options["api_key"] = os.environ[self.api_key_env]
         elif self.api_bases:
-            options["api_key"] = "not-needed"  # Clients refuse to have none, and local servers ignore it.
+            options["api_key"] = "not-needed"  # Clients require a key, which local servers ignore.
         return dspy.LM(self.model, **options)

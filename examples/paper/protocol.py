@@ -1,4 +1,4 @@
-"""The paper's methods and ablations, the grid of runs, and the demos and examples of each run."""
+"""The methods and ablations of the paper, the grid of runs, and the demos and examples of each run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .model import ServedModel
 from .tasks import REASONING, Format, MetricName, Task
 
 LABEL_METHODS = ("LocalE", "GlobalE", "PDO-FewShot", "PDO-FewShotU", "PDO-FewShotUP", "DEmO")
-"""Methods that read label probabilities, so that they need a task with labels."""
+"""Methods that read label probabilities, and therefore need a task with labels."""
 
 METHODS = ("Static", "Top-K", *LABEL_METHODS, "PLR-EMA", "PLR-1", "PLR-4", "Ours")
-"""The methods of the paper's tables, in its order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
+"""The methods of the paper's tables, in order; "PLR-C" is its search with a mixture of C Plackett-Luce models."""
 
 OUR_SHARE = 0.1
-"""Budget of "Ours" as a share of the paper's program calls."""
+"""Budget of "Ours", as a share of the program calls of the paper's algorithm."""
 
 ABLATIONS: dict[str, dict[str, float]] = {
     "components": {f"PLR-{count}": count for count in (1, 2, 4, 8, 16, 32, 64)},
     "weighted": {"PLR-4": False, "PLR-4 weighted": True},
     "elite_fraction": {"PLR-4 elites=0.1": 0.1, "PLR-4": 0.2, "PLR-4 elites=0.3": 0.3, "PLR-4 elites=0.5": 0.5},
 }
-"""The paper's ablations: the methods of each, and the setting that a method stands for."""
+"""The ablations of the paper: the setting of each of their methods."""
 
 _PAPER_METHOD = re.compile(
     r"PLR-(?P<update>EMA|[1-9]\d*)(?P<weighted> weighted)?(?: elites=(?P<elites>0?\.\d*[1-9]\d*|1))?"
@@ -42,7 +42,7 @@ _PAPER_METHOD = re.compile(
 
 
 class Run(NamedTuple):
-    """One run of an experiment; the seed decides which demos and examples are drawn."""
+    """One run of an experiment; its demos and examples are drawn by the seed."""
 
     task: str
     num_demos: int
@@ -55,16 +55,16 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """The settings that all runs share, as plain data that can be sent to workers.
+    """The settings that all runs share, as plain data to send to workers.
 
     Attributes:
-        folder: Keeps the results and the calls of each run, so that a killed run goes on.
-        data_dir: Holds the examples of the tasks.
-        pool: Labelled examples besides the demos, 80/20 train and selection split.
-        test: Held-out examples; None takes all that the task has.
+        folder: Folder for the results and calls of each run, from which a killed run resumes.
+        data_dir: Folder with the examples of the tasks.
+        pool: Number of labelled examples besides the demos, split 80/20 into train and selection split.
+        test: Number of held-out examples; None uses all of the task.
         format: "plain" few-shot text, as in the paper, or DSPy's "chat".
-        metric: "strict", or "lenient" as the published code scores reasoning tasks.
-        num_threads: Calls at the same time, in each worker.
+        metric: "strict", or "lenient" to score reasoning tasks as the published code does.
+        num_threads: Number of calls at the same time in each worker.
     """
 
     folder: Path
@@ -82,30 +82,30 @@ class Experiment:
             _check_at_least("test", self.test, 1)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that decide the results."""
+        """Return the settings on which the results depend."""
         settings = {name: asdict(self)[name] for name in ("pool", "test", "format", "metric")}
         return {**settings, "model": self.model.model}
 
     def folder_of(self, run: Run) -> Path:
-        """Return the folder that keeps the calls of a run."""
+        """Return the folder for the calls of a run."""
         method = re.sub(r"[^A-Za-z0-9.]+", "-", run.method)
         return self.folder / "calls" / run.task / f"k{run.num_demos}" / f"seed{run.seed}" / method
 
 
 def _check_at_least(name: str, number: int, least: int) -> None:
     if number < least:
-        raise ValueError(f"{name} must be at least {least}; got {number}")
+        raise ValueError(f"{name} must be at least {least}; got {number}. Raise it.")
 
 
 def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence[dspy.Example], **common: Any) -> Any:
-    """Make the optimizer that a name stands for.
+    """Build the optimizer of a method.
 
     Args:
         name: Name of the method.
-        task: The task that it is for.
-        experiment: Gives the metric and the size of the pool.
-        train: The train part of the task. Its shares of labels are the prior of "PDO-FewShotUP".
-        common: Arguments that all optimizers take.
+        task: Task to optimize for.
+        experiment: Experiment whose metric and pool size to use.
+        train: Train part of the task, whose label shares are the prior of "PDO-FewShotUP".
+        common: Arguments of all optimizers.
     """
     metric = task.metric(experiment.metric)
     match = _PAPER_METHOD.fullmatch(name)
@@ -131,7 +131,7 @@ def new_method(name: str, task: Task, experiment: Experiment, *, train: Sequence
 
 
 def _paper_method(match: re.Match[str], metric: Any, common: dict[str, Any]) -> PLReorder:
-    """Make the paper's search with the update rule and the elite fraction of a name."""
+    """Build the paper's search with the update rule and elite fraction in a method's name."""
     weighted = match["weighted"] is not None
     update: RankEMA | MixtureEM
     if match["update"] == "EMA":
@@ -150,7 +150,7 @@ def _paper_calls(pool: int) -> int:
 
 
 class Draw(NamedTuple):
-    """The demos and examples of one task, number of demos and seed: the same for all methods."""
+    """The demos and examples of one task, number of demos and seed, which all methods share."""
 
     demos: list[dspy.Example]
     pool: list[dspy.Example]
@@ -158,9 +158,9 @@ class Draw(NamedTuple):
 
 
 def draw(run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: Sequence[dspy.Example]) -> Draw:
-    """Draw demos and pool from the train part, and the held-out examples from the test part.
+    """Draw demos and pool from the train part, and held-out examples from the test part.
 
-    The pool and the held-out examples of one seed are the same for all numbers of demos.
+    For one seed, the pool and the held-out examples are the same for all numbers of demos.
     """
     num_test = experiment.test or len(test)
     _check_at_most("pool and demos", experiment.pool + run.num_demos, len(train), f"the train part of {run.task!r}")
@@ -175,16 +175,16 @@ def draw(run: Run, experiment: Experiment, train: Sequence[dspy.Example], test: 
 
 def _check_at_most(name: str, number: int, most: int, part: str) -> None:
     if number > most:
-        raise ValueError(f"{name}: expected at most the {most} examples in {part}; got {number}: ask for fewer")
+        raise ValueError(f"{name} must be at most the {most} examples of {part}; got {number}. Lower it.")
 
 
 def grid(*, tasks: Sequence[str], num_demos: Sequence[int], seeds: Sequence[int], methods: Sequence[str]) -> list[Run]:
-    """List all runs, those of one draw together; methods that need labels skip the reasoning tasks."""
+    """List all runs, grouped by draw; methods that need labels skip the reasoning tasks."""
     for method in methods:
         if method not in METHODS and not _PAPER_METHOD.fullmatch(method):
             raise ValueError(
-                f"method must be one of {list(METHODS)}, or PLR-C for a mixture of C, also with ' weighted' and "
-                f"' elites=0.3' after it; got {method!r}"
+                f"method must be one of {list(METHODS)} or PLR-C for a mixture of C components, optionally followed by "
+                f"' weighted' and ' elites=0.3'; got {method!r}. Correct the name."
             )
     _check_at_least("num_demos", min(num_demos), 2)
     _check_at_least("seeds", min(seeds), 0)

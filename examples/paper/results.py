@@ -1,4 +1,4 @@
-"""The results of an experiment: JSON lines, one for each run. A run that has a result is not made again."""
+"""The results of an experiment: one JSON line per run. Runs that have a result are not made again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from plr_dspy.runtime import write_atomically
 from .protocol import Run
 
 RESULTS = "results.jsonl"
-"""Name of the file with the results, in the folder of an experiment."""
+"""Name of the file of results in the folder of an experiment."""
 
-# Strict, so that "8" or true in a file is an error and not a number.
+# Strict types, so that "8" or true in a file is an error, not a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -30,13 +30,13 @@ class Result:
     """The result of one run.
 
     Attributes:
-        settings, versions: The settings of the experiment, and the versions of the software.
-        orderings: The chosen ordering, one permutation for each block of demos; None if each input has its own.
-        accuracy, scores: Of the held-out examples; all methods of one task and seed share these.
+        settings, versions: Settings of the experiment, and versions of the software.
+        orderings: Chosen ordering, one permutation per block of demos; None if each input has its own.
+        accuracy, scores: Mean and single scores on the held-out examples, which all methods of a task and seed share.
         program_calls: Program calls by phase of the search, and in "total".
         tokens: Tokens by kind, "prompt" and "completion"; empty if unknown.
         seconds: Wall-clock time of the search.
-        data: Digests of the "pool" and of the "test" examples, which are the same for one task and seed.
+        data: Digests of the "pool" and "test" examples, which are the same for one task and seed.
     """
 
     task: Name
@@ -59,13 +59,15 @@ class Result:
     def __post_init__(self) -> None:
         mean = math.fsum(self.scores) / len(self.scores)
         if not math.isclose(self.accuracy, mean, abs_tol=1e-6):
-            raise ValueError(f"accuracy must be the mean of scores, {mean:.6f}; got {self.accuracy!r}")
+            raise ValueError(
+                f"accuracy must be the mean of scores, {mean:.6f}; got {self.accuracy!r}. Make the run again."
+            )
         if "total" not in self.program_calls:
-            raise ValueError(f"program_calls must have a 'total'; got {self.program_calls!r}")
+            raise ValueError(f"program_calls must have a 'total'; got {self.program_calls!r}. Make the run again.")
 
     @property
     def run(self) -> Run:
-        """The run that gave this result."""
+        """The run of this result."""
         return Run(self.task, self.num_demos, self.seed, self.method)
 
 
@@ -83,7 +85,7 @@ def read_results(path: Path) -> list[Result]:
                 results.append(RESULT.validate_json(line))
             except ValueError as error:
                 raise ValueError(
-                    f"line {number} of {path} is no result: {error}\nremove it and make its run again"
+                    f"line {number} of {path} is not a valid result: {error}\nRemove it and make its run again."
                 ) from error
     return results
 
@@ -98,13 +100,13 @@ class Store(dict[Run, Result]):
             for name, value in settings.items():
                 if result.settings.get(name) != value:
                     raise ValueError(
-                        f"{path} holds results of other settings ({name}={result.settings.get(name)!r} there, "
-                        f"{value!r} now): take another folder"
+                        f"{path} has results of other settings ({name}={result.settings.get(name)!r} there, "
+                        f"{value!r} now). Use another folder."
                     )
             self[result.run] = result
 
     def add(self, result: Result) -> None:
-        """Write the result of a run; it is on disk when this returns."""
+        """Add the result of a run, and write it to disk before returning."""
         self[result.run] = result
         lines = [RESULT.dump_json(stored) + b"\n" for stored in self.values()]
         write_atomically(self._path, b"".join(lines))
@@ -112,13 +114,13 @@ class Store(dict[Run, Result]):
 
 @contextmanager
 def open_store(folder: Path, settings: Mapping[str, Any]) -> Iterator[Store]:
-    """Lock the results of an experiment for this process; those in the file must have the same settings."""
+    """Lock and yield the results of an experiment, which must have the same settings."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "results.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise RuntimeError(f"another process is writing to {folder}: wait, or take another folder") from error
+        raise RuntimeError(f"another process is writing to {folder}. Wait for it, or use another folder.") from error
     try:
         yield Store(folder / RESULTS, settings)
     finally:

@@ -1,4 +1,4 @@
-"""Make the runs of an experiment that have no result yet: one after another here, or by many workers on Ray."""
+"""Make the runs of an experiment that have no result yet, in this process or by workers on Ray."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .tasks import TASKS
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 3
-"""This many failed runs in a row end an experiment, because a dead server fails all."""
+"""After this many failed runs in a row, assume that the server is down, and stop."""
 
 VERSIONS = {"plr_dspy": __version__, "dspy": dspy.__version__, "python": platform.python_version()}
 
 Engine: TypeAlias = Callable[[Experiment, Sequence[Run]], Iterator[tuple[Run, "Result | Exception"]]]
-"""Makes runs, and yields each with its result, or with its exception, as soon as it has ended."""
+"""Makes runs, and yields each run with its result or exception as soon as it ends."""
 
 
 @functools.lru_cache(maxsize=2)
 def _load(task: str, data_dir: Path) -> tuple[list[dspy.Example], list[dspy.Example]]:
-    """Load the train and the test part of a task, once in a process."""
+    """Load the train and test parts of a task, once per process."""
     return load(TASKS[task], data_dir=data_dir)
 
 
@@ -57,7 +57,7 @@ def _digests(drawn: Draw) -> dict[str, str]:
 
 @contextmanager
 def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[dspy.Module, Any, Draw]]:
-    """Yield the program in the order drawn, the optimizer, and the examples of a run, with the LM in place."""
+    """Yield the program, optimizer and examples of a run, with the LM configured."""
     task = TASKS[run.task]
     drawn = _draw(experiment, run)
     program = task.program(experiment.format)
@@ -73,19 +73,19 @@ def _prepare(experiment: Experiment, run: Run, lm: dspy.LM) -> Iterator[tuple[ds
         log_dir=experiment.folder_of(run),
         display_progress=False,
     )
-    # Nobody looks at DSPy's history of calls, and over a run it takes gigabytes.
+    # DSPy's history of calls is not used, and would take gigabytes.
     with dspy.context(lm=lm, adapter=task.adapter(experiment.format), disable_history=True):
         yield program, optimizer, drawn
 
 
 def count_calls(experiment: Experiment, run: Run) -> int:
-    """Return the most program calls of a run, with those on the held-out examples, without making any."""
+    """Return the maximum number of program calls of a run, including held-out examples, without making any."""
     with _prepare(experiment, run, dspy.LM("none/none", cache=False)) as (program, optimizer, drawn):
         return int(optimizer.estimate(program, trainset=drawn.pool).program_calls + len(drawn.test))
 
 
 def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
-    """Make one run: draw, order, and score on the held-out examples. Its folder keeps all finished calls."""
+    """Make one run: draw examples, order demos, and score held-out examples. Its folder has all finished calls."""
     task = TASKS[run.task]
     lm = make_lm(task.max_tokens(experiment.format))
     with _prepare(experiment, run, lm) as (program, optimizer, drawn):
@@ -122,7 +122,7 @@ def make_run(experiment: Experiment, run: Run, make_lm: MakeLM) -> Result:
 
 
 def _count_tokens(report: Report) -> dict[str, int]:
-    """Sum the tokens of all models by kind; empty if no model counts them."""
+    """Return the tokens of all models by kind; empty if no model reports them."""
     counts = {}
     for kind in ("prompt", "completion"):
         counts[kind] = sum(tokens.get(f"{kind}_tokens", 0) for tokens in report.tokens.values())
@@ -130,7 +130,7 @@ def _count_tokens(report: Report) -> dict[str, int]:
 
 
 def run_here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run, Result | Exception]]:
-    """Make runs in this process, in their order."""
+    """Make runs in this process, in the given order."""
     with experiment.model.open(format=experiment.format) as make_lm:
         for run in runs:
             try:
@@ -140,7 +140,7 @@ def run_here(experiment: Experiment, runs: Sequence[Run]) -> Iterator[tuple[Run,
 
 
 class Worker:
-    """A process of a Ray cluster that keeps the model open from run to run."""
+    """A process of a Ray cluster, which keeps the model open between runs."""
 
     def __init__(self, experiment: Experiment, number: int, num_workers: int) -> None:
         self._experiment = experiment
@@ -150,7 +150,7 @@ class Worker:
         self._make_lm = self._stack.enter_context(model)
 
     def run(self, run: Run) -> tuple[Run, Result | Exception]:
-        """Make one run; an exception comes as text, because not all can be sent."""
+        """Make one run; return exceptions as text, because not all can be pickled."""
         try:
             return run, make_run(self._experiment, run, self._make_lm)
         except Exception as error:
@@ -160,18 +160,18 @@ class Worker:
 def run_on_ray(
     experiment: Experiment, runs: Sequence[Run], *, address: str, num_workers: int | None
 ) -> Iterator[tuple[Run, Result | Exception]]:
-    """Make runs on a Ray cluster, and yield them in the order in which they end.
+    """Make runs on a Ray cluster, and yield them as they end.
 
-    The experiment's folder, its data and this file must have the same path on every machine.
+    The folder of the experiment, its data and this file must have the same path on every machine.
 
     Args:
         experiment: The settings of all runs.
         runs: The runs to make.
-        address: Address of the cluster; "local" starts one here.
-        num_workers: Runs at the same time; None takes the number of the cluster's CPUs.
+        address: Address of the cluster; "local" starts one on this machine.
+        num_workers: Number of runs at the same time; None uses all CPUs of the cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ImportError("several workers need Ray: pip install 'plr-dspy[ray]'")
+        raise ImportError("several workers need Ray. Run pip install 'plr-dspy[ray]'.")
     import ray
     from ray.util import ActorPool
 
@@ -183,7 +183,7 @@ def run_on_ray(
     ray.init(address=address, num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray has set its own.
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it.
         count = min(len(runs), num_workers or int(ray.cluster_resources().get("CPU", 1)))
         make_worker: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": python_path}})(Worker)
         workers = [make_worker.remote(experiment, number, count) for number in range(count)]
@@ -194,27 +194,27 @@ def run_on_ray(
 
 @dataclass
 class Outcome:
-    """The number of runs that had a result before, the number made now, and the exceptions of those that failed."""
+    """The number of runs that already had a result, the number made now, and the exceptions of failed runs."""
 
-    there: int = 0
-    made: int = 0
+    num_known: int = 0
+    num_made: int = 0
     failed: dict[Run, Exception] = field(default_factory=dict)
 
 
 def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = run_here) -> Outcome:
-    """Make the runs that have no result yet; each result is on disk as soon as its run has ended.
+    """Make the runs that have no result yet, and save each result as soon as its run ends.
 
-    A run that fails leaves no result. The same grid makes it again, and repeats none of its finished calls.
+    Failed runs have no result. The next call makes them again, without repeating their finished calls.
 
     Raises:
-        ValueError: if the folder holds results of other settings or examples.
-        Exception: of the last run, if several in a row have failed.
+        ValueError: if the folder has results of other settings or examples.
+        Exception: the last run's, if several runs in a row failed.
     """
     with open_store(experiment.folder, experiment.settings()) as store:
         missing = [run for run in runs if run not in store]
-        outcome = Outcome(there=len(runs) - len(missing))
-        if outcome.there:
-            logger.info("%d of %d runs have a result already", outcome.there, len(runs))
+        outcome = Outcome(num_known=len(runs) - len(missing))
+        if outcome.num_known:
+            logger.info("%d of %d runs already have a result", outcome.num_known, len(runs))
         if not missing:
             return outcome
         _check_same_examples(experiment, missing, store)
@@ -230,20 +230,20 @@ def run_grid(experiment: Experiment, runs: Sequence[Run], *, engine: Engine = ru
             else:
                 num_failures = 0
                 store.add(result)
-                outcome.made += 1
-                _log_result(result, outcome.there + outcome.made, len(runs))
+                outcome.num_made += 1
+                _log_result(result, outcome.num_known + outcome.num_made, len(runs))
         return outcome
 
 
 def _check_same_examples(experiment: Experiment, missing: Sequence[Run], store: Store) -> None:
-    """Raise ValueError if the runs to make would see other examples than the results of their task and seed."""
+    """Raise a ValueError if missing runs would use other examples than the results of their task and seed."""
     stored = {(result.task, result.seed): result for result in store.values() if result.data}
     first_runs = {(run.task, run.seed): run for run in reversed(missing)}
     for place in stored.keys() & first_runs.keys():
         if _digests(_draw(experiment, first_runs[place])) != stored[place].data:
             raise ValueError(
-                f"{experiment.folder} holds {stored[place].run} on other examples than those of {place[0]!r} now: "
-                "take the data that it was made with, or another folder"
+                f"{experiment.folder} has a result ({stored[place].run}) on other examples than the current data of "
+                f"{place[0]!r}. Use the data of that result, or another folder."
             )
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables, of our runs: accuracy, paired differences, costs, ablations, and the published numbers."""
+"""Tables of our runs, as in the paper: accuracy, paired differences, costs, ablations and published numbers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ AVERAGE = "average"
 BASE = "Static"
 PARTIAL = "†"
 MARKS = {1: "**{}**", 2: "<ins>{}</ins>", 3: "*{}*"}
-"""Markup of the three best cells of a column."""
+"""Markup of the three best cells of a column, by rank."""
 
 PAPER = "arXiv:2603.21373"
 PAPER_SEEDS = 5
 PUBLISHED = Path(__file__).with_name("published.csv")
-"""Accuracies in % that the paper's LaTeX source prints, by model, task, number of demos and our name of the method.
+"""Accuracies in % from the paper's LaTeX source, by model, task, number of demos and our name of the method.
 
-Its reasoning table heads the MATH500 columns 8, 4, 32, 16; they are kept as headed, with which its averages are right.
-The unweighted PLR-1 and PLR-4 of its ablations, and those with an elite fraction of 0.2, are those of the main table.
+Its reasoning table has the MATH500 columns in the order 8, 4, 32, 16; its averages confirm these headings. In its
+ablations, unweighted PLR-1 and PLR-4, and those with an elite fraction of 0.2, are those of the main table.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table for people, and its numbers.
+    """A table to read, and its numbers.
 
     Attributes:
-        name: Name of the files.
-        title: One sentence.
-        blocks: The texts of the cells by heading, as frames with the labels of rows and columns.
-        numbers: The lines of the CSV file.
-        notes: Sentences that stand below the table.
+        name: Name of the files, without suffix.
+        title: Title of the table.
+        blocks: Cell texts by heading, as frames with row and column labels.
+        numbers: Rows of the CSV file.
+        notes: Sentences to print below the table.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Table:
     notes: Sequence[str]
 
     def to_markdown(self) -> str:
-        """Return the texts for people."""
+        """Return the blocks and notes as Markdown."""
         parts = [f"## {self.title}"]
         for heading, block in self.blocks.items():
             lines = [["", *block.columns], ["---", *["---:"] * block.shape[1]]]
@@ -64,11 +64,11 @@ class Table:
         return "\n\n".join([*parts, *self.notes]) + "\n"
 
     def to_csv(self) -> str:
-        """Return the numbers with all digits; unknown ones are empty."""
+        """Return the numbers as CSV, with all digits; unknown numbers are empty."""
         return str(self.numbers.to_csv(index=False, lineterminator="\n"))
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the table as .md and .csv, and return the files."""
+        """Write the table as .md and .csv files, and return their paths."""
         markdown = folder / f"{self.name}.md"
         csv = folder / f"{self.name}.csv"
         write_atomically(markdown, self.to_markdown().encode())
@@ -77,24 +77,24 @@ class Table:
 
 
 def _blocks(cells: pd.DataFrame, *, row: str = "method", column: str = "task") -> dict[str, pd.DataFrame]:
-    """Lay out the texts of cells in a frame for each of their blocks."""
+    """Return the texts of cells as one frame per block."""
     groups = cells.groupby("block", sort=False)
     return {heading: group.pivot(index=row, columns=column, values="text") for heading, group in groups}
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 demo" and "8 demos"."""
+    """Return a number with its noun, such as "1 demo" or "8 demos"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def frame_of(results: Sequence[Result]) -> pd.DataFrame:
-    """Return a frame with one row for each run, which all tables take.
+    """Return a frame with one row per run, from which all tables are built.
 
-    It has the fields of `Result`, "percent", "calls" and tokens, by number of demos, task, method and seed. Tasks and
-    methods are categories in the order of the paper's tables; other ones come last, by name.
+    Columns are the fields of `Result`, "percent", "calls" and tokens; rows are sorted by number of demos, task, method
+    and seed. Tasks and methods are categories in the order of the paper's tables, followed by others in order of name.
     """
     if not results:
-        raise ValueError("there are no results in that folder (--out): make some: python examples/paper run")
+        raise ValueError("the folder (--out) has no results. Run python examples/paper run first.")
     _check_comparable(results)
     frame = pd.DataFrame([vars(result) for result in results])
     frame["block"] = [count_noun(count, "demo") for count in frame.num_demos]
@@ -109,20 +109,21 @@ def frame_of(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def _check_comparable(results: Sequence[Result]) -> None:
-    """Raise ValueError if results cannot stand in one table."""
+    """Raise a ValueError if results cannot be in one table."""
     models = sorted({(result.model, result.format) for result in results})
     if len(models) > 1:
-        raise ValueError(f"results must be of one model and one prompt format; got {models}: make a table of each")
+        raise ValueError(f"results must have one model and one prompt format; got {models}. Use one folder for each.")
     runs = set()
     examples: dict[Hashable, Hashable] = {}
     for result in results:
         if result.run in runs:
-            raise ValueError(f"results must hold one record for each run; got two of {result.run}: remove one")
+            raise ValueError(f"results must have one line per run; got two of {result.run}. Remove one.")
         runs.add(result.run)
         own_examples = (len(result.scores), *sorted(result.data.items()))
         if examples.setdefault((result.task, result.seed), own_examples) != own_examples:
             raise ValueError(
-                "all runs of one task and seed must be scored on the same examples: make them with the same settings"
+                "all runs of one task and seed must have the same examples; those of "
+                f"{result.task!r}, seed {result.seed}, differ. Make them again with the same settings."
             )
 
 
@@ -132,19 +133,19 @@ def grouped_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
         return math.nan, math.nan
     mean = np.mean(np.concatenate(groups))
     mean_size = np.mean([len(group) for group in groups])
-    # Their mean is the mean of all values, and their spread is that of the groups' sums of residuals.
+    # The mean of these is the mean of all values, and their spread that of the groups' sums of residuals.
     parts = [float(mean + np.sum(np.subtract(group, mean)) / mean_size) for group in groups]
     return mean_interval(parts)
 
 
 def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
-    """Return the two-sided p-value of a mean of differences, if either sign is as likely for each group as a whole.
+    """Return the two-sided p-value of a mean of differences, under random sign flips of whole groups.
 
-    It is exact up to 16 groups; beyond, 65,536 flips are drawn, the same ones at each call. One group has 1.0.
+    It is exact for up to 16 groups. For more, 65,536 flips are drawn from a fixed seed. For one group it is 1.0.
     """
     sums = np.array([math.fsum(group) for group in groups])
     if sums.size < 2:
-        return 1.0  # The one group and its opposite are equally far from 0.
+        return 1.0  # Both signs of a single group are equally far from 0.
     test = stats.permutation_test(
         (sums,),
         lambda values, axis: values.sum(axis=axis),
@@ -157,7 +158,7 @@ def sign_flip_test(groups: Sequence[Sequence[float]]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979)."""
+    """Return p-values corrected by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979)."""
     p = pd.Series(p_values, dtype=float).sort_values()
     corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1.0)
     return [float(value) for value in corrected.sort_index()]
@@ -179,24 +180,24 @@ def _mean_cells(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _has_all_seeds(cells: pd.DataFrame, frame: pd.DataFrame) -> list[bool]:
-    """Return for each cell whether it has all seeds of its column."""
+    """Return, for each cell, whether it has all seeds of its column."""
     num_seeds = frame.groupby(["num_demos", "task"], observed=True).seed.nunique()
     columns = zip(cells.num_demos, cells.task, strict=True)
     return [num == num_seeds[column] for num, column in zip(cells.seeds, columns, strict=True)]
 
 
 def _setting_notes(frame: pd.DataFrame) -> list[str]:
-    """Name the settings and versions that are not the same in all results."""
+    """Return a note of the settings and versions that differ between results, if any."""
     settings = [{**settings, **versions} for settings, versions in zip(frame.settings, frame.versions, strict=True)]
     described = pd.DataFrame(settings).map(repr)
     differing = sorted(described.columns[described.nunique() > 1])
     if not differing:
         return []
-    return [f"Not all runs were made alike; they differ in: {', '.join(differing)}."]
+    return [f"Runs differ in their settings or versions: {', '.join(differing)}."]
 
 
-def _differ(frame: pd.DataFrame) -> bool:
-    """Return whether some methods have other runs than the rest."""
+def _have_different_runs(frame: pd.DataFrame) -> bool:
+    """Return whether methods differ in their tasks, numbers of demos or seeds."""
     runs_of = set()
     for _, runs in frame.groupby("method", observed=True):
         runs_of.add(frozenset(zip(runs.num_demos, runs.task, runs.seed, strict=True)))
@@ -204,14 +205,14 @@ def _differ(frame: pd.DataFrame) -> bool:
 
 
 def accuracy_table(frame: pd.DataFrame) -> Table:
-    """Return mean accuracies over seeds in %: a block for each number of demos, a column for each task.
+    """Return mean accuracies over seeds in %, with a block per number of demos and a column per task.
 
-    Ranks are among the methods that have all seeds of their column, if there are several. Ties share them.
+    Methods that have all seeds of their column are ranked, if there are several. Ties share a rank.
     """
     with_averages = _with_averages(frame)
     cells = _mean_cells(with_averages, ["num_demos", "block", "task", "method"])
     complete = _has_all_seeds(cells, with_averages)
-    # A difference in the last bit alone is a tie.
+    # Round, so that a difference in the last bit is a tie.
     means = cells["mean"].round(9).where(complete)
     columns = means.groupby([cells.num_demos, cells.task], observed=True)
     ranks = columns.rank("min", ascending=False).where(columns.transform("count") > 1)
@@ -220,10 +221,10 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
     for text, rank, is_complete in zip(cells.text, ranks, complete, strict=True):
         texts.append(MARKS.get(rank, "{}").format(text) if is_complete else text + PARTIAL)
     notes = [
-        "Means over seeds ± half the width of a 95 % t interval (none for one seed). Of each column "
-        "the best mean is bold, the second underlined, the third italic, among methods with all of its seeds.",
-        f"{AVERAGE}: the macro average, of methods that have all tasks of the block. {PARTIAL}: not all seeds of the "
-        "column. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
+        "Means over seeds ± half the width of a 95 % t interval (none for one seed). In each column, among methods "
+        "with all of its seeds, the best mean is bold, the second underlined and the third italic.",
+        f"{AVERAGE}: macro average of methods that have all tasks of the block. {PARTIAL}: some seeds of the column "
+        "are missing. Empty: no runs; methods that read label probabilities have none on reasoning tasks.",
         *_setting_notes(frame),
     ]
     title = f"Accuracy of {frame.model[0]} in %, {frame.format[0]} prompts"
@@ -232,7 +233,7 @@ def accuracy_table(frame: pd.DataFrame) -> Table:
 
 
 def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the task "average": the mean over the tasks of a block, for methods and seeds that have all of them."""
+    """Add a task "average", the mean over all tasks of a block, for methods and seeds that have all tasks."""
     num_tasks = frame.groupby("num_demos").task.nunique()
     keys = ["num_demos", "block", "method", "seed"]
     averages = []
@@ -246,10 +247,10 @@ def _with_averages(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_table(frame: pd.DataFrame) -> Table | None:
-    """Return mean differences of accuracy to Static in percentage points; None if there are none.
+    """Return mean differences in accuracy from Static in percentage points; None if there are none.
 
-    Intervals by task are about other examples for these very demos: they are over the pooled held-out examples of all
-    shared seeds. Those over all runs, which count alike, are about other draws on tasks like these.
+    Intervals by task are over the pooled held-out examples of all shared seeds, so they hold for new examples with the
+    same demos. Intervals over all runs hold for new draws on similar tasks.
     """
     pairs = _pair_with_base(frame)
     if pairs.empty:
@@ -259,26 +260,28 @@ def paired_table(frame: pd.DataFrame) -> Table | None:
     numbers = pd.concat([by_task.drop(columns=["block", "text"]), overall])
     blocks = {**_blocks(by_task), "all runs": _overall_texts(overall)}
     notes = [
-        f"By task: mean difference to {BASE} over the pooled held-out examples of all seeds [its 95 % interval, of "
-        f"other examples for the same demos]. {PARTIAL}: not all seeds of the column. Empty: no run in common.",
-        f"All runs: mean difference over the runs that {BASE} has too [its 95 % interval over groups: runs of one "
-        "task and seed share examples]; p of a two-sided sign-flip test over groups, and with Holm's correction over "
-        "the methods. Intervals are not corrected for their number.",
+        f"By task: mean difference from {BASE} over the pooled held-out examples of all seeds [95 % interval for "
+        f"new examples with the same demos]. {PARTIAL}: some seeds of the column are missing. Empty: no run in common.",
+        f"All runs: mean difference over the runs that {BASE} also has [95 % interval over groups; runs of one task "
+        "and seed form a group, because they share examples]; p of a two-sided sign-flip test over groups, also with "
+        "Holm's correction. Intervals are not corrected for multiple comparisons.",
     ]
     unpaired = [method for method in frame.method.unique() if method not in {BASE, *pairs.method}]
     if unpaired:
         notes.append(f"No run in common: {', '.join(unpaired)}.")
-    if _differ(pairs):
-        notes.append("Not all methods have the same runs: compare differences over all runs only where they do.")
+    if _have_different_runs(pairs):
+        notes.append(
+            "Methods differ in their runs. Compare differences over all runs only for methods with the same runs."
+        )
     fewest = int(overall.groups.min())
     if fewest < 6:
-        notes.append(f"{count_noun(fewest, 'group')} of runs allow no p below {2.0 ** (1 - fewest):g}.")
+        notes.append(f"With {count_noun(fewest, 'group')} of runs, p cannot be below {2.0 ** (1 - fewest):g}.")
     title = f"Accuracy of {frame.model[0]} against {BASE} in percentage points, {frame.format[0]} prompts"
     return Table("paired", title, blocks, numbers, [*notes, *_setting_notes(frame)])
 
 
 def _pair_with_base(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that Static has too, each with its "differences" from it by example and their "mean"."""
+    """Return the runs that Static also has, with the "differences" from it by example, and their "mean"."""
     place = ["task", "num_demos", "seed"]
     base = frame.loc[frame.method == BASE, [*place, "scores"]]
     pairs = frame[frame.method != BASE].merge(base, on=place, suffixes=("", "_of_base"))
@@ -320,7 +323,7 @@ def _differences_over_all(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _overall_texts(overall: pd.DataFrame) -> pd.DataFrame:
-    """Return the texts of the differences over all runs, a line for each method."""
+    """Return the texts of the differences over all runs, one row per method."""
     lines = {}
     for line in overall.itertuples():
         difference = f"{line.mean:+.1f}"
@@ -339,16 +342,16 @@ def calls_table(frame: pd.DataFrame) -> Table:
     means["runs"] = groups.size()
     texts = means.map("{:,.0f}".format).where(means.notna(), "")
     blocks = {block: texts.xs(block, level="block").droplevel("num_demos") for block in frame.block.unique()}
-    notes = ["Means over runs (tasks and seeds); of tokens, over the runs that know them."]
-    if any(_differ(block) for _, block in frame.groupby("num_demos")):
-        notes.append("Not all methods have the same runs: compare their means only where they do.")
-    title = f"What a run costs with {frame.model[0]}, {frame.format[0]} prompts"
+    notes = ["Means over runs (tasks and seeds). Means of tokens are over runs with known tokens."]
+    if any(_have_different_runs(block) for _, block in frame.groupby("num_demos")):
+        notes.append("Methods differ in their runs. Compare means only of methods with the same runs.")
+    title = f"Cost of a run with {frame.model[0]}, {frame.format[0]} prompts"
     numbers = means.reset_index().drop(columns="block")
     return Table("calls", title, blocks, numbers, [*notes, *_setting_notes(frame)])
 
 
 def ablation_table(frame: pd.DataFrame) -> Table | None:
-    """Return accuracies by setting: a block for each ablation that has two, a column for each task and size."""
+    """Return accuracies by setting, with a block per ablation and a column per task and number of demos."""
     parts = []
     for ablation, values in ABLATIONS.items():
         runs = frame[frame.method.isin(values)]
@@ -364,22 +367,22 @@ def ablation_table(frame: pd.DataFrame) -> Table | None:
     columns = cells.task.astype(str) + ", " + cells.block
     cells["column"] = pd.Categorical(columns, columns.unique())
     cells["block"] = cells.ablation.str.replace("_", " ")
-    note = "Means over seeds ± half the width of their 95 % t interval, where there are two or more."
+    note = "Means over seeds ± half the width of a 95 % t interval (none for one seed)."
     title = "Held-out accuracy in % by setting"
     return Table("ablation", title, _blocks(cells, row="row", column="column"), numbers, [note, *_setting_notes(frame)])
 
 
 def load_published() -> pd.DataFrame:
-    """Return the paper's numbers, with "published_model", "task", "num_demos", "method", "published"."""
+    """Return the paper's numbers, in columns "published_model", "task", "num_demos", "method" and "published"."""
     wide = pd.read_csv(PUBLISHED).rename(columns={"model": "published_model"})
     places = ["published_model", "task", "num_demos"]
     return wide.melt(places, var_name="method", value_name="published").dropna()
 
 
 def published_table(frame: pd.DataFrame) -> Table | None:
-    """Return our mean accuracy, the paper's, and the difference; None if the paper has none of the cells.
+    """Return our mean accuracy, the paper's, and the difference; None if the paper has none of our cells.
 
-    There is a block for each number of demos and each of the paper's models.
+    There is one block per number of demos and model of the paper.
     """
     published = load_published()
     model = "SmolLM2-135M (local)" if frame.model[0] == LOCAL else str(frame.model[0])
@@ -395,17 +398,17 @@ def published_table(frame: pd.DataFrame) -> Table | None:
     blocks = _blocks(cells.assign(text=texts, block=headings))
     notes = [
         f"ours / paper / difference, in points. ours: {model}, means over our seeds. paper: the model named above each "
-        f"block, means over {PAPER_SEEDS} seeds, as {PAPER} reports them.",
-        "Where the models are not the same, the difference is theirs first of all, and says nothing about a method.",
+        f"block, means over {PAPER_SEEDS} seeds, as reported by {PAPER}.",
+        "If the models differ, the difference mostly reflects the models, not the methods.",
     ]
     if "math500" in set(cells.task):
-        notes.append("The paper heads its MATH500 columns 8, 4, 32, 16; they are kept as headed.")
-    title = f"Our accuracy beside that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
+        notes.append("The paper has its MATH500 columns in the order 8, 4, 32, 16; numbers are by these headings.")
+    title = f"Our accuracy and that of {PAPER}, in %: {model}, {frame.format[0]} prompts"
     return Table("published", title, blocks, cells.drop(columns="block"), notes)
 
 
 def all_tables(frame: pd.DataFrame) -> list[Table]:
-    """Return every table that there are results for; the first three are of the paper's methods alone."""
+    """Return all tables for which there are results; the first three have only methods of the paper."""
     tables: list[Table | None] = []
     ours = frame[frame.method.isin(METHODS)].reset_index(drop=True)
     if len(ours):

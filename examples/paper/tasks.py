@@ -20,14 +20,14 @@ MetricName: TypeAlias = Literal["strict", "lenient"]
 
 @dataclass(frozen=True)
 class Task:
-    """A question to answer, and the rule that says when an answer is right.
+    """A kind of question, and the rule by which an answer is right.
 
     Attributes:
-        name: Its name on the command line, in file names and in tables.
-        input_field, output_field: Names of the fields; as titles they make the plain prompt.
-        instructions: Shown to chat models; plain prompts show no instructions.
+        name: Name on the command line, in file names and in tables.
+        input_field, output_field: Names of the fields, which plain prompts show as titles.
+        instructions: Instructions for chat models; plain prompts show none.
         labels: All possible answers; empty if answers are open.
-        same: Whether a predicted answer is the gold one.
+        same: Function that returns whether a predicted answer equals the gold answer.
     """
 
     name: str
@@ -39,38 +39,38 @@ class Task:
 
     @property
     def reasoning(self) -> bool:
-        """Whether answers are open, and take some reasoning."""
+        """Whether answers are open and need reasoning."""
         return not self.labels
 
     @cached_property
     def signature(self) -> Any:
-        """DSPy signature with one input and one output: a `Literal` of the labels, or text."""
+        """The DSPy signature, with one input and one output: a `Literal` of the labels, or text."""
         output: Any = Literal[self.labels] if self.labels else str
         fields = {self.input_field: (str, dspy.InputField()), self.output_field: (output, dspy.OutputField())}
         return dspy.Signature(fields, self.instructions)
 
     def program(self, format: Format) -> dspy.Module:
-        """Make the program to order.
+        """Build the program whose demos are ordered.
 
-        In chats, open answers follow a reasoning. Plain prompts ask for none, as the paper's demos hold none.
+        In chat format, open answers follow reasoning. Plain prompts ask for no reasoning, as in the paper.
         """
         if format == "chat" and self.reasoning:
             return dspy.ChainOfThought(self.signature)
         return dspy.Predict(self.signature)
 
     def adapter(self, format: Format) -> dspy.Adapter:
-        """Make the adapter that renders prompts; a plain prompt is the demos and the question alone."""
+        """Build the adapter of a prompt format; plain prompts have only the demos and the question."""
         if format == "plain":
             return PlainTextAdapter(show_instructions=False)
         return dspy.ChatAdapter()
 
     def max_tokens(self, format: Format) -> int:
-        """Return the length of the longest answer, in tokens."""
+        """Return the maximum number of tokens in an answer."""
         limits = {"plain": 256, "chat": 1024} if self.reasoning else {"plain": 16, "chat": 64}
         return limits[format]
 
     def metric(self, name: MetricName = "strict") -> Callable[..., bool]:
-        """Make the metric; "lenient" judges open answers as the published code does."""
+        """Build the metric; "lenient" scores open answers as the published code does."""
         output_field = self.output_field
         same = self.same
         if name == "lenient" and self.reasoning:

@@ -1,7 +1,4 @@
-"""Published alternatives to `PLReorder`: the given order, and the best of many random orders.
-
-`label_methods` has the methods that use label probabilities.
-"""
+"""Alternatives to `PLReorder`: the original order, random search, and published methods."""
 
 from typing import Annotated
 
@@ -22,7 +19,7 @@ COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
 
 
 class StaticOrder(DemoOptimizer):
-    """Keep the given order without any program calls, and write a report.
+    """Optimizer that keeps the original order, without any program calls, and writes a report.
 
     All arguments are as in `PLReorder`.
     """
@@ -37,18 +34,18 @@ class StaticOrder(DemoOptimizer):
 
 @arguments
 class TopKOrder(DemoOptimizer):
-    """Choose the best of many random orders: "Top-K" of arXiv:2603.21373.
+    """Random search over orders: "Top-K" of arXiv:2603.21373.
 
-    Score random orders on the train split, then the best on the selection split.
+    Random orders are scored on the train split, then the best ones on the selection split.
 
-    Deviation: the original order is a candidate and a finalist, and wins ties. The paper
-    compares only the best random orders.
+    Deviation: The original order is a candidate and a finalist, and wins ties. The paper
+    compares the best random orders only.
 
     Args:
         metric: As in `PLReorder`.
         num_candidates: Number of random orders, the paper's T x B.
-        num_finalists: Number of orders compared on the selection split, the paper's K.
-        max_metric_calls: Maximum program calls. None makes at most
+        num_finalists: Number of orders scored on the selection split, the paper's K.
+        max_metric_calls: Maximum number of program calls. None allows
             ``num_candidates * train + (num_finalists + 1) * selection`` calls.
         all others: As in `PLReorder`.
     """
@@ -71,7 +68,7 @@ class TopKOrder(DemoOptimizer):
             if budget < least:
                 raise UserError(
                     f"max_metric_calls must be at least {least} for two orders on {num_train} train examples; got "
-                    f"{budget}: raise it, or use PLReorder, which scores orders on some examples"
+                    f"{budget}. Raise it, or use PLReorder, which scores orders on fewer examples."
                 )
             share = max(int(COMPARED_SHARE * budget), 2 * MIN_EXAMPLES)
             final_calls = min(share, budget - 2 * num_train)

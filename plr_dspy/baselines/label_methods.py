@@ -1,4 +1,4 @@
-"""LocalE, GlobalE, PDO and DEmO: choose orders by their label probabilities on probing inputs."""
+"""LocalE, GlobalE, PDO and DEmO, which choose orders by label probabilities on probing inputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal a prompt's label bias
 OTHERS = ", or use PLReorder or TopKOrder, which need none"
-WRITTEN_TOKENS = 128  # maximum tokens of a probing input and its answer
+WRITTEN_TOKENS = 128  # maximum tokens of a generated probing input
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
 Rows = Mapping[Candidate, Mapping[int, CallRecord]]
@@ -50,15 +50,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """Base class of the methods, which differ in criterion and probing inputs.
+    """Base class of these methods, which differ in their criterion and their probing inputs.
 
-    They choose by label probabilities alone, not by the metric.
+    They choose by label probabilities, without the metric.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # Probing inputs are the fillers, or are written by the LM at this temperature.
-    # With neither, they come from the train split.
+    # The probing inputs are the fillers, if any, or else are written by the LM at this
+    # temperature. If both are empty, they come from the train split.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -66,17 +66,17 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return the score to maximise, from an order's label distributions ``[E, L]``."""
+        """Return the score of an order, to maximise, from its label distributions ``[E, L]``."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the program has one predictor with one finite output."""
+        """Raise unless the program has exactly one predictor, with exactly one label output."""
         if isinstance(self.metric, SetMetric):
-            raise UserError(f"metric must be one by example for {self.name}; got {self.metric!r}: use PLReorder")
+            raise UserError(f"metric must score single examples for {self.name}; got {self.metric!r}. Use PLReorder.")
         num_predictors = len(program.predictors())
         if num_predictors != 1:
             raise UserError(
-                f"{self.name} needs a program with one predictor; this one has {num_predictors}: "
-                "use PLReorder or TopKOrder"
+                f"{self.name} needs a program with exactly one predictor; got {num_predictors}. "
+                "Use PLReorder or TopKOrder."
             )
         needed_output(program, self.name, cure=OTHERS)
         if not (self.fillers or self.temperature):
@@ -85,16 +85,16 @@ class LabelOptimizer(DemoOptimizer):
             for name, value in example.inputs().items():
                 if not isinstance(value, str):
                     raise UserError(
-                        f"{self.name} makes inputs of its own, which must be text; input {name!r} is a "
-                        f"{type(value).__name__}: use PDO(setting='unlabelled'){OTHERS}"
+                        f"{self.name} generates inputs, so all inputs must be text; input {name!r} is a "
+                        f"{type(value).__name__}. Use PDO(setting='unlabelled'){OTHERS}."
                     )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan each order on as many probing inputs as the budget allows."""
+        """Plan to score each order on as many probing inputs as the budget allows."""
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # Each order writes one input and answers all inputs.
+        if self.temperature:  # With each order, the LM writes one input and answers all inputs.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -102,8 +102,8 @@ class LabelOptimizer(DemoOptimizer):
             num_calls = min(num_calls, budget // num_orders)
         if num_calls < least:
             raise UserError(
-                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}: "
-                "raise it, or lower num_candidates"
+                f"max_metric_calls must be at least {least * num_orders} for {num_orders} orders; got {budget}. "
+                "Raise it, or lower num_candidates."
             )
         return random_plan(num_orders, num_examples=num_calls, num_best=1, num_compared=0, budget=budget)
 
@@ -127,7 +127,7 @@ class LabelOptimizer(DemoOptimizer):
 
 
 class LabelRun(CompileRun):
-    """One compile; `means` holds each order's mean distribution ``[L]`` over the inputs."""
+    """The run of one compile; `means` holds the mean label distribution ``[L]`` of each order."""
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup, work: ProbingWork, scorer: Evaluator) -> None:
         super().__init__(
@@ -140,7 +140,7 @@ class LabelRun(CompileRun):
         self._winner = setup.original
 
     def run(self) -> Outcome:
-        """Probe all orders and choose the best; the original wins ties."""
+        """Probe all orders, and choose the best; the original wins ties."""
         if self.search.space.num_distinct < 2:
             return super().run()
         self.begin_phase("search")
@@ -155,18 +155,18 @@ class LabelRun(CompileRun):
         return self.outcome(Decision(self._winner), Stop(reason or StopReason.TIME, addition=NOT_COMPARED))
 
     def _probe(self, orderings: Sequence[Candidate]) -> Rows:
-        """Return each order's probing cells; empty if time or budget runs out first."""
+        """Return the call records of each order by input; empty if time or budget runs out first."""
         scorer = self.evaluator
         if self._work.first:
-            written = scorer.evaluate(dict.fromkeys(orderings, range(1)))
-            if len(written) < len(orderings):
+            input_rows = scorer.evaluate(dict.fromkeys(orderings, range(1)))
+            if len(input_rows) < len(orderings):
                 return {}
-            cells = [row[0] for row in written.values()]
+            cells = [row[0] for row in input_rows.values()]
             if all(cell.outcome == FAILED for cell in cells):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Make one call first, and no others if the LM gives no log-probabilities.
+        # Make one call first: it raises an error if the LM gives no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -174,21 +174,21 @@ class LabelRun(CompileRun):
         return [self._winner]
 
     def _scores(self, rows: Rows) -> dict[Candidate, float]:
-        """Return each order's criterion, and fill `means`."""
+        """Return the criterion of each order, and fill `means`."""
         if not rows:
             return {}
         cells = list(itertools.chain.from_iterable(row.values() for row in rows.values()))
         answered = [cell for cell in cells if cell.outcome != FAILED]
         if answered and all(cell.value is None for cell in answered):
             raise RuntimeError(
-                f"none of {len(cells)} calls gave any label a probability, so the orders cannot be compared; "
-                f"one said: {answered[0].error}: {answered[0].message}"
+                f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
+                f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs that failed for any order; if none remain, drop orders that failed.
-        failed: set[int] = set()
+        # Drop inputs that failed for any order. If none remain, drop orders that failed.
+        failed_inputs: set[int] = set()
         for row in rows.values():
-            failed |= {i for i, cell in row.items() if cell.outcome == FAILED}
-        inputs = [i for i in self._work.probing if i not in failed] or self._work.probing
+            failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
+        inputs = [i for i in self._work.probing if i not in failed_inputs] or self._work.probing
         scores = {}
         for ordering, row in rows.items():
             if any(row[i].outcome == FAILED for i in inputs):
@@ -202,15 +202,15 @@ class LabelRun(CompileRun):
 
 
 class ProbingWork(LabelReadingWork):
-    """Reads label probabilities for probing inputs.
+    """Program calls that read label probabilities on probing inputs.
 
-    If the LM writes the inputs, a call on "example" 0 writes one from an order's demos
-    (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, a call on "example" 0 writes one from the demos of an
+    order (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
-        first: Index of the first probing input, 0 or 1.
-        num_probing: Number of examples, writing included.
-        inputs: Known probing inputs.
+        first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
+        num_probing: Number of examples, including that for writing.
+        inputs: Probing inputs so far.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -234,7 +234,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Use the first distinct inputs that the LM wrote; None marks a failure."""
+        """Set the probing inputs to the first distinct ones of those written; None marks a failure."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -243,25 +243,25 @@ class ProbingWork(LabelReadingWork):
         self._add(list(distinct.values())[: self.num_probing - 1])
         if not self.inputs:
             raise RuntimeError(
-                f"none of {len(written)} probing inputs that the LM wrote could be used: lower `temperature`, "
-                "or use a method that needs none, such as PDO"
+                f"none of the {len(written)} probing inputs that the LM wrote is usable. Lower temperature, or use a "
+                "method that needs none, such as PDO."
             )
-        logger.info("%d distinct probing inputs were written", len(self.inputs))
+        logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
 
     def _add(self, inputs: Sequence[Mapping[str, object]]) -> None:
         self.inputs += [dspy.Example(fields).with_inputs(*fields) for fields in inputs]
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with label probabilities or a written input."""
+        """Return a record with label probabilities, or with a new input."""
         if example < self.first:
-            return CallRecord(None, value=self._written_input(program))
+            return CallRecord(None, value=self._write_input(program))
         cell = super().__call__(program, example - self.first)
         if cell.label_logprobs is None:
             raise WrongAnswer(LookupError("no label is among the likeliest tokens of the reply"))
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
-    def _written_input(self, program: dspy.Module) -> dict[str, str]:
-        """Let the LM write a new input like the program's demos."""
+    def _write_input(self, program: dspy.Module) -> dict[str, str]:
+        """Return a new input, written by the LM, that resembles the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -275,14 +275,14 @@ class ProbingWork(LabelReadingWork):
             raise WrongAnswer(error) from error
         fields = {name: str(reply.get(name) or "").strip() for name in predictor.signature.input_fields}
         if not all(fields.values()):
-            raise WrongAnswer(ValueError(f"an input without text was written: {fields}"))
+            raise WrongAnswer(ValueError(f"the LM wrote an empty input: {fields}"))
         return fields
 
 
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return adapter, signature and inputs: completion LMs continue the demos, chat LMs are asked."""
+    """Return adapter, signature and inputs; completion LMs continue the demos, chat LMs follow an instruction."""
     plain = PlainTextAdapter()
     input_fields = predictor.signature.input_fields
     messages = plain.format_demos(predictor.signature, predictor.demos)
@@ -300,22 +300,22 @@ def _writing_prompt(
 
 @arguments
 class LocalE(LabelOptimizer):
-    """Choose the order with the highest mean entropy of its label distributions.
+    """Optimizer that chooses the order with the highest mean entropy of its label distributions.
 
-    The LM writes the probing inputs from each candidate's demos; no labels are used.
+    The LM writes the probing inputs from the demos of each candidate; no labels are used.
     The program must have one predictor with text inputs and one output that is a
-    Literal, an enum or a bool. The LM must give log-probabilities. It makes at most
-    ``num_candidates * (1 + num_candidates)`` program calls.
+    Literal, an enum or a bool. The LM must return log-probabilities. A compile makes at
+    most ``num_candidates * (1 + num_candidates)`` program calls.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Metric by example, not used here: `evaluate_programs` compares orders by it.
-        variant: "lu", the original; "plr", as in arXiv:2603.21373: lowest mean entropy.
+        metric: Metric by example; it is unused, because labels are.
+        variant: "lu", as published; or "plr", as in arXiv:2603.21373: lowest mean entropy.
         num_candidates: Number of random orders, including the original.
-        temperature: Temperature for writing probing inputs.
-        all others: As in `PLReorder`; max_metric_calls limits the probing inputs.
+        temperature: Sampling temperature for writing probing inputs.
+        all others: As in `PLReorder`; max_metric_calls limits the number of probing inputs.
     """
 
     name = "LocalE"
@@ -330,13 +330,13 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """Choose the order with the highest entropy of its predicted labels' shares.
+    """Optimizer that chooses the order with the highest entropy of the shares of predicted labels.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu", the original; "plr", as in arXiv:2603.21373: lowest entropy of any input.
+        variant: "lu", as published; or "plr", as in arXiv:2603.21373: lowest entropy of any input.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -350,18 +350,18 @@ class GlobalE(LocalE):
 
 @arguments
 class PDO(LabelOptimizer):
-    """Choose the order whose mean label distribution is closest to a prior in KL divergence.
+    """Optimizer that chooses the order whose mean label distribution is closest to a prior.
 
-    Requirements are as for `LocalE`, but only "few-shot" needs text inputs. It makes one
-    program call per order and input.
+    The distance is the KL divergence. Requirements are as for `LocalE`, but only
+    "few-shot" needs text inputs. A compile makes one program call per order and input.
 
     Source: Z. Xu et al., "In-context example ordering guided by label distributions",
     NAACL Findings 2024.
 
     Args:
-        setting: "few-shot": an empty input and equal shares. "unlabelled": train inputs
-            without labels and equal shares. "prior": the same inputs and `prior`.
-        prior: Probability of each label; None uses the trainset's shares.
+        setting: "few-shot" probes an empty input, with a uniform prior. "unlabelled" probes
+            the train inputs, with a uniform prior. "prior" probes them with `prior`.
+        prior: Probability of each label; None uses the label shares of the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -372,7 +372,7 @@ class PDO(LabelOptimizer):
 
     def check_together(self) -> None:
         if self.prior is not None and self.setting != "prior":
-            raise UserError(f"prior needs setting='prior'; got setting={self.setting!r}")
+            raise UserError(f"prior requires setting='prior'; got setting={self.setting!r}. Leave prior out.")
 
     @property
     def fillers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -388,7 +388,8 @@ class PDO(LabelOptimizer):
         if self.setting == "prior" and trainset:
             counts = output.counts(trainset)
         if not counts.all():
-            raise UserError(f"{self.name} needs examples with each of the labels {list(output.labels)}: pass a prior")
+            missing = [label for label, count in zip(output.labels, counts, strict=True) if not count]
+            raise UserError(f"{self.name} needs an example of each label; got none of {missing}. Pass a prior.")
         self._shares = counts / counts.sum()
 
     def criterion(self, table: Array) -> float:
@@ -397,19 +398,19 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """Return a program that orders its demos for each input (`PerInputOrder`).
+    """Optimizer that returns a program that orders its demos for each input (`PerInputOrder`).
 
-    It keeps the orders whose mean label distribution over content-free inputs
+    A compile keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
     order in which the input most raises the predicted label's probability.
-    It makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM calls
-    per input. Requirements are as for `LocalE`.
+    A compile makes ``3 * num_candidates`` program calls; the program makes `num_kept` LM
+    calls per input. Requirements are as for `LocalE`.
 
     Source: Q. Guo et al., "What makes a good order of examples in in-context
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders to choose from per input; the report has the fairest.
+        num_kept: Number of orders to choose from for each input; the report has the fairest.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

@@ -1,4 +1,4 @@
-"""BatchCalibration: the DSPy optimizer that removes a classifier's label bias."""
+"""BatchCalibration, a DSPy optimizer that removes the label bias of a classifier."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # first replies; stop if none has label probabilities
-MAX_FOLDS = 10  # for cross-validating a linear calibration
+NUM_FIRST = 6  # stop after this many replies if none has label probabilities
+MAX_FOLDS = 10  # of the cross-validation of a linear calibration
 
-# Weight of squared distances of scales from 1 and offsets from 0. Lower weights lose
-# more on 10 and 20 examples than they gain on 100.
+# L2 penalty on the distance of scales from 1 and of offsets from 0. A weaker penalty
+# loses more with 10 or 20 examples than it gains with 100.
 PENALTY = 2.0
 
 Numbers = NDArray[np.int64]
@@ -49,29 +49,29 @@ Numbers = NDArray[np.int64]
 
 @arguments
 class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
-    """Calibrates a classifier's label probabilities and answers by them.
+    """Optimizer that calibrates the label probabilities of a classifier.
 
-    The student needs an output that is a Literal, an enum or a bool, and an LM with
-    log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
+    The student needs an output that is a Literal, an enum or a bool, and an LM that
+    returns log-probabilities (OpenAI's chat models, vLLM, llama.cpp).
 
     Args:
-        method: "batch" divides by mean probabilities over trainset inputs
+        method: "batch" divides label probabilities by their means over trainset inputs
             (H. Zhou et al., arXiv:2309.17249). "linear" fits a scale and an offset per
-            label to labelled examples, if cross-validation finds a gain (M. Abbas et
-            al., AISTATS 2024).
-        num_inputs: Maximum number of examples to call the program on. Each label has
-            about its share of them. With a metric, labels alternate and are weighted.
-        prior: Share of inputs for which each label is right. With None, "batch" finds
-            the best shares by cross-validation if examples have labels; otherwise,
-            shares are equal. Not for "linear".
-        metric: Metric over a set, such as ``F1("positive")``, to use instead of
-            accuracy; for "batch" with labelled examples.
-        predictor: Name of the predictor to calibrate; None if only one qualifies.
-        seed: Seed for choosing examples.
+            label to labelled examples, and keeps them if cross-validation finds a gain
+            (M. Abbas et al., AISTATS 2024).
+        num_inputs: Maximum number of examples to call the program on, stratified by
+            label. With a metric, labels are sampled in turn and reweighted.
+        prior: Expected share of each label among the right answers. With None, "batch"
+            chooses the shares by cross-validation if examples have labels, and assumes
+            equal shares otherwise. Must be None for "linear".
+        metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
+            accuracy; requires "batch", prior=None and labelled examples.
+        predictor: Name of the predictor to calibrate; optional if only one qualifies.
+        seed: Seed for sampling examples and for cross-validation folds.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Attributes:
-        report: `CalibrationReport` of the last compile; None before.
+        report: `CalibrationReport` of the last compile; None before the first.
     """
 
     method: Literal["batch", "linear"] = field(default="batch", kw_only=False)
@@ -86,9 +86,12 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
     def check_together(self) -> None:
         if self.prior is not None and self.method == "linear":
-            raise UserError("prior must be None with method='linear', which learns it: leave it out")
+            raise UserError(f"prior must be None with method='linear'; got {dict(self.prior)}. Leave it out.")
         if self.metric is not None and (self.method == "linear" or self.prior is not None):
-            raise UserError("metric decides with method='batch' and without a prior: leave these out")
+            raise UserError(
+                f"metric requires method='batch' and prior=None; got method={self.method!r} and prior={self.prior}. "
+                "Leave these out."
+            )
 
     def compile(
         self,
@@ -103,13 +106,17 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
         Args:
             student: A program, calibrated or not; it is not changed.
-            trainset: Examples. Those that demos show are left out.
-            teacher, valset: Ignored; other optimizers pass them.
-            seed: Overrides the constructor's.
+            trainset: Examples; those that are also demos are skipped.
+            teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
+            seed: Overrides the seed of the constructor.
 
         Returns:
             The calibrated program, with the report as plain data in
-            ``calibration_report``. Its `calibration` is None if answers stay as they are.
+            ``calibration_report``. Its `calibration` is None if answers stay unchanged.
+
+        Raises:
+            UserError: if student or trainset cannot be calibrated with these arguments.
+            NoProbabilities: if the LM returns no label probabilities.
         """
         self.report = None
         seed = self._seed(seed)
@@ -122,21 +129,23 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         output = calibrated_output(student, predictor)
         prior = None if self.prior is None else prior_shares(self.prior, output.labels)
         usable, uses_labels = self._usable(student, output, trainset)
-        labels_decide = uses_labels and self.method == "batch"
+        chooses_by_labels = uses_labels and self.method == "batch"
         examples, weights = self._draw(usable, output, seed=seed)
         replies = read_replies(
             student,
             examples,
             output,
-            as_it_is=labels_decide,
+            as_it_is=chooses_by_labels,
             display_progress=self.display_progress,
             num_threads=self.num_threads,
             max_errors=self.max_errors,
         )
         metric = "accuracy" if self.metric is None else repr(self.metric)
         report = replies.report(weights, metric=metric, num_examples=len(trainset))
-        if labels_decide:
-            report = self._best_way(report, replies, examples, weights, output, label_counts=output.counts(usable))
+        if chooses_by_labels:
+            report = self._with_best_strategy(
+                report, replies, examples, weights, output, label_counts=output.counts(usable)
+            )
         elif self.method == "linear":
             fit = fit_linear(replies.log_probabilities, output.numbers(examples)[replies.inputs], seed=seed)
             if fit is not None:
@@ -152,25 +161,28 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         return program
 
     def _usable(self, student: dspy.Module, output: LabelOutput, trainset: Examples) -> tuple[list[dspy.Example], bool]:
-        """Return the usable examples, and whether their labels are used."""
+        """Return the usable examples, and whether to use their labels."""
         distinct = _distinct(student, trainset)
         labelled = [distinct[i] for i in np.flatnonzero(output.numbers(distinct) >= 0)]
         uses_labels = self.prior is None and len(labelled) > 1
         if self.method == "linear" and np.count_nonzero(output.counts(labelled)) < 2:
             raise UserError(
-                f"method='linear' needs examples with different labels at {output.name!r}, of {list(output.labels)}: "
-                "give examples one, or pass method='batch'"
+                f"method='linear' needs at least 2 of the labels {list(output.labels)} in field {output.name!r} of the "
+                f"examples; got {len(set(output.numbers(labelled)))}. Label more examples, or pass method='batch'."
             )
         if self.metric is not None:
             if not uses_labels:
-                raise UserError(f"metric needs examples with labels at {output.name!r}: pass some, or leave metric out")
+                raise UserError(
+                    f"metric needs at least 2 examples with a label in field {output.name!r}; got {len(labelled)}. "
+                    "Label more examples, or leave metric out."
+                )
             self.metric.check(labelled)
         num_unlabelled = len(distinct) - len(labelled)
         if self.prior is None and num_unlabelled and any(output.name in example for example in distinct):
-            consequence = "these are left out" if uses_labels else "all labels are taken to be equally frequent"
+            consequence = "they are ignored" if uses_labels else "all labels are assumed to be equally frequent"
             logger.warning(
-                f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} at "
-                f"{output.name!r}: {consequence}"
+                f"{num_unlabelled} of {len(distinct)} examples have none of the labels {list(output.labels)} in field "
+                f"{output.name!r}; {consequence}"
             )
         return (labelled if uses_labels else distinct), uses_labels
 
@@ -181,13 +193,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         drawn = [usable[i] for i in order]
         if self.metric is None:
             return drawn[:count], np.ones(count)
-        # Rare labels matter most: alternate labels, weighted by their shares.
+        # Rare labels matter most, so sample all labels in turn and reweight the examples.
         scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
         chosen = scores.alternate_labels(len(drawn))[:count]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
         return [drawn[i] for i in chosen], weights
 
-    def _best_way(
+    def _with_best_strategy(
         self,
         report: CalibrationReport,
         replies: LabelReplies,
@@ -197,41 +209,45 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Add the way to answer that scores best on labelled examples; the first wins ties."""
+        """Add the strategy that scores best on labelled examples to the report; the first wins ties."""
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
-        answers = {AS_IT_IS: replies.answered, LIKELIEST: logs.argmax(axis=1)}
+        answers = {AS_IT_IS: replies.answers, LIKELIEST: logs.argmax(axis=1)}
         calibrations = {AS_IT_IS: None, LIKELIEST: Calibration.none(replies.labels)}
         for shares in likely_shares(label_counts, between=self.metric is not None):
-            way = f"calibrated to {shares_by_label(replies.labels, shares)}"
-            answers[way] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
-            calibrations[way] = replies.calibrated_to(shares, weights=input_weights)
+            strategy = f"calibrated to {shares_by_label(replies.labels, shares)}"
+            answers[strategy] = cross_validated(logs, shares, unseen=replies.unseen, weights=input_weights)
+            calibrations[strategy] = replies.calibrated_to(shares, weights=input_weights)
 
-        ran = [examples[i] for i in replies.ran]
+        completed_examples = [examples[i] for i in replies.completed]
+        num_completed = len(completed_examples)
 
         def score(numbers: Numbers) -> float:
-            return self._score(numbers, ran, output, weights[replies.ran])
+            return self._score(numbers, completed_examples, output, weights[replies.completed])
 
-        all_answers = {way: replies.with_silent(numbers) for way, numbers in answers.items()}
-        scores = {way: score(numbers) for way, numbers in all_answers.items()}
+        all_answers = {strategy: replies.pad_answers(numbers) for strategy, numbers in answers.items()}
+        scores = {strategy: score(numbers) for strategy, numbers in all_answers.items()}
         chosen = max(scores, key=scores.__getitem__)
-        always_scores = {label: score(np.full(len(ran), i)) for i, label in enumerate(replies.labels)}
-        always = max(always_scores, key=always_scores.__getitem__)
+        constant_scores = {label: score(np.full(num_completed, i)) for i, label in enumerate(replies.labels)}
+        best_label = max(constant_scores, key=constant_scores.__getitem__)
         interval = None
         if self.metric is None:
-            always = replies.labels[int(label_counts.argmax())]
-            is_right = {way: numbers == output.numbers(ran) for way, numbers in all_answers.items()}
-            interval = paired_interval(is_right[chosen].astype(float) - is_right[AS_IT_IS])
-        if scores[chosen] <= always_scores[always]:
+            best_label = replies.labels[int(label_counts.argmax())]
+            right_numbers = output.numbers(completed_examples)
+            is_right = all_answers[chosen] == right_numbers
+            was_right = all_answers[AS_IT_IS] == right_numbers
+            interval = paired_interval(is_right.astype(float) - was_right)
+        if scores[chosen] <= constant_scores[best_label]:
             logger.warning(
-                f"{chosen}: {scores[chosen]:.3f} on {len(ran)} inputs, which is no more than always answering "
-                f"{always!r}, {always_scores[always]:.3f}: let PLFewShot choose the demos, or take another model"
+                f"the best strategy ({chosen}) scores {scores[chosen]:.3f} on {num_completed} inputs, no more than "
+                f"always answering {best_label!r} ({constant_scores[best_label]:.3f}). Let PLFewShot choose the demos, "
+                "or use another model."
             )
-        scores[f"always {always!r}"] = always_scores[always]
+        scores[f"always {best_label!r}"] = constant_scores[best_label]
         return replace(report, calibration=calibrations[chosen], scores=scores, chosen=chosen, gain_interval=interval)
 
     def _score(self, answers: Numbers, examples: Examples, output: LabelOutput, weights: Array) -> float:
-        """Return the accuracy or metric of label numbers ``[n]``; -1 counts as wrong."""
+        """Return the accuracy or metric of predicted label indices ``[n]``; -1 counts as wrong."""
         if self.metric is None:
             return float((answers == output.numbers(examples)).mean())
         predictions = [dspy.Prediction({output.name: label}) for label in output.labels.values()]
@@ -247,19 +263,19 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Replies with label probabilities, for n of the E inputs."""
+    """Label probabilities from the replies to n of the E inputs."""
 
     labels: list[str]
     inputs: Numbers  # input indices, [n]
     log_probabilities: Array  # [n, L]
     unseen: NDArray[np.bool_]  # labels not among the likeliest tokens, [n, L]
-    answered: Numbers  # the program's own answers, -1 for none, [n]
-    ran: Numbers  # inputs whose calls did not fail
+    answers: Numbers  # label indices of the program's own answers, -1 for none, [n]
+    completed: Numbers  # indices of inputs whose calls did not fail
     num_failed: int
-    num_unread: int  # replies that the adapter could not read
+    num_unread: int  # replies that the adapter could not parse
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report that still lacks a calibration."""
+        """Return a report without a calibration."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -267,20 +283,20 @@ class LabelReplies:
             mean_probabilities=dict(zip(self.labels, means.tolist(), strict=True)),
             num_examples=num_examples,
             num_inputs=len(self.inputs),
-            program_calls=len(self.ran) + self.num_failed,
+            program_calls=len(self.completed) + self.num_failed,
             num_failed=self.num_failed,
             num_unread=self.num_unread,
-            num_silent=len(self.ran) - len(self.inputs),
+            num_silent=len(self.completed) - len(self.inputs),
         )
 
-    def with_silent(self, answers: Numbers) -> Numbers:
-        """Extend answers to all inputs that `ran`, with -1 for those not read."""
-        answered = np.full(self.ran.max() + 1, -1)
-        answered[self.inputs] = answers
-        return answered[self.ran]
+    def pad_answers(self, answers: Numbers) -> Numbers:
+        """Extend answers to all `completed` inputs; -1 marks replies without probabilities."""
+        padded = np.full(self.completed.max() + 1, -1)
+        padded[self.inputs] = answers
+        return padded[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Calibrate mean probabilities to shares ``[L]``; None for equal shares."""
+        """Return the calibration that moves mean probabilities to shares ``[L]``, by default equal ones."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -289,7 +305,7 @@ class LabelReplies:
     def calibration(
         self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
-        """Return a calibration based on these replies."""
+        """Return a calibration for the labels of these replies."""
         numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
             method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
@@ -308,15 +324,15 @@ def read_replies(
 ) -> LabelReplies:
     """Call a program on examples and read the label probabilities in its replies.
 
-    Unless `as_it_is`, it answers with the likeliest label, so that an unreadable reply
-    costs no second call.
+    Unless `as_it_is`, the likeliest label replaces each answer, so the adapter never
+    retries a reply that it cannot parse.
     """
 
     def check(records: list[CallRecord]) -> None:
-        ended = [record for record in records if record.outcome != FAILED]
-        are_enough = len(records) >= NUM_FIRST and len(ended) > 1
-        if are_enough and not any(record.label_logprobs for record in ended):
-            raise _no_probabilities(0, len(ended))
+        completed = [record for record in records if record.outcome != FAILED]
+        has_enough = len(records) >= NUM_FIRST and len(completed) > 1
+        if has_enough and not any(record.label_logprobs for record in completed):
+            raise _no_probabilities(0, len(completed))
 
     work = LabelReadingWork(examples, output, purpose=PURPOSE, as_it_is=as_it_is)
     with progress_bar(len(examples), display=display_progress, title="BatchCalibration") as bar:
@@ -325,7 +341,7 @@ def read_replies(
             work,
             len(examples),
             called="calibration input",
-            first=(1, NUM_FIRST),  # If the first call is refused, make no others.
+            first=(1, NUM_FIRST),  # Make no second call if the provider refuses the first.
             check=check,
             on_cell=bar.update,
             num_threads=num_threads,
@@ -335,25 +351,25 @@ def read_replies(
     if failed:
         if len(failed) == len(records):
             raise scorer.nothing_ran(failed)
-        first = f"{failed[0].error}: {failed[0].message}"
-        logger.warning("%d of %d calls failed, the first by %s", len(failed), len(records), first)
+        first_error = f"{failed[0].error}: {failed[0].message}"
+        logger.warning("%d of %d calls failed; the first error was %s", len(failed), len(records), first_error)
     labels = list(output.labels)
     inputs = [number for number, record in enumerate(records) if record.label_logprobs]
     if len(inputs) < 2:
         raise _no_probabilities(len(inputs), len(records))
     is_unseen = np.zeros((len(inputs), len(labels)), dtype=bool)
-    answered = np.full(len(inputs), -1)
+    answers = np.full(len(inputs), -1)
     for row, number in enumerate(inputs):
         record = records[number]
         is_unseen[row, list(record.unseen_labels)] = True
         if record.value:
-            answered[row] = labels.index(record.value)
+            answers[row] = labels.index(record.value)
     return LabelReplies(
         labels,
         np.array(inputs),
         np.array([records[number].label_logprobs for number in inputs]),
         is_unseen,
-        answered,
+        answers,
         np.array([number for number, record in enumerate(records) if record.outcome != FAILED]),
         num_failed=len(failed),
         num_unread=sum(record.outcome == WRONG for record in records),
@@ -362,8 +378,8 @@ def read_replies(
 
 def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
     return NoProbabilities(
-        f"{PURPOSE} needs replies with labels among the likeliest tokens; {num_read} of {num_replies} have any: add "
-        "demos, or use another adapter (PlainTextAdapter for small and base models) or model"
+        f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies}. "
+        "Add demos, or use another adapter (PlainTextAdapter for small and base models) or model."
     )
 
 
@@ -374,15 +390,15 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
     calibration", AISTATS 2024.
 
     Deviation: The paper multiplies probabilities by a full matrix. One scale per label
-    for log-probabilities needs fewer examples and generalises batch calibration.
+    on log-probabilities needs fewer examples, and includes batch calibration.
 
     Args:
         log_probabilities: Log-probabilities of labels, ``[N, L]``.
-        answers: Right labels, ``[N]``.
-        seed: Seed for the folds.
+        answers: Indices of the right labels, ``[N]``.
+        seed: Seed for the cross-validation folds.
 
     Returns:
-        Scales and offsets, ``[L]``; None if cross-validation finds no clear gain.
+        Scales ``[L]`` and offsets ``[L]``; None if cross-validation finds no clear gain.
     """
     num_examples = len(answers)
     shuffled = np.random.default_rng(seed).permutation(num_examples)
@@ -390,7 +406,7 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
     gains = np.zeros(num_examples)
     num_folds = min(MAX_FOLDS, num_examples)
     for fold in range(num_folds):
-        # Each fold has its share of each label.
+        # Folds are stratified by label.
         is_held_out = np.isin(np.arange(num_examples), by_label[fold::num_folds])
         scales, offsets = _fit(log_probabilities[~is_held_out], answers[~is_held_out])
         before = log_probabilities[is_held_out]
@@ -408,7 +424,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
     unchanged = np.repeat([1.0, 0.0], num_labels)
 
     def loss(parameters: Array) -> float:
-        """Return the penalised loss of scales and offsets, concatenated."""
+        """Return the penalised loss for scales and offsets, concatenated."""
         scales, offsets = np.split(parameters, 2)
         logs = log_softmax(log_probabilities * scales + offsets, axis=1)
         penalty = ((parameters - unchanged) ** 2).sum()
@@ -419,7 +435,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return the distinct examples that no demo shows."""
+    """Return the examples with distinct inputs that are not demos."""
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos
@@ -428,7 +444,7 @@ def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
     usable = list({keys[i]: example for i, example in enumerate(trainset) if i not in shown}.values())
     if len(usable) < 2:
         raise UserError(
-            f"trainset must hold at least 2 different inputs that no demo shows; of its {len(trainset)} examples "
-            f"{len(usable)} are left: pass more"
+            f"trainset must contain at least 2 distinct inputs that are not demos; got {len(usable)} in "
+            f"{len(trainset)} examples. Pass more examples."
         )
     return usable

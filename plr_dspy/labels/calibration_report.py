@@ -1,4 +1,4 @@
-"""The result of a calibration, as plain data and text."""
+"""The report of a calibration, as plain data and text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,30 +6,30 @@ from dataclasses import dataclass, field
 from plr_dspy.labels.calibrated_program import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
-# Ways to answer without calibration.
+# Names of the strategies without calibration, as printed in reports.
 AS_IT_IS = "as it is"
 LIKELIEST = "likeliest label"
 
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """The result of `BatchCalibration`; `print` it for a summary.
+    """Report of `BatchCalibration`; `print` it for a summary.
 
     Attributes:
-        calibration: The calibration; None if answers stay as they are.
-        metric: Measure used to compare ways to answer: "accuracy", or a metric over a set.
+        calibration: The calibration; None if answers stay unchanged.
+        metric: Criterion for comparing strategies: "accuracy", or a metric over a set.
         mean_probabilities: Mean probability of each label before calibration.
         num_examples: Number of examples in the trainset.
         num_inputs: Number of inputs whose replies gave label probabilities.
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
-            could not be read, and of replies without label probabilities.
-        scores: Accuracy or metric of each way to answer that was compared: "as it is",
-            "likeliest label", "calibrated to" some shares, and "always" one label, the
-            most frequent or the best by the metric. Empty if labels were not used.
-        chosen: The chosen way, if any were compared.
-        gain_interval: 95 % confidence interval of the chosen way's gain in accuracy
-            over the program as it is; None with a metric over a set.
+            could not be parsed, and of replies without label probabilities.
+        scores: Accuracy or metric of each strategy compared: "as it is", "likeliest
+            label", "calibrated to" some shares, and "always" one label, the most
+            frequent or the best by the metric. Empty if labels were not used.
+        chosen: The best strategy; None if none were compared.
+        gain_interval: 95 % confidence interval of the gain in accuracy of the chosen
+            strategy over "as it is"; None with a metric over a set.
     """
 
     calibration: Calibration | None
@@ -47,14 +47,14 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """Return the label shares that answers are calibrated to, if any."""
+        """The label shares that answers are calibrated to, if any."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
     @property
     def result(self) -> str:
-        """Return the result in a few words."""
+        """The result in a few words."""
         if self.calibration is None:
             return "answers stay as they are"
         if self.calibration.method == "none":
@@ -71,9 +71,9 @@ class CalibrationReport:
         ]
         if self.scores:
             lines.append(f"{self.metric} on {count(self.program_calls - self.num_failed, 'input')}:")
-        for way, score in self.scores.items():
-            line = f"  {way}: {score:.3f}"
-            if way == self.chosen:
+        for strategy, score in self.scores.items():
+            line = f"  {strategy}: {score:.3f}"
+            if strategy == self.chosen:
                 line += " (chosen)"
             lines.append(line)
         if self.gain_interval is not None:
@@ -85,7 +85,7 @@ class CalibrationReport:
         notes = {
             "failed": self.num_failed,
             "with a reply that could not be read": self.num_unread,
-            "with a reply that says nothing of labels": self.num_silent,
+            "with a reply without label probabilities": self.num_silent,
         }
         text = count(self.program_calls, "program call")
         details = ", ".join(f"{number:,} {note}" for note, number in notes.items() if number)

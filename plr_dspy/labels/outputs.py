@@ -24,10 +24,10 @@ class LabelOutput:
     name: str
     labels: Mapping[str, Value]  # values by text in demos
     annotation: Annotation  # the field's type in calls, without None
-    optional: bool = False  # whether the answer may also be None
+    optional: bool = False  # whether the answer may be None
 
     def label_of(self, fields: Value) -> str | None:
-        """Return the label's text in an answer, example or demo, if any."""
+        """Return the label of an answer, example or demo as text; None if there is none."""
         if not isinstance(fields, (Mapping, dspy.Example)):
             return None
         value = fields.get(self.name)
@@ -37,11 +37,11 @@ class LabelOutput:
         return None
 
     def numbers(self, examples: Sequence[Value]) -> NDArray[np.int64]:
-        """Return the label numbers of examples or demos, ``[N]``; -1 for none."""
+        """Return the label indices of examples or demos, ``[N]``; -1 for no label."""
         positions = {text: number for number, text in enumerate(self.labels)}
         label_numbers = []
         for example in examples:
-            # Data may hold an enum member as text.
+            # Data may contain enum members as text.
             text = self.label_of(example) or example.get(self.name)
             number = -1
             if isinstance(text, str):
@@ -50,7 +50,7 @@ class LabelOutput:
         return np.array(label_numbers, dtype=np.int64)
 
     def num_none(self, examples: Sequence[Value]) -> int:
-        """Count the examples or demos with None, if that is a valid answer."""
+        """Count the examples or demos whose answer is None, if that is valid."""
         return sum(self.optional and self.name in example and example[self.name] is None for example in examples)
 
     def counts(self, examples: Sequence[Value]) -> Array:
@@ -61,7 +61,7 @@ class LabelOutput:
 
 
 def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOutput]:
-    """Find all outputs of a predictor that have few possible values."""
+    """Return all outputs of a predictor that have few possible values."""
     outputs = []
     for name, field in predictor.signature.output_fields.items():
         annotation = without_none(field.annotation)
@@ -77,7 +77,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
     """Return the one output with few possible values, or the reason why there is none.
 
-    If `only` names a predictor, search it alone.
+    If `only` is given, consider only the predictor of that name.
     """
     predictors = dict(program.named_predictors())
     if only is not None:
@@ -85,39 +85,44 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
     outputs: list[LabelOutput] = []
     for name, predictor in predictors.items():
         if decision_adapter(predictor) is not None:
-            return f"replies of {name!r} state probabilities themselves: calibrate them with {REANCHOR}"
+            return f"the replies of {name!r} state probabilities themselves, which {REANCHOR} can calibrate"
         outputs += label_outputs(name, predictor)
     num_predictors = len({output.predictor for output in outputs})
     if num_predictors > 1:
         return f"{num_predictors} predictors have an output that is {LABEL_TYPES}"
     if len(outputs) > 1:
-        return f"{len(outputs)} outputs are {LABEL_TYPES}"
+        return f"{len(outputs)} outputs are of type Literal, enum or bool"
     if not outputs:
         return f"no output is {LABEL_TYPES}"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:
-        return f"the output {output.name!r} does not have two labels with a text"
+        return f"the output {output.name!r} does not have two non-empty labels"
     return output
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = "") -> LabelOutput:
-    """Return the `label_output`, or raise a ValueError that states purpose and cure."""
+    """Return the `label_output`; if there is none, raise a ValueError that states purpose and cure."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
     if REANCHOR in output:
-        raise UserError(f"{purpose} is not possible: {output}")
+        raise UserError(f"{purpose} is not possible: {output}.")
     raise UserError(
-        f"{purpose} needs an output with few possible values: {output}. Give exactly one output such a type{cure}"
+        f"{purpose} needs exactly one output with few possible values, but {output}. Change the signature{cure}."
     )
 
 
 def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, name: str = "prior") -> Array:
-    """Return label shares, ``[L]``, from a prior by value or by text."""
+    """Return label shares ``[L]`` from a prior whose keys are labels or their texts."""
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
-        raise UserError(f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}")
+        raise UserError(
+            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}. Give each of "
+            "these labels a share, and no other."
+        )
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:
-        raise UserError(f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}: divide by that")
+        raise UserError(
+            f"{name} must sum to 1; {dict(prior)} sums to {values.sum():g}. Divide the shares by their sum."
+        )
     return np.asarray(values / values.sum())

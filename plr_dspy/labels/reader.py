@@ -1,4 +1,4 @@
-"""Read label log-probabilities from a program's own calls, and answer by them."""
+"""Read label log-probabilities in the replies to a program's calls, and optionally answer by them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from plr_dspy.statistics.calibration import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
 NUM_ALTERNATIVES = 20  # tokens per position: OpenAI's maximum and vLLM's default
-LEAST = -30.0  # smallest log-probability; servers write -9999 for unknown ones
+MIN_LOGPROB = -30.0  # lower bound; servers write -9999 for unknown log-probabilities
 
 
 class NoProbabilities(FatalLMError):
-    """The provider gives no log-probabilities."""
+    """Log-probabilities are required, but the provider returns none."""
 
 
 @dataclass
 class LogprobRequests:
-    """Requests for log-probabilities, until a refusal or a first reply without any."""
+    """State of the requests for log-probabilities; a refusal or a first reply without any ends them."""
 
-    purpose: str = ""  # what needs them; empty if they are optional
-    wanted: bool = True  # whether calls ask for them
-    given: bool = False  # whether a reply had any
+    purpose: str = ""  # what needs log-probabilities; empty if they are optional
+    wanted: bool = True  # whether calls request them
+    given: bool = False  # whether a reply contained any
     reason: str = ""  # why there are none
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
@@ -47,10 +47,10 @@ class LogprobRequests:
             self._stop(f"{lm.model} gives no log-probabilities")
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
-        """Note the error of a call that asked; return whether to retry without asking."""
-        # Refusals have many types. A parse error quotes the reply, which may contain any word.
+        """Record the error of a call that requested log-probabilities; return whether to retry without them."""
+        # Refusals have many exception types. Parse errors quote the reply, which may contain any word.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
-        # `dspy.TwoStepAdapter` reads replies with another LM, which may fail too.
+        # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
         if self.given or not refuses or not is_own or isinstance(error, AdapterParseError):
             return False
@@ -58,11 +58,11 @@ class LogprobRequests:
         return not self.purpose
 
     def check(self, cause: Exception | None = None) -> None:
-        """Raise `NoProbabilities` if they are needed but missing."""
+        """Raise `NoProbabilities` if log-probabilities are needed but missing."""
         if self.purpose and self.reason:
             raise NoProbabilities(
-                f"{self.purpose} needs the log-probabilities of tokens, and {self.reason}: use a model and provider "
-                "that give them (OpenAI's chat models, vLLM, llama.cpp)"
+                f"{self.purpose} needs the log-probabilities of tokens, but {self.reason}. Use a model and provider "
+                "that return them (OpenAI's chat models, vLLM, llama.cpp)."
             ) from cause
 
     def _stop(self, reason: str) -> None:
@@ -71,8 +71,8 @@ class LogprobRequests:
 
 
 @dataclass(eq=False)
-class _NotedCalls(BaseCallback):  # type: ignore[misc]
-    """Records LM calls and their history, to remove log-probabilities later."""
+class _RecordedCalls(BaseCallback):  # type: ignore[misc]
+    """Callback that records LM calls and their history, to remove log-probabilities later."""
 
     calls: list[tuple[dspy.BaseLM, dict[str, Value]]] = field(default_factory=list)
     history: list[dict[str, Value]] = field(default_factory=list)
@@ -80,8 +80,8 @@ class _NotedCalls(BaseCallback):  # type: ignore[misc]
     def on_lm_start(self, call_id: str, instance: dspy.BaseLM, inputs: dict[str, Value]) -> None:
         self.calls.append((instance, inputs))
 
-    def forget(self) -> None:
-        """Remove log-probabilities, 3 MB per 150 tokens, from histories and memory cache."""
+    def remove_logprobs(self) -> None:
+        """Remove log-probabilities, 3 MB per 150 tokens, from histories and the memory cache."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -95,9 +95,9 @@ def _without_logprobs(output: Value) -> Value:
 
 
 class Reading(NamedTuple):
-    """The label and the label probabilities of one reply."""
+    """Label and label probabilities of one reply."""
 
-    label: str | None  # as in demos; None if the adapter read none
+    label: str | None  # as in demos; None if the adapter parsed none
     log_probabilities: tuple[float, ...]  # normalised, [L]
     unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
@@ -107,35 +107,35 @@ Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return the
 
 
 class LabelReader:
-    """Mixin for an adapter's type that reads the replies to its calls."""
+    """Mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one per call with the output; None if no label was read
-    unread: Reading | None  # first reply that the adapter could not read, if there is no decision
+    readings: list[Reading | None]  # one per call with the label output; None if no label was read
+    unread: Reading | None  # of the first reply that the adapter could not parse; None with a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
-    _own: dspy.Predict
-    _others: set[int]  # ids of the program's other predictors
+    _predictor: dspy.Predict
+    _other_ids: set[int]  # ids of the program's other predictors
 
     def __call__(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
-        """Make the adapter's call, and read its reply if it has the output."""
+        """Call the adapter, and read the reply if the signature has the label output."""
         make_call: Value = super().__call__  # type: ignore[misc]
-        with self._asking(lm, lm_kwargs, signature) as asking:
-            if asking is not None:
-                return self._read(lm, lm_kwargs, make_call(lm, asking, signature, *rest, **named))
+        with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
+            if extended_kwargs is not None:
+                return self._read(lm, lm_kwargs, make_call(lm, extended_kwargs, signature, *rest, **named))
         return make_call(lm, lm_kwargs, signature, *rest, **named)
 
     async def acall(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value, *rest: Value, **named: Value) -> Value:
-        """Do what `__call__` does, with the LM's async call."""
+        """Do the same as `__call__`, asynchronously."""
         make_call: Value = super().acall  # type: ignore[misc]
-        with self._asking(lm, lm_kwargs, signature) as asking:
-            if asking is not None:
-                return self._read(lm, lm_kwargs, await make_call(lm, asking, signature, *rest, **named))
+        with self._request_logprobs(lm, lm_kwargs, signature) as extended_kwargs:
+            if extended_kwargs is not None:
+                return self._read(lm, lm_kwargs, await make_call(lm, extended_kwargs, signature, *rest, **named))
         return await make_call(lm, lm_kwargs, signature, *rest, **named)
 
     @contextmanager
-    def _asking(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
-        """Yield arguments that ask for log-probabilities, or None; suppress a refusal."""
+    def _request_logprobs(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
+        """Yield arguments that request log-probabilities, or None; suppress a refusal."""
         if not self._reads(signature):
             yield None
             return
@@ -143,21 +143,21 @@ class LabelReader:
             self._requests.check()
             yield None
             return
-        noted = _NotedCalls()
-        number = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
-        # DSPy writes to the histories of all callers.
-        callers = [noted, *(dspy.settings.caller_modules or [])]
-        callbacks = [*(dspy.settings.callbacks or []), noted]
-        # A streamed label may not be the answer, and chunks lack log-probabilities.
-        asked = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
+        recorded = _RecordedCalls()
+        num_alternatives = {**getattr(lm, "kwargs", {}), **lm_kwargs}.get("top_logprobs") or 0
+        # DSPy appends to the history of each caller.
+        callers = [recorded, *(dspy.settings.caller_modules or [])]
+        callbacks = [*(dspy.settings.callbacks or []), recorded]
+        # Do not stream: chunks lack log-probabilities, and a decision may replace the label.
+        context = dspy.context(caller_modules=callers, callbacks=callbacks, send_stream=None, plr_dspy_asked=True)
         try:
-            with asked:
-                yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(number, NUM_ALTERNATIVES)}
+            with context:
+                yield {**lm_kwargs, "logprobs": True, "top_logprobs": max(num_alternatives, NUM_ALTERNATIVES)}
         except Exception as error:
             if not self._requests.note_error(lm, error):
                 raise
         finally:
-            noted.forget()
+            recorded.remove_logprobs()
 
     def _reads(self, signature: Value) -> bool:
         output = self.label_output
@@ -168,30 +168,30 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # The program's copies of the predictor share its stage.
-        return getattr(caller, "stage", None) == self._own.stage and id(caller) not in self._others
+        # Copies of the predictor within the program have the same stage.
+        return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
-        """Do what the adapter does, and decide replies that it cannot read."""
+        """Parse replies as the adapter does; read the label probabilities of those that it cannot parse."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
             logprobs = None
-            is_only = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
-            if is_only and dspy.settings.get("plr_dspy_asked"):
+            is_only_output = len(original.output_fields) == len(outputs) == 1 and isinstance(outputs[0], Mapping)
+            if is_only_output and dspy.settings.get("plr_dspy_asked"):
                 logprobs = outputs[0].get("logprobs")
             reading = _reading_of(logprobs, self.label_output, None)
             if reading is None:
                 raise
-            if self._decision is not None:  # The decision replaces this answer.
+            if self._decision is not None:  # The decision replaces the placeholder.
                 return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
             raise
 
     def _read(self, lm: dspy.BaseLM, lm_kwargs: Fields, completions: list[Fields]) -> list[Fields]:
-        """Read and decide completions; remove log-probabilities that only we asked for."""
-        readings = [self._decided(fields) for fields in completions or [{}]]
+        """Read completions and decide answers; remove log-probabilities unless the caller requested them."""
+        readings = [self._read_and_decide(fields) for fields in completions or [{}]]
         self.readings.append(readings[0])
         logprobs = completions[0].get("logprobs") if completions else None
         given = any(len(place.top_logprobs or ()) > 1 for place in _places(logprobs))
@@ -201,11 +201,11 @@ class LabelReader:
                 fields.pop("logprobs", None)
         return completions
 
-    def _decided(self, fields: Fields) -> Reading | None:
-        """Return a completion's reading, and decide its answer."""
+    def _read_and_decide(self, fields: Fields) -> Reading | None:
+        """Return a completion's reading; a decision replaces its answer."""
         output = self.label_output
         label = output.label_of(fields)
-        # None may also be an answer.
+        # None may be a valid answer, which no decision replaces.
         if label is None and (self._decision is None or fields.get(output.name) is None):
             return None
         reading = _reading_of(fields.get("logprobs"), output, label)
@@ -215,7 +215,7 @@ class LabelReader:
         return reading
 
     def behind(self, answer: Value) -> Reading | None:
-        """Return the last reading with the answer's label; without a label, the last one."""
+        """Return the last reading with the label of an answer, or the last one if it has no label."""
         label = self.label_output.label_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
@@ -227,10 +227,11 @@ class LabelReader:
 def labels_read(
     program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
 ) -> Iterator[Value]:
-    """Read labels in the replies to a program's calls; yield the `LabelReader`.
+    """Read labels in the replies to a program's calls, and yield the `LabelReader`.
 
-    It is a copy of the context's adapter, and retries without asking after a refusal.
-    A decision replaces the answer, even of an unreadable reply with this output alone.
+    The reader is a copy of the current adapter. After a refusal, it repeats the call
+    without requesting log-probabilities. A decision replaces the answer. If the label is
+    the only output, it also answers for replies that cannot be parsed.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -241,8 +242,8 @@ def labels_read(
     reader._requests = requests
     reader._decision = decision
     predictors = dict(program.named_predictors())
-    reader._own = predictors.pop(output.predictor)
-    reader._others = set(map(id, predictors.values()))
+    reader._predictor = predictors.pop(output.predictor)
+    reader._other_ids = set(map(id, predictors.values()))
     try:
         with dspy.context(adapter=reader):
             yield reader
@@ -256,24 +257,24 @@ def labels_read(
 def _reading_type(kind: type) -> type:
     if issubclass(kind, LabelReader):
         return kind
-    # Errors should name the user's adapter.
+    # Error messages must name the user's adapter.
     reading_type = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     for name in {"format", "parse"} & vars(reading_type).keys():
-        delattr(reading_type, name)  # DSPy wrapped it twice, which doubles callbacks.
+        delattr(reading_type, name)  # DSPy wraps it again, and would run callbacks twice.
     return reading_type
 
 
 def _places(logprobs: Value) -> Sequence[Value]:
-    """Return a reply's tokens with their alternatives."""
+    """Return the tokens of a reply with their alternatives."""
     return getattr(logprobs, "content", None) or ()
 
 
 def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Reading | None:
-    """Return the reading of a reply's "logprobs"; None if no label is likely."""
+    """Return the reading of a reply's "logprobs"; None if no label is among the likeliest tokens."""
     places = _places(logprobs)
     labels = list(output.labels)
     tokens = [place.token for place in places]
-    # A label may be read from another spelling, such as "yes" for True.
+    # The reply may spell the label differently, such as "yes" for True. Its tokens then match no label.
     if not tokens or (label is not None and label.casefold() not in "".join(tokens).casefold()):
         return None
     start = label_position(tokens, labels, label, name=output.name)
@@ -287,14 +288,19 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     least = min(after[""].values())  # for labels not among the alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
-    return Reading(label, tuple(log_softmax(np.maximum(logs, LEAST)).tolist()), unseen)
+    return Reading(label, tuple(log_softmax(np.maximum(logs, MIN_LOGPROB)).tolist()), unseen)
 
 
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """Return label probabilities, ``[L]``, from log-probabilities of tokens `after` texts.
+    """Return unnormalised label probabilities ``[L]``.
 
-    If a token begins several labels, the tokens after it decide; if these are unknown,
-    the labels share it equally. Case matters only if labels differ in nothing else.
+    If a token starts several labels, the following tokens decide. If these are unknown,
+    the labels share its probability equally. Case matters only if labels differ in case
+    alone.
+
+    Args:
+        after: Log-probabilities of the next token, by the text before it.
+        labels: Texts of the labels.
     """
     fold: Callable[[str], str] = str.casefold
     if len(set(map(fold, labels))) < len(labels):
@@ -302,58 +308,59 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # A text, the rest of each label after it, and the probability to distribute.
+    # The text so far, what each label lacks after it, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
         spellings = {token: fold(token if text else token.lstrip(before_label)) for token in after[text]}
         remaining = probability
         for token, spelling in spellings.items():
-            fitting = _fitting(spelling, rests)
-            if not token or not fitting:
+            matches = _matching_labels(spelling, rests)
+            if not token or not matches:
                 continue
             mass = probability * math.exp(min(0.0, after[text][token]))
             remaining -= mass
-            if len(fitting) > 1 and text + token in after:
-                pending.append((text + token, {i: rests[i][len(spelling) :] for i in fitting}, mass))
+            if len(matches) > 1 and text + token in after:
+                pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # A label that is another token itself has no share in this one.
+            # If another token spells a label in full, the label gets no share of this token.
             others = set(spellings.values()) - {spelling}
-            sharing = [i for i in fitting if rests[i] not in others] or fitting
-            masses[sharing] += mass / len(sharing)
-        # Probability that continues no label belongs to the complete one.
+            candidates = [i for i in matches if rests[i] not in others] or matches
+            masses[candidates] += mass / len(candidates)
+        # A label that is complete gets the probability of all tokens that continue no other label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
 
-def _fitting(spelling: str, rests: Mapping[int, str]) -> list[int]:
-    """Return the labels whose rest starts with a token, or is the longest that it completes."""
-    ended = []
+def _matching_labels(spelling: str, rests: Mapping[int, str]) -> list[int]:
+    """Return the indices of labels that a token continues, and of the longest label that it completes."""
+    completed = []
     for rest in rests.values():
         if spelling.startswith(rest) and not spelling[len(rest) :][:1].isalnum():
-            ended.append(rest)
-    longest = max(ended, key=len, default="")
+            completed.append(rest)
+    longest = max(completed, key=len, default="")
     return [i for i, rest in rests.items() if rest and (rest.startswith(spelling) or rest == longest)]
 
 
 def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str | None, *, name: str) -> int:
-    """Return the index of the token where the label begins, preferably after the field's name.
+    """Return the index of the token at which the label begins.
 
-    It is the last occurrence of the `answered` label, as reasoning comes first; without
-    one, the first label, the token after the header, or the first token.
+    Labels directly after the field's name are preferred. If the `answered` label is
+    known, take its last occurrence, because reasoning comes first. Otherwise, take the
+    first label, the token after the field's header, or the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))
-    wanted = sorted(labels, key=len, reverse=True)
-    place = 0
+    candidates = sorted(labels, key=len, reverse=True)
+    occurrence = 0
     if answered is not None:
-        wanted = [answered]
-        place = -1
-    label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, wanted))})(?!\w)"
+        candidates = [answered]
+        occurrence = -1
+    label = rf"(?<!\w)(?P<label>{'|'.join(map(re.escape, candidates))})(?!\w)"
     for before in (rf"(?<!\w){re.escape(name)}(?!\w)\W*?", ""):
         matches = list(re.finditer(before + label, reply, re.IGNORECASE))
         if matches:
-            return bisect_right(ends, matches[place].start("label"))
+            return bisect_right(ends, matches[occurrence].start("label"))
     header = re.search(rf"\[\[ ## {re.escape(name)} ## \]\]\W*|\"{re.escape(name)}\"\s*:\W*", reply)
     if header is None:
         return 0

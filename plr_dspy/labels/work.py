@@ -1,4 +1,4 @@
-"""Make program calls with label probabilities, and score labels with a metric."""
+"""Program calls that read label probabilities, and the scores of labels by a metric."""
 
 import logging
 import math
@@ -26,24 +26,24 @@ from plr_dspy.statistics.calibration import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # decimals of logged log-probabilities
-LONGEST_CALL = 0.05  # seconds; a slower metric may call a model unnoticed
+DECIMALS = 4  # of logged log-probabilities
+LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
 LONGEST_PROBE = 10.0  # seconds to score all labels with a metric
 PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels
 
 SEVERAL = "the program calls its classifier several times for an answer"
 ALL_ALIKE = "the metric gives every label the same score"
-UNASKED = "the program answered without its classifier"
+UNASKED = "the program answered without calling its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Reads the log-probabilities of labels. Records hold the answered label but no scores.
+    """Work whose call records hold the label and the label log-probabilities, but no score.
 
     Args:
         examples: Examples to call programs on.
-        output: The output with the labels.
-        purpose: What needs log-probabilities, for messages.
-        as_it_is: Whether programs answer unchanged, or with the likeliest label.
+        output: Output that holds the label.
+        purpose: What needs log-probabilities, for error messages.
+        as_it_is: Whether to keep the program's answers. Otherwise, the likeliest label replaces them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LabelReadingWork(MetricWork):
             self._decision = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the label and the log-probabilities behind it."""
+        """Return a record with the label and the label log-probabilities."""
         try:
             with labels_read(program, self._output, self._requests, decision=self._decision) as reader:
                 prediction = self._answered(program, example)
@@ -68,21 +68,21 @@ class LabelReadingWork(MetricWork):
         reading = reader.unread or reader.behind(prediction)
         has_output = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
         if reading is not None and not has_output:
-            # The answer is a text, or has the label under another name.
+            # The answer is a plain text, or has the label in another field.
             label = reading.label
         return CallRecord(None, value=label, **_fields(reading))
 
 
 class LabelWork(MetricWork):
-    """A `MetricWork` that also reads label log-probabilities if they explain the score.
+    """A `MetricWork` that records label log-probabilities if they explain the score.
 
     Args:
-        metric: Scores the answers.
+        metric: Metric that scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
         scores: The `label_scores` ``[E, L]``.
-        calibrating: Whether programs answer with the likeliest label.
-        original: The user's program, which always answers unchanged.
+        calibrating: Whether the likeliest label replaces the answers of programs.
+        original: The user's program, whose answers are always kept.
     """
 
     shares: Array | None = None  # possible shares of labels among right answers, [S, L]
@@ -123,18 +123,18 @@ class LabelWork(MetricWork):
             if stays_original:
                 wrong.told |= _rounded_fields(reader.unread)
             raise
-        label = self.output.label_of(prediction)  # read first, as metrics may modify the prediction
+        label = self.output.label_of(prediction)  # before scoring, as metrics may modify the prediction
         record = self._scored(example, prediction)
         if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
             if self._likeliest is not None:
                 raise NoProbabilities(
-                    f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
-                    "call BatchCalibration(predictor=...) instead"
+                    f"calibrate needs exactly one call of the classifier per answer, but {SEVERAL}. Leave calibrate "
+                    "out, or use BatchCalibration(predictor=...) instead."
                 )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if stays_original and (only_reading or reader.unread):
-            # Score the original unchanged; calibrated, it would use its first reply.
+            # Score the original's own answer, but log its first reply, which calibration would use.
             return replace(record, **_rounded_fields(reader.unread or only_reading))
         lacking = UNASKED
         if reader.readings:
@@ -149,13 +149,13 @@ class LabelWork(MetricWork):
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
-            return "the program answers something else than the label that its classifier said"
+            return "the program's answer differs from the label of its classifier"
         if record.score != self.scores[example, list(self.output.labels).index(reading.label)]:
-            return "the metric scores the same answer differently when it is asked again"
+            return "the metric gives the same answer another score when called again"
         return ""
 
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
-        """Return label scores, and access to the logged log-probabilities."""
+        """Return the label scores, with access to the logged log-probabilities."""
         scores = self.scores
         if self.influence is not None:  # Influence updates its table in place.
             scores = self.influence.table[:, : len(self.output.labels)]
@@ -170,14 +170,14 @@ class LabelWork(MetricWork):
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
-    """Return a reading's fields for a record."""
+    """Return the fields of a reading for a call record."""
     if reading is None:
         return {}
     return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
 
 
 def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return a reading's fields for a record, rounded as a resumed compile sees them."""
+    """Return the fields of a reading, rounded as in the log that a resumed compile reads."""
     if reading is not None:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)
@@ -196,7 +196,7 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return each label's score on each example, ``[E, L]``, or the reason why there is none."""
+    """Return the score of each label on each example, ``[E, L]``, or the reason why it is unknown."""
     values = list(output.labels.values())
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
@@ -215,12 +215,12 @@ def label_scores(
             num_slow += seconds > LONGEST_CALL
             if calls.stopped:  # The metric caught the exception.
                 break
-            # The first call may load something; some are slow only for wrong labels.
+            # Tolerate a slow first call, and metrics that are slow for wrong labels alone.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
-                return "the metric takes too long to be asked for every label"
+                return "the metric is too slow to score every label"
     except (Exception, SystemExit) as error:
         if not calls.stopped:
-            return f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
+            return f"the metric raises {type(error).__name__} for a prediction with no field but {output.name!r}"
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():
@@ -229,15 +229,15 @@ def label_scores(
 
 
 def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Example], name: str) -> None:
-    """Warn if an output is a number and all examples have texts there."""
+    """Warn if an output is a number, but all examples hold text in its field."""
     for predictor in program.predictors():
         for field_name, field in predictor.signature.output_fields.items():
             values = [example[field_name] for example in examples if field_name in example]
             are_texts = bool(values) and all(isinstance(value, str) for value in values)
             if are_texts and field.annotation in (int, float):
                 logger.warning(
-                    "%s: output %r is a number, but the examples have texts there, such as %r; a metric that compares "
-                    "them with == scores 0: convert them to numbers",
+                    "%s: output %r is a number, but the examples hold text in this field, such as %r. A metric that "
+                    "compares by == scores 0. Convert the text to numbers.",
                     name,
                     field_name,
                     values[0],
@@ -245,7 +245,7 @@ def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Exa
 
 
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
-    """Raise if no example has one of the labels and the metric scores all labels alike."""
+    """Raise a ValueError if no example has one of the labels and the metric scores all labels alike."""
     _warn_of_texts_for_numbers(program, examples, name)
     output = label_output(program)
     if not isinstance(output, LabelOutput) or output.num_none(examples):
@@ -256,13 +256,13 @@ def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
     scores = label_scores(metric, examples, output)
     if isinstance(scores, str) and scores == ALL_ALIKE:
         raise UserError(
-            f"{name}: no example has one of the labels {list(output.labels)} at {output.name!r} (one has "
-            f"{values[0]!r}), and {ALL_ALIKE}: no answer can be right. Give each example a label of the output's type"
+            f"{name}: no example has one of the labels {list(output.labels)} in field {output.name!r}; the first has "
+            f"{values[0]!r}. As {ALL_ALIKE}, no answer can be right. Give each example a label of the output's type."
         )
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]
-    """Stops a metric before it calls a language model."""
+    """Callback that stops a metric before it calls a language model."""
 
     stopped = False
 

@@ -29,26 +29,26 @@ PROVIDERS = ("text-completion-openai", "hosted_vllm")
 CHAT_SETTINGS = ("response_format", "reasoning", "probabilities", "tool_choice")
 SHARED_SETTINGS = ("max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "presence_penalty")
 
-# Each new context takes 16 ms, so all clients share one.
+# Creating a context takes 16 ms, so all clients share one.
 _ssl_context = functools.cache(httpx.create_ssl_context)
 
-# After one of these, the next call would fail the same way.
+# After one of these errors, every later call would fail the same way.
 HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMUnsupportedModelError)
 
 
 @dataclass(eq=False)
 class CompletionEngine:
-    """Sends a request's text as the prompt of a plain completion, for `dspy.LM(..., engine=...)`.
+    """Engine for `dspy.LM(..., engine=...)` that sends requests as plain completions.
 
-    The system prompt and all messages are joined with blank lines. Parts other than text are refused.
+    The prompt is the system prompt and all messages, joined by blank lines. Anything but text is refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
-        model: The model's name on the server; None takes the LM's name without the provider.
-        api_key: The key, kept out of `repr` and of saved programs.
+        model: The model's name on the server; None uses the LM's name without the provider.
+        api_key: The API key, which `repr` and saved programs leave out.
         api_key_env: The environment variable that holds the key, read at each call if `api_key` is None.
         timeout: Time limit per attempt, in seconds.
-        provider: How litellm routes the call: "text-completion-openai" or "hosted_vllm".
+        provider: litellm's provider: "text-completion-openai" or "hosted_vllm".
         extra_body: Extra request fields, such as a grammar.
     """
 
@@ -63,11 +63,14 @@ class CompletionEngine:
 
     def __post_init__(self) -> None:
         if not str(self.api_base).startswith(("http://", "https://")):
-            raise UserError(f"api_base: expected one such as 'http://127.0.0.1:8000/v1', got {self.api_base!r}")
+            raise UserError(
+                f"api_base must start with http:// or https://; got {self.api_base!r}. Pass an address such as "
+                "'http://127.0.0.1:8000/v1'."
+            )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; raise an `LM15Error` if the server gives no answer."""
-        import openai  # Takes half a second; litellm imports it anyway.
+        """Make one attempt; raise an `LM15Error` if the server does not answer."""
+        import openai  # slow: takes half a second; litellm imports it anyway
 
         arguments = self._arguments(request)
         litellm = get_litellm(feature="CompletionEngine")
@@ -78,7 +81,7 @@ class CompletionEngine:
         ):
             client = openai.OpenAI(
                 base_url=self.api_base,
-                api_key=key or "not-needed",  # The client insists on a key, which local servers ignore.
+                api_key=key or "not-needed",  # The client requires a key, which local servers ignore.
                 timeout=self.timeout,
                 max_retries=0,
                 http_client=connection,
@@ -92,21 +95,21 @@ class CompletionEngine:
 
     @classmethod
     def load_state(cls, state: Json) -> CompletionEngine:
-        """Build an engine from `dump_state`; its key comes from `api_key_env` or is a placeholder."""
+        """Build an engine from the result of `dump_state`, whose key is read from `api_key_env` if set."""
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without settings that the request leaves open."""
+        """Return the arguments for litellm, without settings that the request does not set."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # DSPy's 0 asks for the chosen tokens only, but some servers read it as "none at all".
+            # In DSPy, 0 requests the chosen tokens alone; some servers take it to mean no log-probabilities.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
-        # `metadata` only tells requests apart in DSPy's cache; see `completion_lm`.
+        # `metadata` only distinguishes requests in DSPy's cache; see `completion_lm`.
         extra_body.pop("metadata", None)
         arguments["extra_body"] = _without_empty(extra_body)
         model = self.model or request.model.removeprefix(f"{self.provider}/")
@@ -125,7 +128,8 @@ class CompletionEngine:
         choice = choices[0]
         if not isinstance(choice.get("text"), str):
             raise lm15.ProviderError(
-                f"The reply of {self.api_base} contains no completion text; is it an OpenAI-compatible server?",
+                f"The reply of {self.api_base} contains no completion text. Pass the address of an OpenAI-compatible "
+                "server.",
                 provider=self.provider,
             )
         chat_choice = {
@@ -140,15 +144,15 @@ class CompletionEngine:
 
 
 class AsyncCompletionEngine(CompletionEngine):
-    """The async counterpart of `CompletionEngine`, with the same arguments, for `async_engine=`."""
+    """Async counterpart of `CompletionEngine`, with the same arguments, for `dspy.LM(..., async_engine=...)`."""
 
     async def complete(self, request: lm15.Request) -> lm15.Response:  # type: ignore[override]
-        """Make one attempt in a thread."""
+        """Make one attempt, in another thread."""
         return await asyncio.to_thread(super().complete, request)
 
 
 def _prompt(request: lm15.Request) -> str:
-    """Return the text of all messages; raise an error for anything that is not plain text."""
+    """Return the text of all messages; raise an `UnsupportedFeatureError` for anything else."""
     unsupported = [f"config.{name}" for name in CHAT_SETTINGS if getattr(request.config, name) is not None]
     if request.tools:
         unsupported.append("tools")
@@ -160,7 +164,7 @@ def _prompt(request: lm15.Request) -> str:
     if None in texts:
         unsupported.append("a message part that is not text")
     if unsupported:
-        message = f"Plain completions carry text only, got {unsupported[0]}."
+        message = f"Plain completions accept text only; got {unsupported[0]}. Remove it, or use a chat LM."
         raise lm15.UnsupportedFeatureError(message, feature=unsupported[0])
     return "\n\n".join(map(str, texts))
 
@@ -199,23 +203,23 @@ def completion_lm(
     max_tokens: int | None = 16,
     **lm_kwargs: Any,
 ) -> dspy.LM:
-    """Build a `dspy.LM` that sends plain prompts to a llama.cpp, vLLM or other OpenAI-compatible server.
+    """Build a `dspy.LM` that sends plain prompts to an OpenAI-compatible server, such as llama.cpp or vLLM.
 
-    DSPy's cache ignores the server: two servers with the same model name share cached answers.
+    DSPy's cache ignores the address, so two servers with the same model name share cached answers.
 
     Args:
         model: The model's name on the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
             provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
-        temperature, max_tokens, lm_kwargs: See `dspy.LM`; answers have at most 16 tokens by default.
+        temperature, max_tokens, lm_kwargs: See `dspy.LM`; by default, answers have at most 16 tokens.
     """
-    prefix, _, rest = model.partition("/")
+    prefix, _, name = model.partition("/")
     if prefix in PROVIDERS:
         provider = prefix
-        model = rest
+        model = name
     if extra_body:
-        # DSPy's cache key lacks the engine, so it would mix up answers with and without a grammar.
+        # DSPy's cache key ignores the engine. Without this, it would mix up answers with and without a grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     engine = CompletionEngine(
         api_base,
@@ -227,5 +231,5 @@ def completion_lm(
         extra_body=extra_body,
     )
     lm_kwargs |= {"engine": engine, "async_engine": AsyncCompletionEngine(**vars(engine))}
-    # The provider in the name keeps cached answers apart from a chat LM's.
+    # The provider in the name separates cached answers from those of a chat LM.
     return dspy.LM(f"{provider}/{model}", temperature=temperature, max_tokens=max_tokens, **lm_kwargs)

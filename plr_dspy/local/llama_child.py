@@ -1,6 +1,6 @@
-"""The local server's child process, run by path.
+"""The child process of the local server, run as a script.
 
-It reads the settings from a line of JSON on stdin, and replies with a line of JSON. It exits when stdin closes, so
+It reads its settings as a line of JSON from stdin, and writes a line of JSON to stdout. It exits when stdin closes, so
 that it never outlives its parent.
 """
 
@@ -19,14 +19,14 @@ def main() -> None:
     params.model_alias = {settings["model"]}
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.cors_origins = ""  # No page in a local browser may read answers.
+    params.cors_origins = ""  # Web pages in a local browser must not read answers.
     params.ui = False
     params.endpoint_slots = False
     params.endpoint_metrics = True
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_length"] * settings["parallel"]
     params.cache_prompt = True
-    params.cache_ram_mib = 0  # The slots keep the prefixes; another cache would grow to gigabytes.
+    params.cache_ram_mib = 0  # Slots already cache prefixes; this cache would grow to gigabytes.
     params.cpuparams.n_threads = settings["num_threads"]
     params.cpuparams_batch.n_threads = settings["num_threads"]
     params.verbosity = 1
@@ -38,7 +38,7 @@ def main() -> None:
     print(json.dumps(reply), flush=True)
     os.dup2(2, 1)
     sys.stdin.read()
-    # The server's destructor would wait for running calls, which nobody needs any more.
+    # Skip the server's destructor, which would wait for running calls.
     os._exit(0)
 
 

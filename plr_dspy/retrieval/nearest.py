@@ -1,4 +1,4 @@
-"""Find the demos in a pool that are nearest to an input, and choose those to show."""
+"""Find the demos in a pool that are most similar to an input, and choose those to show."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
-MOST_KEPT = 4_096  # input vectors to cache beside the pool's, as a search repeats examples
-LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates
-REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen
+CACHE_SIZE = 4_096  # input vectors to cache in addition to the pool's, as a search repeats examples
+LABEL_WEIGHT = 0.5  # of a label's share among the candidates
+REDUNDANCY_WEIGHT = 0.5  # of the similarity to demos already chosen
 
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Settings that choose, for each call, the demos in a pool with the most similar inputs.
+    """Settings for showing each call the demos of a pool with the most similar inputs.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: Second criterion: labels frequent among the candidates, or demos unlike those already chosen.
-        nearest_last: Whether the best demo comes last, next to the question, or first.
+        prefer: Second criterion: labels that are frequent among the candidates, or demos unlike those already chosen.
+        nearest_last: Whether the best demo comes last, next to the question; otherwise, it comes first.
         num_candidates: Number of most similar demos to choose from.
-        max_tokens: Maximum total tokens of the demos; the worst are dropped.
+        max_tokens: Maximum total tokens of the demos; the least similar are dropped.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # rejects files from later versions
+    __pydantic_config__ = ConfigDict(extra="forbid")  # reject files of later versions
 
     num_demos: int = 8
     prefer: Literal["nearest", "frequent labels", "unlike each other"] = "nearest"
@@ -59,8 +59,8 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return the texts' TF-IDF vectors, `[n, d]`, and a function for their cosines with another text, `[n]`."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second and loads pandas
+    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that returns their cosines with a text, `[n]`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
     try:
@@ -76,12 +76,12 @@ class Pool:
     """The demos that a predictor may show, searchable by similarity to a call's inputs.
 
     Args:
-        predictor: Its input fields are compared; its output fields define the demos' classes.
+        predictor: Predictor whose input fields are compared and whose output fields define the demos' classes.
         demos: Examples or dicts.
-        sources: Identifiers of the program inputs behind each demo, `[n]`.
-        embedder: Computes the vectors to compare; None compares words.
-        vectors: Vectors of the demos, `[n, d]`, if known.
-        known: Unit vectors from the embedder, by text; updated in place.
+        sources: Identifiers of the program inputs that each demo was made from, `[n]`.
+        embedder: Embedder of the texts to compare; None compares words.
+        vectors: Embeddings of the demos, `[n, d]`, if known.
+        known: Cache of unit embeddings by text; updated in place.
         tokens: Prompt tokens of each demo, `[n]`, if known.
     """
 
@@ -104,7 +104,7 @@ class Pool:
         self.tokens = list(tokens) or [0 for _ in self.demos]
         rows = [dict(demo.items()) for demo in demos]
         self.classes = np.array(answer_classes(rows, self.outputs), dtype=int)
-        self._input_keys = [self._inputs(row) for row in rows]
+        self._input_keys = [self._input_key(row) for row in rows]
         texts = [_text_of(row, self.names) for row in rows]
         self._known: dict[str, Array] = {} if known is None else known
         if embedder is None:
@@ -115,28 +115,28 @@ class Pool:
         self._size = next(map(len, self._known.values()), None)
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
-            # Saved with these decimals, so that a loaded program finds the same demos.
-            self._known.update(zip(new, np.round(self._embedded(new), 6), strict=True))
+            # Round as saved files do, so that a loaded program finds the same demos.
+            self._known.update(zip(new, np.round(self._embed(new), 6), strict=True))
         self.vectors = np.array([self._known[text] for text in texts])
         self._size = self.vectors.shape[1]
-        self._most_known = len(self._known) + MOST_KEPT
+        self._max_known = len(self._known) + CACHE_SIZE
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer among the `number` nearest demos; the nearest breaks ties."""
-        near, _ = self._nearest(inputs, number, without)
-        votes = Counter(self.classes[near].tolist())
-        winner = next(i for i in near if votes[int(self.classes[i])] == max(votes.values()))
+        """Return the most frequent answer among the `number` nearest demos; of a tie, the nearest."""
+        neighbours, _ = self._nearest(inputs, number, without)
+        votes = Counter(self.classes[neighbours].tolist())
+        winner = next(i for i in neighbours if votes[int(self.classes[i])] == max(votes.values()))
         return {name: self.demos[winner].get(name) for name in self.outputs}
 
     def knows(self, inputs: Fields) -> bool:
-        """Return whether a call's inputs can be compared without calling the embedder."""
+        """Return whether the inputs of a call can be compared without calling the embedder."""
         return self.embedder is None or _text_of(inputs, self.names) in self._known
 
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos for a call's inputs, in prompt order.
 
-        Demos made from the scored example, with the program inputs `without`, or from its copies are left out.
+        Skip demos made from the example being scored, whose program inputs are `without`, or from its copies.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -145,7 +145,7 @@ class Pool:
             label_shares = (classes[:, None] == classes).sum(axis=1) / max(1, len(candidates))
             ranked = np.argsort(-similarities - LABEL_WEIGHT * label_shares, kind="stable").tolist()
         elif nearest.prefer == "unlike each other":
-            ranked = self._unlike(candidates, similarities, nearest.num_demos)
+            ranked = self._diverse(candidates, similarities, nearest.num_demos)
         best_first = [candidates[place] for place in ranked[: nearest.num_demos]]
         if nearest.max_tokens is not None:
             while sum(self.tokens[demo] for demo in best_first) > nearest.max_tokens:
@@ -154,7 +154,7 @@ class Pool:
             best_first.reverse()
         return best_first
 
-    def _unlike(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
+    def _diverse(self, candidates: Sequence[int], similarities: Array, number: int) -> list[int]:
         """Choose positions of diverse candidates, as in J. Carbonell and J. Goldstein, "The use of MMR", SIGIR 1998."""
         vectors: Any = self.vectors[candidates]
         products = vectors @ vectors.T
@@ -176,38 +176,38 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Other examples may share inputs derived by the program.
+            # Otherwise the program derived these inputs, and other examples may share them.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
-                own_key = self._inputs(inputs)
+                own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
-        left = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != own_key)
-        nearest = list(islice(left, number))
+        allowed = (int(i) for i in best if self.sources[i] != source and self._input_keys[i] != own_key)
+        nearest = list(islice(allowed, number))
         return nearest, cosines[nearest]
 
     def _cosines_by_embedder(self, text: str) -> Array:
         vector = self._known.get(text)
         if vector is None:
-            (vector,) = self._embedded([text])
-            if len(self._known) < self._most_known:
+            (vector,) = self._embed([text])
+            if len(self._known) < self._max_known:
                 self._known[text] = vector
         return np.asarray(self.vectors @ vector)
 
-    def _embedded(self, texts: Sequence[str]) -> Array:
-        """Return unit vectors; raise a ValueError if the embedder returns anything invalid."""
+    def _embed(self, texts: Sequence[str]) -> Array:
+        """Return unit embeddings of texts; raise a ValueError if the embedder returns invalid ones."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
             raise UserError(
-                f"embedder must return a vector of {self._size or 'some'} finite numbers for each of {len(texts)} "
-                f"texts; got an array of shape {vectors.shape}: mend it, or pass another"
+                f"embedder must return one vector of {self._size or 'some'} finite numbers per text; got an array of "
+                f"shape {vectors.shape} for {len(texts)} texts. Fix the embedder, or pass another one."
             )
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
-    def _inputs(self, fields: Fields) -> str:
+    def _input_key(self, fields: Fields) -> str:
         return source_of({name: fields[name] for name in self.names if name in fields})
 
     def __deepcopy__(self, memo: Any) -> Pool:
-        """Return the pool itself: copies of programs share it."""
+        """Return the pool itself, which copies of programs share."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""Predictors that find demos for each call's inputs, with saving and loading."""
+"""Predictors that retrieve demos for the inputs of each call, with saving and loading."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
-# DSPy's error about an unknown field shows this if the student loads the file itself.
+# DSPy's error about an unknown field shows this text if `student.load` reads the file.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How a predictor finds demos in a pool; if `guarded`, only when the scored example is known."""
+    """The retrieval of demos from a pool; if `guarded`, it finds none unless the scored example is known."""
 
     pool: Pool
     nearest: NearestDemos
@@ -32,7 +32,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """Return everything that affects which demos are found."""
+        """Everything that affects which demos are found."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -43,7 +43,7 @@ class Retrieval:
 
     @property
     def num_tokens(self) -> int:
-        """Estimate the number of tokens in an input's demos."""
+        """Estimated number of tokens in the demos of an input."""
         tokens = round(sum(self.pool.tokens) / max(1, len(self.pool.tokens)) * self.num_demos)
         if self.nearest.max_tokens is not None:
             return min(tokens, self.nearest.max_tokens)
@@ -55,7 +55,7 @@ class Retrieval:
 
 
 class RetrievingPredict(dspy.Predict):
-    """A predictor that shows its own demos, then others found for a call's inputs."""
+    """Predictor that shows its own demos, then those found for the inputs of a call."""
 
     retrieval: Retrieval
 
@@ -70,7 +70,7 @@ class RetrievingPredict(dspy.Predict):
         return await super().aforward(**inputs)
 
     def shown(self, inputs: Fields) -> list[Any]:
-        """Return the demos for a call's inputs."""
+        """Return the demos to show for the inputs of a call."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
             _warn_of_unknown_example()
@@ -78,7 +78,7 @@ class RetrievingPredict(dspy.Predict):
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
     def reset(self) -> None:
-        """Become a predictor that finds no demos, because DSPy's optimizers choose others."""
+        """Become an ordinary predictor again, for optimizers that choose other demos."""
         super().reset()
         self.__class__ = type(self).__bases__[0]
         del self.retrieval
@@ -97,7 +97,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval; `load_program` sets that, as it has the embedder."""
+        """Load all but the retrieval, which needs the embedder; `load_program` sets it."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -124,9 +124,8 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
 @functools.cache  # Warn only once.
 def _warn_of_unknown_example() -> None:
     logger.warning(
-        "the program calls a predictor in a thread that does not know which example is scored, so it is shown no demos "
-        "that are found: start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass "
-        "PLFewShot(demos='fixed')"
+        "a predictor retrieves no demos, because it runs in a thread that lacks the context of the scored example. "
+        "Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass PLFewShot(demos='fixed')."
     )
 
 
@@ -135,21 +134,21 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The class handles its inputs before demos are found.
+    # The class comes first, so that it handles its inputs before demos are found.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 
 def loaded(predictor: dspy.Predict, state: Mapping[str, Any], embedder: dspy.Embedder | None) -> Retrieval:
-    """Return a saved predictor's retrieval; raise a ValueError if its embedder is missing."""
+    """Return the retrieval of a saved predictor; raise a ValueError if the embedder is missing."""
     version = state.get("version", 1)
     if version != STATE_VERSION:
         raise UserError(
-            f"its retrieval was saved as version {version}, and this plr_dspy reads version {STATE_VERSION}: compile "
+            f"its retrieval was saved as version {version}, but this plr_dspy reads version {STATE_VERSION}: compile "
             "it again"
         )
     if state["vectors"] is not None and embedder is None:
-        raise UserError("its demos are found by embeddings: pass the embedder that they were made with as embedder")
-    if state["vectors"] is None:  # It was scored with likeness by words.
+        raise UserError("its demos are found by embeddings, but embedder is None: pass the embedder that compile used")
+    if state["vectors"] is None:  # The search compared words.
         embedder = None
     examples = [dspy.Example(demo) for demo in state["demos"]]
     vectors = {"vectors": state["vectors"], "tokens": state["tokens"]}

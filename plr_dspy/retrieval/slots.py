@@ -1,4 +1,4 @@
-"""The search space with retrieval: arrangements of demos, and ways to show the nearest demos."""
+"""The search space with retrieval: arrangements of demos, and variations of the nearest demos."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +17,12 @@ from plr_dspy.statistics.calibration import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-LARGE_POOL = 320  # demos; without a search, pools this large prefer frequent labels, which helped with 1,000, not 100
+# Number of demos from which frequent labels are preferred without a search. They helped with 1,000, not with 100.
+LARGE_POOL = 320
 
 
 def variations(max_demos: int, min_demos: int, max_tokens: int | None) -> dict[str, NearestDemos]:
-    """Return the distinct ways to show the nearest demos, by name."""
+    """Return the distinct variations of the nearest demos, by name."""
     first = NearestDemos(max_demos, num_candidates=max(32, 2 * max_demos), max_tokens=max_tokens)
     others = {
         "half as many": replace(first, num_demos=max(1, min_demos, max_demos // 2)),
@@ -40,12 +41,12 @@ def make_pools(
     embedder: dspy.Embedder | None,
     known: dict[str, Array],
 ) -> dict[str, Pool]:
-    """Return the pools of the predictors with demos to retrieve, by name.
+    """Return one pool for each predictor that has demos to retrieve, by predictor name.
 
     Args:
-        program: Its predictors determine which fields are compared.
-        retrieved: Demos that each predictor may find for an input.
-        examples: Examples that these are made from, by trainset index.
+        program: Program whose predictors determine the fields to compare.
+        retrieved: Demos that each predictor may retrieve, by predictor name.
+        examples: Examples that the demos are made from, by trainset index.
         embedder, known: As in `Pool`.
     """
     sources = {}
@@ -69,9 +70,9 @@ def make_pools(
 
 
 class RetrievalSlots(PoolSlots):
-    """Arrangements of demos, and programs that find demos for each input.
+    """Arrangements of demos, and programs that retrieve demos for each input.
 
-    Besides the arguments of `PoolSlots`, takes `nearest`, the variations by name, and `found`, the pools to search.
+    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`) and the pools (`found`).
     """
 
     def __init__(
@@ -91,18 +92,18 @@ class RetrievalSlots(PoolSlots):
         self._program_digests: dict[WholeProgram, str] = {}
         # These modules pass the program's inputs to their predictor.
         forwards = (dspy.Predict.forward, dspy.ChainOfThought.forward)
-        own = vars(program).get("forward")  # set by dspy.syncify
-        self._passes_inputs_on = own is None and getattr(type(program), "forward", None) in forwards
+        patched_forward = vars(program).get("forward")  # set by dspy.syncify
+        self._passes_inputs_on = patched_forward is None and getattr(type(program), "forward", None) in forwards
 
     @property
     def without_calls(self) -> WholeProgram:
-        """Return the variation to use without a search."""
+        """The variation to use without a search."""
         largest = max(len(pool.demos) for pool in self.found.values())
-        wanted = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
-        return next(whole for whole in self.whole_programs if whole.name == wanted)
+        name = FREQUENT_LABELS if largest >= LARGE_POOL else NEAREST_LAST
+        return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return a candidate's variation of the nearest demos; None for arrangements."""
+        """Return the variation that a candidate stands for; None for an arrangement."""
         return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:
@@ -114,29 +115,28 @@ class RetrievalSlots(PoolSlots):
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
-        """Estimate the number of tokens in the demos found."""
+        """Return the estimated number of tokens in the retrieved demos."""
         return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:
-        found = sum(retrieval.num_demos for retrieval in self._retrievals(candidate).values())
-        return super().num_demos(candidate) + found
+        num_retrieved = sum(retrieval.num_demos for retrieval in self._retrievals(candidate).values())
+        return super().num_demos(candidate) + num_retrieved
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         return retrieve_in(super().build(candidate), self._retrievals(candidate, guarded=guarded))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of the prompts, or of the program if its predictors' inputs are unknown."""
+        """Return a digest of the prompts, or of the program if the inputs of its predictors are unknown."""
         if not isinstance(candidate, WholeProgram):
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:
-            with suppress(Exception):  # If the embedder fails again, so does the call.
-                return self._digest(
-                    {name: found.demos_for(inputs, without=inputs) for name, found in retrievals.items()}
-                )
+            with suppress(Exception):  # If the embedder fails, the call itself will report it.
+                demos = {name: retrieval.demos_for(inputs, without=inputs) for name, retrieval in retrievals.items()}
+                return self._digest(demos)
         if candidate not in self._program_digests:
-            facts = {name: found.facts for name, found in retrievals.items()}
-            # Private attributes may hold predictors.
+            facts = {name: retrieval.facts for name, retrieval in retrievals.items()}
+            # Include the predictors, as private attributes of the program may hold some.
             self._program_digests[candidate] = digest([self.program, self._predictors, facts])
         return self._program_digests[candidate]
 

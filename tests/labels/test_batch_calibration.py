@@ -296,9 +296,9 @@ class TestLabelsDecide:
         ("spoilt", "warning"),
         [
             (tenth_becomes(None), "of 150 examples have none of the labels"),
-            (tenth_becomes("unsure"), "at 'label': these are left out"),
-            (first_alone, "all labels are taken to be equally frequent"),
-            (lambda i, label: label.title(), "all labels are taken to be equally frequent"),
+            (tenth_becomes("unsure"), "in field 'label'; they are ignored"),
+            (first_alone, "all labels are assumed to be equally frequent"),
+            (lambda i, label: label.title(), "all labels are assumed to be equally frequent"),
         ],
     )
     def test_warns_of_labels_that_cannot_be_used(self, spoilt, warning, caplog):
@@ -307,7 +307,7 @@ class TestLabelsDecide:
         program = calibrate(Classifier(probabilities), trainset=trainset)
         assert warning in caplog.text
         before, after = held_out(program, probabilities, right)
-        assert after > before - 0.02 or "all labels are taken" in warning
+        assert after > before - 0.02 or "all labels are assumed" in warning
 
     def test_warns_of_a_program_that_scores_no_more_than_the_most_frequent_label(self, caplog):
         calibrate(fixed(0.9), trainset=examples(30))
@@ -324,8 +324,8 @@ class TestRequests:
         adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
         calibration = calibrate(Classifier(probabilities), adapter=adapter).calibration
         assert calibration.num_inputs == 28
-        assert "2 with a reply that says nothing of labels" in caplog.text
-        with pytest.raises(NoProbabilities, match="0 of 6 have any: add demos"):
+        assert "2 with a reply without label probabilities" in caplog.text
+        with pytest.raises(NoProbabilities, match="got 0 of 6"):
             calibrate(Classifier(lambda text: {"neither": 1.0}), adapter=adapter)
 
     def test_labelled_examples_stay_with_their_replies_where_others_fail(self):
@@ -397,30 +397,30 @@ def linear_on(trainset):
 
 EVEN = prior(0.5, 0.5)
 BAD_ARGUMENTS = [
-    (prior(0.5, 0.6), "prior must sum to 1.*sums to 1.1: divide by that"),
+    (prior(0.5, 0.6), "prior must sum to 1.*sums to 1.1. Divide"),
     ({"prior": {"negative": 1.0}}, "prior must have a share above 0 for each of the labels"),
     (prior(0.0, 1.0), "share above 0"),
     (prior(math.nan, 1.0), "prior must be a finite number"),
     ({"prior": [0.5, 0.5]}, "prior must be a valid dict"),
     ({"metric": F1("Positive"), "trainset": examples(30)}, "no example has 'Positive'"),
-    ({"metric": F1("positive"), "method": "linear"}, "metric decides with method='batch'"),
-    ({"metric": F1("positive"), **EVEN}, "metric decides with method='batch'"),
-    ({"metric": F1("positive")}, "metric needs examples with labels"),
+    ({"metric": F1("positive"), "method": "linear"}, "metric requires method='batch'"),
+    ({"metric": F1("positive"), **EVEN}, "metric requires method='batch'"),
+    ({"metric": F1("positive")}, "metric needs at least 2 examples with a label"),
     ({"method": "linear", **EVEN}, "prior must be None"),
     ({"method": "platt"}, "^method must be 'batch' or 'linear'"),
     ({"num_inputs": 1}, "num_inputs must be .* equal to 2"),
     ({"predictor": "other"}, r"predictor must be one of \['self'\]; got 'other'"),
-    ({"trainset": []}, "trainset must hold at least 2 different inputs"),
-    ({"trainset": examples(1) * 20}, "2 different inputs.*of its 20 examples 1"),
+    ({"trainset": []}, "trainset must contain at least 2 distinct inputs"),
+    ({"trainset": examples(1) * 20}, "2 distinct inputs.*got 1 in 20 examples"),
     (predicting("label"), "no output is a Literal, an enum or a"),
-    (predicting("a: bool, b: bool"), "2 outputs are a Literal"),
-    (predicting("a: Literal['x', '']"), "not have two labels"),
-    (predicting("a: Literal['x']"), "not have two labels"),
+    (predicting("a: bool, b: bool"), "2 outputs are of type Literal"),
+    (predicting("a: Literal['x', '']"), "not have two non-empty labels"),
+    (predicting("a: Literal['x']"), "not have two non-empty labels"),
     (predicting("a: bool, probabilities"), "'probabil.*rename"),
     ({"program": TWO}, r"2 predictors.*predictor= with one of \['first', 'second'\]"),
-    (linear_on(inputs(30)), "labels at 'label', of "),
+    (linear_on(inputs(30)), "in field 'label' of the examples; got 0"),
     (linear_on(labelled(30, lambda i: "mixed")), "or pass method='batch'"),
-    (linear_on(labelled(30, lambda i: "positive")), "different labels"),
+    (linear_on(labelled(30, lambda i: "positive")), "got 1. Label more"),
 ]
 
 

@@ -123,7 +123,7 @@ def test_counts_calls_that_failed_and_replies_that_could_not_be_read():
     assert (report.program_calls, report.num_inputs) == (60, 58)
     assert (report.num_failed, report.num_unread, report.num_silent) == (1, 3, 1)
     calls = (
-        "60 program calls (1 failed, 3 with a reply that could not be read, 1 with a reply that says nothing of labels)"
+        "60 program calls (1 failed, 3 with a reply that could not be read, 1 with a reply without label probabilities)"
     )
     assert calls in str(report)
 
@@ -131,6 +131,6 @@ def test_counts_calls_that_failed_and_replies_that_could_not_be_read():
 def test_no_report_is_of_an_earlier_compile():
     optimizer, _ = reported(MIXED)
     engine = Classifier(LEANING)
-    with dspy.context(lm=engine.lm()), pytest.raises(ValueError, match="at least 2 different inputs"):
+    with dspy.context(lm=engine.lm()), pytest.raises(ValueError, match="at least 2 distinct inputs"):
         optimizer.compile(student(), trainset=[])
     assert optimizer.report is None

@@ -85,7 +85,7 @@ class TestMetricsThatCallAModel:
 
         scores = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
         if asked < len(durations):
-            assert scores == "the metric takes too long to be asked for every label"
+            assert scores == "the metric is too slow to score every label"
         else:
             np.testing.assert_array_equal(scores, TABLE)
         assert len(calls) == asked
@@ -111,7 +111,7 @@ class TestMetricsThatFail:
     )
     def test_are_refused(self, metric, name):
         reason = label_scores(metric, EXAMPLES, OUTPUT)
-        assert reason == f"the metric raises {name} for a prediction that holds 'label' alone"
+        assert reason == f"the metric raises {name} for a prediction with no field but 'label'"
 
     def test_an_interrupt_passes(self):
         with pytest.raises(KeyboardInterrupt):
@@ -141,10 +141,10 @@ def fickle():
 @pytest.mark.parametrize(
     ("answer", "metric", "reason"),
     [
-        (lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]), lenient, "answers something else"),
-        (lambda label: label, lenient, "answers something else"),
-        (lambda label: dspy.Prediction(verdict=label), lenient, "answers something else"),
-        (lambda label: dspy.Prediction(label=label), fickle(), "scores the same answer differently"),
+        (lambda label: dspy.Prediction(label=LABELS[LABELS[0] == label]), lenient, "answer differs from the label"),
+        (lambda label: label, lenient, "answer differs from the label"),
+        (lambda label: dspy.Prediction(verdict=label), lenient, "answer differs from the label"),
+        (lambda label: dspy.Prediction(label=label), fickle(), "gives the same answer another score"),
     ],
     ids=["another label", "no prediction", "another field", "another score"],
 )

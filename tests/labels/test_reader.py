@@ -101,7 +101,11 @@ class TestReading:
         ("alternatives", "kind", "expected"),
         [
             ({"yes": 0.9, "no": 0.09, "the": 0.01}, Literal["no", "yes", "mixed"], [0.09, 0.9, 0.01]),
-            ({"positive": 1.0, "negative": 0.0}, KIND, [math.exp(module.LEAST), 1.0]),  # Servers write -9999 for 0.
+            (
+                {"positive": 1.0, "negative": 0.0},
+                KIND,
+                [math.exp(module.MIN_LOGPROB), 1.0],
+            ),  # Servers write -9999 for 0.
         ],
         ids=["what the unlikeliest token has", "what a server does not compute"],
     )

@@ -117,7 +117,7 @@ class TestPrompt:
     @pytest.mark.parametrize("annotation", [dspy.Image, dspy.History, list[dspy.Image], dspy.Image | None, dspy.Tool])
     def test_types_that_are_not_text_are_refused_by_name(self, annotation):
         signature = dspy.Signature("seen -> a").with_updated_fields("seen", type_=annotation)
-        with pytest.raises(ValueError, match=r"'seen'.*use another adapter"):
+        with pytest.raises(ValueError, match=r"'seen'.*Use another adapter"):
             PlainTextAdapter().format(signature, [], {"seen": None})
 
 

@@ -36,7 +36,7 @@ class TestWeights:
         assert find_weights(str(gguf)) == gguf
         assert find_weights() == other
         monkeypatch.setenv("PLR_DSPY_GGUF", str(tmp_path / "none.gguf"))
-        with pytest.raises(FileNotFoundError, match="expected a GGUF file"):
+        with pytest.raises(FileNotFoundError, match="must be a GGUF file"):
             find_weights()
 
     def test_the_error_says_how_to_get_them(self, monkeypatch):

@@ -136,7 +136,7 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
         (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
         (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
-        (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior needs setting='prior"),
+        (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior requires setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
         (PLReorder, {}, {"num_demos": 1}, "num_demos must be greater than or equal to 2; got 1$"),

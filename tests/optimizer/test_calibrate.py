@@ -225,7 +225,7 @@ def test_shares_and_programs_that_cannot_be_calibrated(tmp_path):
 
     unsure = around(twice_for_some)
     unsure.predict.demos = list(DEMOS)
-    message = r"several times for an answer: leave calibrate out"
+    message = r"several times for an answer. Leave calibrate out"
     with pytest.raises(NoProbabilities, match=message):
         go(engine, program=unsure, calibrate=True)
     go(engine, log_dir=tmp_path)

@@ -285,7 +285,7 @@ def test_a_folder_of_another_kind_of_metric_is_refused(tmp_path):
 def test_labels_that_the_program_never_answers_are_refused_before_any_call():
     trainset = [labelled(example.text, example.label.title()) for example in RARE]
     engine = Engine(probabilities=shy)
-    message = r"(?s)(one has 'Positive').*no answer can be right"
+    message = r"(?s)(first has 'Positive').*no answer can be right"
     with pytest.raises(ValueError, match=message):
         options = {"engine": engine, "trainset": trainset, "signal": "score"}
         compiled(PLReorder, F1("Positive"), **options)

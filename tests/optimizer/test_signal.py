@@ -13,7 +13,7 @@ from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
 SILENCE = "fake/x gives no log-probabilities"
-ALONE = "the metric raises TypeError for a prediction that holds 'label' alone"
+ALONE = "the metric raises TypeError for a prediction with no field but 'label'"
 SEVERAL = "the program calls its classifier several times for an answer"
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 
@@ -146,7 +146,7 @@ def test_answers_without_a_model_say_nothing_of_log_probabilities():
         return go(Engine(), program=Program(ruled, classify=student()), max_metric_calls=80, seed=seed)[1].signal
 
     assert {signal(seed).used for seed in range(4)} == {"logprobs"}
-    assert signal(every=True).reason == "the program answered without its classifier"
+    assert signal(every=True).reason == "the program answered without calling its classifier"
 
 
 @pytest.mark.parametrize("fails", [False, True])

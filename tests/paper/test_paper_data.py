@@ -53,9 +53,9 @@ def test_what_is_left_out(tmp_path, caplog):
             [("fine", "positive"), ("very  fine", "positive"), ("dull", "negative")],
             [("in  both", "negative"), ("twice", "positive"), ("twice", "positive")],
         ]
-    assert "mr: 3 train texts are left out" in caplog.text
-    assert "mr: 3 rows without text or answer are left out" in caplog.text
-    assert "mr: 1 rows without text or answer are left out" in caplog.text
+    assert "mr: skipped 3 train texts" in caplog.text
+    assert "mr: skipped 3 rows without a text or an answer" in caplog.text
+    assert "mr: skipped 1 rows without a text or an answer" in caplog.text
 
 
 def test_what_a_file_may_hold_besides(tmp_path):
@@ -86,9 +86,9 @@ def test_bad_lines_are_named(tmp_path, line, words):
 
 
 def test_missing_and_empty_files(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*mr_train.jsonl: data_dir .*mr_test.jsonl.*\"text\""):
+    with pytest.raises(DataError, match=r"no file .*mr_train.jsonl. data_dir .*mr_test.jsonl.*\"text\""):
         load(MR, data_dir=tmp_path)
     for train, test, part in ((some(MR, 0), [], "test"), (some(MR, 0), some(MR, 0), "train")):
         write(tmp_path, MR, train, test)
-        with pytest.raises(DataError, match=f"the {part} part of 'mr' holds no usable row"):
+        with pytest.raises(DataError, match=f"the {part} part of 'mr' has no usable row"):
             load(MR, data_dir=tmp_path)

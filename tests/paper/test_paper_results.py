@@ -34,7 +34,7 @@ class TestGrid:
         first = made_on(tmp_path, RUNS[:3])
         second = made_on(tmp_path)
         assert first[0] + second[0] == RUNS
-        assert (first[1].there, first[1].made, second[1].there, second[1].made) == (0, 3, 3, 1)
+        assert (first[1].num_known, first[1].num_made, second[1].num_known, second[1].num_made) == (0, 3, 3, 1)
         with open_store(tmp_path, SETTINGS) as store:
             assert list(store) == RUNS
         made_on(tmp_path)
@@ -43,7 +43,7 @@ class TestGrid:
 
     def test_a_run_that_fails_leaves_no_result_and_is_made_again(self, tmp_path):
         _, outcome = made_on(tmp_path, failing=RUNS[1:2])
-        assert outcome.made == 3
+        assert outcome.num_made == 3
         assert str(outcome.failed[RUNS[1]]) == "no luck"
         assert made_on(tmp_path)[0] == RUNS[1:2]
 

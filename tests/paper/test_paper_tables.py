@@ -166,7 +166,7 @@ class TestPaired:
         assert float(ours["mean"]) == pytest.approx(10)
         assert float(ours["seeds"]) == 1
         assert "†" in line_of(table, "Ours")[0]
-        assert "Not all methods have the same runs" in table.to_markdown()
+        assert "Methods differ in their runs" in table.to_markdown()
         same = paired(*(runs(name, [10, 11]) for name in ("Static", "Top-K", "Ours")))
         assert "same runs" not in same.to_markdown()
         none = paired(runs("Static", [10]), runs("Top-K", [10]), runs("Ours", [10], num_demos=4))

@@ -117,7 +117,7 @@ def test_outputs_that_no_example_has_are_no_error(caplog):
 def test_calibration_says_which_labels_it_cannot_use(caplog):
     with using(engine_for(EXAMPLES)), pytest.raises(Exception, match=r"."):
         BatchCalibration().compile(program_of(LABEL), trainset=rows(math.nan))
-    assert "60 of 60 examples have none of the labels ['yes', 'no'] at 'answer'" in caplog.text
+    assert "60 of 60 examples have none of the labels ['yes', 'no'] in field 'answer'" in caplog.text
 
 
 def test_demos_that_json_cannot_hold_are_named_with_the_returned_program(caplog):
@@ -133,7 +133,7 @@ def test_demos_that_json_cannot_hold_are_named_with_the_returned_program(caplog)
 @pytest.mark.parametrize("kind", ["int", "float"])
 @pytest.mark.parametrize("run", RUNS)
 def test_texts_for_a_number_are_named_before_any_call(kind, run, caplog):
-    message = "output 'answer' is a number, but the examples have texts there, such as '7'"
+    message = "output 'answer' is a number, but the examples hold text in this field, such as '7'"
     for answer, is_expected in [(7, False), ("7", True)]:
         caplog.clear()
         examples = [example.copy(answer=answer) for example in EXAMPLES]

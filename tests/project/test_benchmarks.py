@@ -15,7 +15,7 @@ import pytest
 import record
 from fakes import PlainLabels, lm_of
 from landscapes import RecordedLandscape
-from offline import World, measured
+from offline import World, measure
 
 from paper.model import ServedModel
 
@@ -126,6 +126,6 @@ def test_answers_under_every_order_are_recorded(tmp_path, monkeypatch):
 def test_methods_by_a_rare_label_on_recorded_answers(method):
     """Results have a held-out score and keep to the limit of calls."""
     world = World(evidence.FILES["AG News"], num_pool=70, share=0.15)
-    result = measured(20_000, world=world, method=method)
+    result = measure(20_000, world=world, method=method)
     assert 0.0 <= result["held-out"] <= 1.0
     assert 0 < result["calls"] <= 64

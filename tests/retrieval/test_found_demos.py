@@ -194,7 +194,7 @@ class TestLeaks:
         engine = CopyingEngine()
         compiled(engine, demos=demos, student=Program(in_a_thread, answer=predict()))
         assert engine.copied == 0
-        assert caplog.text.count("start threads with dspy.Parallel") == 1
+        assert caplog.text.count("Start threads with dspy.Parallel") == 1
 
     def test_in_threads_that_the_program_starts(self):
         def in_threads(self, question):
