@@ -11,9 +11,8 @@ import pytest
 from fakes import failure, interrupt, using
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
-from plr_dspy import F1, PLFewShot, PLReorder, Report, order_sensitivity
+from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.plackett_luce.updates import MixtureEM
 
 KINDS = {
     "PLReorder": PLReorder,
