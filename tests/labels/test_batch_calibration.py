@@ -11,6 +11,7 @@ import pytest
 from fakes import Program, digest
 from label_engines import KIND, LABELS, Classifier, ask, exact, gold, leaning, normal, softmax
 from label_engines import classifier as student
+from label_world import number
 from scipy.special import log_softmax
 
 from plr_dspy import F1, BatchCalibration, CalibratedProgram, PlainTextAdapter
@@ -35,10 +36,6 @@ def labelled(count, label_of):
 
 def inputs(count):
     return [with_input(text=f"text {i}") for i in range(count)]
-
-
-def number(text):
-    return int(text.split()[-1])
 
 
 def fixed(negative):

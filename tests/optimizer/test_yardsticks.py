@@ -6,6 +6,7 @@ import dspy
 import numpy as np
 import pytest
 from fakes import OrderSensitiveEngine, lm_of, using
+from label_engines import exact
 from label_world import DEMOS, EXAMPLES, Engine, probabilities, student
 
 from plr_dspy import F1, BalancedAccuracy, PLFewShot, PLReorder
@@ -15,10 +16,6 @@ PHRASES = [
     dspy.Example(text=f"phrase {i}", label="rare" if i % 10 < 3 else "usual").with_inputs("text") for i in range(140)
 ]
 """Three of ten are rare."""
-
-
-def exact(example, prediction, trace=None):
-    return example.label == prediction.label
 
 
 def named(value):
