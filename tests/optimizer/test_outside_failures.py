@@ -10,7 +10,7 @@ import pytest
 from dspy import lm15
 from fakes import engine_for, exact_match, questions, student, using
 from label_world import found
-from servers import Server, completion, running
+from servers import ChatServer, refusal, running
 
 from plr_dspy import PLFewShot, PLReorder, evaluate_programs, order_sensitivity
 
@@ -238,38 +238,20 @@ def test_a_failure_of_the_metric_stays(tmp_path, caplog):
     assert "made again" not in caplog.text
 
 
-class Provider(Server):
-    """A chat server that refuses requests until it is mended."""
-
-    def __init__(self, status, kind):
-        super().__init__(self.answer_or_not)
-        self.engine = engine_for(EXAMPLES)
-        self.is_broken = True
-        self.status = status
-        self.error = {"error": {"message": "no", "type": kind, "code": kind}}
-
-    def answer_or_not(self, request):
-        system, *texts = [message["content"] for message in request.body["messages"]]
-        if self.is_broken:
-            request.reply(self.status, self.error)
-        else:
-            request.reply(200, completion(self.engine.answer(system, texts), plain=False))
-
-
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 @pytest.mark.parametrize("status", STATUSES)
 def test_servers_that_are_mended(tmp_path, status, route):
     number, kind, advice = STATUSES[status]
+    refused = refusal(number, kind=kind)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     options = {"max_metric_calls": 60, "num_threads": 4}
-    with running(Provider(number, kind)) as server:
-        lm = dspy.LM("openai/test", api_base=server.api_base, api_key="k", num_retries=0, cache=False, **route)
-        with dspy.context(lm=lm, adapter=adapter):
-            with pytest.raises(Exception, match=r".") as raised:
-                chosen(tmp_path, **options)
-            assert re.search(advice, advice_of(raised.value))
-            server.is_broken = False
-            report = chosen(tmp_path, **options)
+    server = ChatServer(engine_for(EXAMPLES), lambda number, prompt: refused)
+    with running(server), dspy.context(lm=server.lm(**route), adapter=adapter):
+        with pytest.raises(Exception, match=r".") as raised:
+            chosen(tmp_path, **options)
+        assert re.search(advice, advice_of(raised.value))
+        server.trouble = lambda number, prompt: None
+        report = chosen(tmp_path, **options)
     assert report.program_calls["resumed"] == 0
     assert report.comparison is not None
 
