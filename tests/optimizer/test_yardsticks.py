@@ -99,7 +99,7 @@ class TestRandomDemos:
         truth = accuracy_of(permutations(range(len(DEMOS))))
         errors = []
         for seed in range(4):
-            optimizer = PLReorder(exact, signal=signal, seed=seed, **options())
+            optimizer = PLReorder(exact, signal=signal, seed=seed, **options(max_metric_calls=200))
             with using(Engine()):
                 optimizer.compile(student(), trainset=EXAMPLES)
             random = optimizer.report.random
