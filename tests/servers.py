@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import dspy
+
 
 @dataclass
 class Request:
@@ -87,6 +89,36 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
+
+
+class ChatServer(Server):
+    """Answers chats by an engine of `fakes`.
+
+    `trouble` returns what to do with a request instead, by its number and last message, or None.
+    """
+
+    def __init__(self, engine: Any, trouble: Callable[[int, str], Any]) -> None:
+        super().__init__(self.answer_or_not)
+        self.engine = engine
+        self.trouble = trouble
+
+    def answer_or_not(self, request: Request) -> None:
+        system, *texts = [message["content"] for message in request.body["messages"]]
+        trouble = self.trouble(request.number, texts[-1])
+        if trouble:
+            trouble(request)
+        else:
+            request.reply(200, completion(self.engine.answer(system, texts), plain=False))
+
+    def lm(self, **options: Any) -> dspy.LM:
+        options = {"num_retries": 0, "cache": False, **options}
+        return dspy.LM("openai/test", api_base=self.api_base, api_key="sk-secret", **options)
+
+
+def refusal(status: int, *, kind: str = "error", message: str = "no", **headers: Any) -> Callable[[Request], None]:
+    """Return what replies with an error of a provider."""
+    content = {"error": {"message": message, "type": kind, "code": kind}}
+    return lambda request: request.reply(status, content, **headers)
 
 
 @contextlib.contextmanager

@@ -240,7 +240,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Bootstrap any demos, then yield the open compile; close its resources on exit."""
         folder = None if self.log_dir is None else Path(self.log_dir)
         with (
-            torch.device("cpu"),  # overrides the caller's default device
+            _new_tensors_on_cpu(),
             open_log(
                 folder,
                 partial(self._identity, setup),
@@ -396,3 +396,10 @@ def _build_calibrated(
         program = CalibratedProgram(program, calibration, predictor=work.output.predictor)
     set_compiled(program, True)
     return program
+
+
+def _new_tensors_on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors are on the CPU, whatever the caller's default device."""
+    cpu = torch.device("cpu")
+    # A device as a context slows down every operation of torch.
+    return contextlib.nullcontext() if torch.empty(0).device == cpu else cpu

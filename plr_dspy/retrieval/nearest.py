@@ -69,7 +69,14 @@ def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
         vectorizer.fit(["none"])
     vectors = vectorizer.transform(texts)
     by_word = vectors.T.tocsr()
-    return vectors, lambda text: (vectorizer.transform([text]) @ by_word).toarray()[0]
+    rows = {text: row for row, text in enumerate(texts)}
+
+    def cosines(text: str) -> Array:
+        row = rows.get(text)
+        vector = vectorizer.transform([text]) if row is None else vectors[row]
+        return np.asarray((vector @ by_word).toarray()[0])
+
+    return vectors, cosines
 
 
 class Pool:

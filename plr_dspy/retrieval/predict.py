@@ -73,7 +73,7 @@ class RetrievingPredict(dspy.Predict):
         """Return the demos to show for the inputs of a call."""
         scored = dspy.settings.get("plr_dspy_scored")
         if self.retrieval.guarded and scored is None:
-            _warn_of_unknown_example()
+            warn_of_unknown_example()
             return list(self.demos)
         return [*self.demos, *self.retrieval.demos_for(inputs, without=scored)]
 
@@ -122,7 +122,7 @@ def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
 
 
 @functools.cache  # Warn only once.
-def _warn_of_unknown_example() -> None:
+def warn_of_unknown_example() -> None:
     logger.warning(
         "a predictor retrieves no demos, because it runs in a thread that lacks the context of the scored example. "
         "Start threads with dspy.Parallel, dspy.asyncify or contextvars.copy_context, or pass PLFewShot(demos='fixed')."

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ORDERINGS, TablePayer, table
 
-from plr_dspy import OrderingSpace
+from plr_dspy import OrderingSpace, ThompsonSearch
 from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.race import run_race
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.scoring.evaluator import Evaluator, NothingRan
 from plr_dspy.scoring.observations import ExampleSchedule, Observations
-from plr_dspy.search.search import ThompsonSearch
 
 
 class Raced:

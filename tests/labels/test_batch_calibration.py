@@ -11,12 +11,12 @@ import pytest
 from fakes import Program, digest
 from label_engines import KIND, LABELS, Classifier, ask, exact, gold, leaning, normal, softmax
 from label_engines import classifier as student
+from label_world import number
 from scipy.special import log_softmax
 
-from plr_dspy import F1, BatchCalibration, CalibratedProgram
+from plr_dspy import F1, BatchCalibration, CalibratedProgram, PlainTextAdapter
 from plr_dspy.labels.batch_calibration import fit_linear
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 
 ADAPTERS = [dspy.ChatAdapter, dspy.JSONAdapter, PlainTextAdapter]
 
@@ -36,10 +36,6 @@ def labelled(count, label_of):
 
 def inputs(count):
     return [with_input(text=f"text {i}") for i in range(count)]
-
-
-def number(text):
-    return int(text.split()[-1])
 
 
 def fixed(negative):
@@ -471,7 +467,7 @@ OF_THREE, ANSWERS_OF_THREE = linear_world(60, num_labels=3)
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_scales_and_offsets_are_found(scale):
     true = np.array([1.0, 0.0, -1.0])
-    scales, offsets = fit_linear(*linear_world(20_000, num_labels=3, scales=scale, offsets=true))
+    scales, offsets = fit_linear(*linear_world(6_000, num_labels=3, scales=scale, offsets=true))
     assert scales == pytest.approx(np.full(3, scale), rel=0.1)
     assert offsets - offsets.mean() == pytest.approx(true, abs=0.15)
 

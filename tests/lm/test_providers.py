@@ -7,38 +7,18 @@ from types import SimpleNamespace
 import dspy
 import pytest
 from dspy.utils import exceptions
-from fakes import OrderSensitiveEngine, exact_match, questions, student
-from servers import Server, completion, running
+from fakes import engine_for, exact_match, questions, student
+from servers import ChatServer, refusal, running
 
 from plr_dspy import PLReorder
 
 EXAMPLES = questions(40)
 NUM_THREADS = 4
+OPTIONS = {"num_retries": 2, "timeout": 20, "temperature": 0.0}
 
 
-class Provider(Server):
-    """An OpenAI-style chat endpoint; `trouble(request number, prompt)` says what to do instead of answering."""
-
-    def __init__(self, trouble):
-        super().__init__(self.answer_or_not)
-        self.engine = OrderSensitiveEngine({example.question: example.answer for example in EXAMPLES})
-        self.trouble = trouble
-
-    def lm(self, **options):
-        options = {"num_retries": 2, "cache": False, "timeout": 20, **options}
-        return dspy.LM("openai/test", api_base=self.api_base, api_key="sk-secret", temperature=0.0, **options)
-
-    def answer_or_not(self, request):
-        system, *texts = [message["content"] for message in request.body["messages"]]
-        if trouble := self.trouble(request.number, texts[-1]):
-            trouble(request)
-        else:
-            request.reply(200, completion(self.engine.answer(system, texts), plain=False))
-
-
-def status(code, *, kind="error", message="no", **headers):
-    content = {"error": {"message": message, "type": kind, "code": kind}}
-    return lambda request: request.reply(code, content, **headers)
+def provider(trouble):
+    return running(ChatServer(engine_for(EXAMPLES), trouble))
 
 
 def compiled(lm, **options):
@@ -56,19 +36,19 @@ def compiled(lm, **options):
 @pytest.mark.parametrize(
     ("trouble", "error", "route"),
     [
-        (status(401, kind="invalid_api_key"), exceptions.LMAuthError, {}),
-        (status(402, kind="billing"), exceptions.LMBillingError, {}),
-        (status(429, kind="insufficient_quota"), exceptions.LMBillingError, {"engine": "litellm"}),
-        (status(404, kind="model_not_found"), exceptions.LMUnsupportedModelError, {}),
+        (refusal(401, kind="invalid_api_key"), exceptions.LMAuthError, {}),
+        (refusal(402, kind="billing"), exceptions.LMBillingError, {}),
+        (refusal(429, kind="insufficient_quota"), exceptions.LMBillingError, {"engine": "litellm"}),
+        (refusal(404, kind="model_not_found"), exceptions.LMUnsupportedModelError, {}),
     ],
     ids=["401", "402", "quota of litellm", "404"],
 )
 def test_where_every_further_call_would_fail_it_ends_at_once(trouble, error, route, caplog):
-    with running(Provider(lambda number, prompt: trouble if number >= 10 else None)) as provider:
-        result = compiled(provider.lm(**route), max_errors=1000)
+    with provider(lambda number, prompt: trouble if number >= 10 else None) as server:
+        result = compiled(server.lm(**OPTIONS, **route), max_errors=1000)
     assert isinstance(result.error, error)
-    assert provider.num_requests <= 10 + 1 + NUM_THREADS
-    assert result.report.program_calls["total"] == provider.num_requests
+    assert server.num_requests <= 10 + 1 + NUM_THREADS
+    assert result.report.program_calls["total"] == server.num_requests
     assert result.report.errors[0].type == error.__name__
     assert "sk-secret" not in caplog.text + json.dumps(result.report.to_dict())
 
@@ -82,12 +62,12 @@ def test_a_prompt_that_is_too_long_is_wrong_and_the_report_says_which(route):
         asked.append(int(re.search(r"question (\d+)\n", prompt)[1]))
         message = "This model's maximum context length is 10 tokens."
         fits = asked[-1] != asked[0]
-        return None if fits else status(400, kind="context_length_exceeded", message=message)
+        return None if fits else refusal(400, kind="context_length_exceeded", message=message)
 
-    with running(Provider(trouble)) as provider:
-        result = compiled(provider.lm(**route), max_errors=1)
+    with provider(trouble) as server:
+        result = compiled(server.lm(**OPTIONS, **route), max_errors=1)
     assert result.error is None
     (error,) = result.report.errors
     assert (error.type, error.outcome) == ("ContextWindowExceededError", "counted as wrong")
     assert error.examples == [f"trainset[{asked[0]}]"]
-    assert provider.num_requests == result.report.program_calls["total"]
+    assert server.num_requests == result.report.program_calls["total"]

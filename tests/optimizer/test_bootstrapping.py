@@ -13,9 +13,8 @@ from dspy import lm15
 from dspy.utils.exceptions import AdapterParseError
 from fakes import engine_for, exact_match, questions, using
 
-from plr_dspy import PLReorder
+from plr_dspy import PLFewShot, PLReorder
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.optimizer.fewshot import PLFewShot
 
 EXAMPLES = questions(60)
 CLOCK = "plr_dspy.scoring.budget.time.monotonic"

@@ -203,8 +203,10 @@ A_CALL = 400 * PROMPT + 5 * COMPLETION
 
 
 class TestMaxCost:
-    @pytest.mark.parametrize(("spread", "failing"), [(0.0, 0.0), (0.5, 0.1), (1.2, 0.05)])
-    @pytest.mark.parametrize(("share", "num_threads", "seed"), [(0.8, 16, 0), (0.25, 1, 1)])
+    @pytest.mark.parametrize(
+        ("spread", "failing", "share", "num_threads", "seed"),
+        [(0.0, 0.0, 0.8, 16, 0), (0.5, 0.1, 0.8, 16, 0), (0.5, 0.1, 0.25, 1, 1), (1.2, 0.05, 0.25, 1, 1)],
+    )
     def test_is_not_passed_and_leaves_a_comparison(self, num_threads, spread, failing, share, seed):
         engine = uneven(spread=spread, failing=failing, seed=seed)
         mean = 400 * PROMPT * math.exp(spread**2 / 2) + 5 * COMPLETION

@@ -1,6 +1,7 @@
 """Every optimizer keeps limits, survives kills and repeats its results."""
 
 import re
+import shutil
 from collections import Counter
 from functools import partial
 
@@ -10,9 +11,8 @@ import pytest
 from fakes import failure, interrupt, using
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
-from plr_dspy import F1, PLFewShot, PLReorder, Report, order_sensitivity
+from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.baselines import TopKOrder
-from plr_dspy.plackett_luce.updates import MixtureEM
 
 KINDS = {
     "PLReorder": PLReorder,
@@ -46,14 +46,20 @@ def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **op
 
 
 @pytest.fixture(scope="module")
-def finished():
+def folders(tmp_path_factory):
+    """Return the folder that holds the log of an uninterrupted compile of each kind."""
+    return tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture(scope="module")
+def finished(folders):
     """Return student, program and optimizer of uninterrupted compiles."""
     compiles = {}
 
     def of(kind):
         if kind not in compiles:
             program = student()
-            compiles[kind] = program, *compiled(kind, Engine(), program=program)
+            compiles[kind] = program, *compiled(kind, Engine(), program=program, log_dir=folders / kind)
         return compiles[kind]
 
     return of
@@ -156,32 +162,33 @@ class TestGoingOn:
             assert len(again) <= report.program_calls["total"] <= BUDGET.get(kind, 100)
             assert report.comparison is not None
 
-    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(self, kind, whole, tmp_path):
+    def test_a_finished_compile_costs_nothing_and_a_larger_budget_only_what_is_new(
+        self, kind, whole, folders, tmp_path
+    ):
         """Another metric is refused unless it is accepted."""
 
         def other(example, prediction):
             return 1.0 * exact(example, prediction)
 
         engine = Engine()
-        for _ in range(2):
-            _, optimizer = compiled(kind, engine, log_dir=tmp_path)
-            assert len(engine.prompts) == whole(kind).program_calls["total"]
-            assert found(optimizer.report) == found(whole(kind))
-        paid = len(engine.prompts)
-        budget = 1.5 * BUDGET.get(kind, 100)
+        paid = whole(kind).program_calls["total"]
+        shutil.copytree(folders / kind, tmp_path, dirs_exist_ok=True)
+        _, optimizer = compiled(kind, engine, log_dir=tmp_path)
+        assert not engine.prompts
         assert optimizer.report.program_calls["resumed"] == paid
+        assert found(optimizer.report) == found(whole(kind))
         message = r"metric changed.*another log_dir.*accept_changes=True"
         with pytest.raises(ValueError, match=message):
             compiled(kind, engine, metric=other, log_dir=tmp_path)
-        assert len(engine.prompts) == paid
+        assert not engine.prompts
+        compiled(kind, engine, metric=other, log_dir=tmp_path, accept_changes=True)
+        before = len(engine.prompts)
         # What was accepted is no change any more.
-        for options in ({"accept_changes": True}, {}):
-            compiled(kind, engine, metric=other, log_dir=tmp_path, **options)
-        paid = len(engine.prompts)
-        _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=int(budget), log_dir=tmp_path)
+        budget = int(1.5 * BUDGET.get(kind, 100))
+        _, optimizer = compiled(kind, engine, metric=other, max_metric_calls=budget, log_dir=tmp_path)
         calls = optimizer.report.program_calls
-        assert 0 < len(engine.prompts) - paid == calls["total"] - calls["resumed"]
-        assert 0 < calls["resumed"] <= paid
+        assert 0 < len(engine.prompts) - before == calls["total"] - calls["resumed"]
+        assert 0 < calls["resumed"] <= paid + before
         assert calls["total"] <= budget
         assert max(Counter(engine.prompts).values()) <= OFTEN.get(kind, 1)
 

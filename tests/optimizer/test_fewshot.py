@@ -9,7 +9,7 @@ from fakes import exact_match, questions, student, using
 from label_engines import LABELS, classifier, exact
 from label_world import EXAMPLES as LABELLED
 
-from plr_dspy.optimizer.fewshot import PLFewShot
+from plr_dspy import PLFewShot
 
 EXAMPLES = questions(90)
 

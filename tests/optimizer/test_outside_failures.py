@@ -1,6 +1,7 @@
 """Calls that failed for a reason outside the program, and what to do then."""
 
 import re
+from functools import cache
 
 import dspy
 import fakes
@@ -9,7 +10,7 @@ import pytest
 from dspy import lm15
 from fakes import engine_for, exact_match, questions, student, using
 from label_world import found
-from servers import Server, completion, running
+from servers import ChatServer, refusal, running
 
 from plr_dspy import PLFewShot, PLReorder, evaluate_programs, order_sensitivity
 
@@ -46,6 +47,13 @@ def chosen(log_dir, kind=PLReorder, *, demos=5, metric=exact_match, **options):
     return optimizer.report
 
 
+@cache
+def undisturbed(kind, **options):
+    """Return the report of a compile whose calls all succeed."""
+    with using(engine_for(EXAMPLES)):
+        return chosen(None, kind, **options)
+
+
 class Failing:
     """Fail at the beginning of a call while the environment is broken."""
 
@@ -80,9 +88,10 @@ def test_when_the_reason_is_gone_the_same_log_dir_takes_the_course_of_a_run_with
     failing = Failing(error)
     engine = engine_for(EXAMPLES)
     engine.at = dict.fromkeys(range(first_failing, 150), failing)
-    options = {"candidates": "labeled"} if kind is PLFewShot else {}
-    with using(engine_for(EXAMPLES)):
-        uninterrupted = chosen(None, kind, **options)
+    options = {"max_metric_calls": 150 if first_failing else 60}
+    if kind is PLFewShot:
+        options["candidates"] = "labeled"
+    uninterrupted = undisturbed(kind, **options)
     with using(engine):
         with pytest.raises(Exception, match=r".") as raised:
             chosen(tmp_path, kind, **options)
@@ -104,8 +113,7 @@ def test_an_outage_is_forgotten_although_some_of_its_calls_were_answered(tmp_pat
     engine = engine_for(EXAMPLES)
     engine.at = {number: failing for number in range(20, 150) if number % 3}
     options = {"candidates": "labeled"} if kind is PLFewShot else {}
-    with using(engine_for(EXAMPLES)):
-        undisturbed = chosen(None, kind, **options)
+    expected = undisturbed(kind, **options)
     with using(engine):
         with pytest.raises(Exception, match="as it was told"):
             chosen(tmp_path, kind, max_errors=2, **options)
@@ -114,8 +122,8 @@ def test_an_outage_is_forgotten_although_some_of_its_calls_were_answered(tmp_pat
         report = chosen(tmp_path, kind, max_errors=2, **options)
     assert num_failed == 2
     assert not report.errors
-    assert found(report) == found(undisturbed)
-    assert engine.num_calls == undisturbed.program_calls["total"] + num_failed
+    assert found(report) == found(expected)
+    assert engine.num_calls == expected.program_calls["total"] + num_failed
 
 
 def test_many_prompts_beyond_the_context_length_are_the_first_line_of_the_report(tmp_path):
@@ -181,8 +189,7 @@ class Limited(fakes.OrderSensitiveEngine):
         return super().answer(system, texts)
 
 
-@pytest.mark.parametrize("kind", [PLReorder, PLFewShot])
-@pytest.mark.parametrize("error", [lm15.ContextLengthError, lm15.RateLimitError])
+@pytest.mark.parametrize(("error", "kind"), [(lm15.ContextLengthError, PLReorder), (lm15.RateLimitError, PLFewShot)])
 class TestCompleted:
     """Some calls of a run that came to its end failed."""
 
@@ -231,38 +238,20 @@ def test_a_failure_of_the_metric_stays(tmp_path, caplog):
     assert "will be repeated" not in caplog.text
 
 
-class Provider(Server):
-    """A chat server that refuses requests until it is mended."""
-
-    def __init__(self, status, kind):
-        super().__init__(self.answer_or_not)
-        self.engine = engine_for(EXAMPLES)
-        self.is_broken = True
-        self.status = status
-        self.error = {"error": {"message": "no", "type": kind, "code": kind}}
-
-    def answer_or_not(self, request):
-        system, *texts = [message["content"] for message in request.body["messages"]]
-        if self.is_broken:
-            request.reply(self.status, self.error)
-        else:
-            request.reply(200, completion(self.engine.answer(system, texts), plain=False))
-
-
 @pytest.mark.parametrize("route", [{}, {"engine": "litellm"}], ids=["dspy", "litellm"])
 @pytest.mark.parametrize("status", STATUSES)
 def test_servers_that_are_mended(tmp_path, status, route):
     number, kind, advice = STATUSES[status]
+    refused = refusal(number, kind=kind)
     adapter = dspy.ChatAdapter(use_json_adapter_fallback=False)
     options = {"max_metric_calls": 60, "num_threads": 4}
-    with running(Provider(number, kind)) as server:
-        lm = dspy.LM("openai/test", api_base=server.api_base, api_key="k", num_retries=0, cache=False, **route)
-        with dspy.context(lm=lm, adapter=adapter):
-            with pytest.raises(Exception, match=r".") as raised:
-                chosen(tmp_path, **options)
-            assert re.search(advice, advice_of(raised.value))
-            server.is_broken = False
-            report = chosen(tmp_path, **options)
+    server = ChatServer(engine_for(EXAMPLES), lambda number, prompt: refused)
+    with running(server), dspy.context(lm=server.lm(**route), adapter=adapter):
+        with pytest.raises(Exception, match=r".") as raised:
+            chosen(tmp_path, **options)
+        assert re.search(advice, advice_of(raised.value))
+        server.trouble = lambda number, prompt: None
+        report = chosen(tmp_path, **options)
     assert report.program_calls["resumed"] == 0
     assert report.comparison is not None
 

@@ -57,18 +57,19 @@ def calibrated(engine, trainset=RARE, *, num_inputs=100):
 
 
 @pytest.mark.parametrize(
-    "metric",
+    ("metric", "signal"),
     [
-        F1("positive"),
-        F1(),
-        plr_dspy.MatthewsCorrelation(),
-        plr_dspy.BalancedAccuracy(),
-        ConfusionMetric(cost, "label", bounds=(-9.0, 0.0)),
-        ConfusionMetric(F1("positive").value, name="own F1"),
+        (F1("positive"), "score"),
+        (F1("positive"), "auto"),
+        (F1(), "score"),
+        (plr_dspy.MatthewsCorrelation(), "auto"),
+        (plr_dspy.BalancedAccuracy(), "score"),
+        (ConfusionMetric(cost, "label", bounds=(-9.0, 0.0)), "score"),
+        (ConfusionMetric(cost, "label", bounds=(-9.0, 0.0)), "auto"),
+        (ConfusionMetric(F1("positive").value, name="own F1"), "auto"),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("signal", ["score", "auto"])
 def test_finds_what_answers_the_rare_label(metric, signal):
     chosen, report = compiled(PLReorder, metric, program=rare_first(), signal=signal)
     assert chosen.demos[-1]["label"] == "positive"
@@ -141,7 +142,7 @@ def test_report_has_the_metric_itself():
 
 @pytest.mark.parametrize("probabilities", [shy, lambda demos, text: two(len(text) % 2 - 1.0)])
 @pytest.mark.parametrize("calibrate", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
     options = {"calibrate": calibrate, "seed": seed, "max_metric_calls": 100, "max_demos": 3}
     _, report = compiled(PLFewShot, F1("positive"), engine=Engine(probabilities=probabilities), **options)
@@ -155,13 +156,13 @@ def test_a_report_gives_one_score_of_a_program(probabilities, calibrate, seed):
             assert candidate.expected_gain <= 0 or candidate.probability < 3.0 * candidate.probability_worse
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", [1, 4])
 def test_calibration_finds_a_label_that_no_order_answers(seed):
     def timid(demos, text):
         odd = int(text.split()[-1]) % 2
         return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
-    options = {"engine": Engine(probabilities=timid), "calibrate": True, "seed": seed, "max_metric_calls": 300}
+    options = {"engine": Engine(probabilities=timid), "calibrate": True, "seed": seed, "max_metric_calls": 200}
     program, _ = compiled(PLReorder, F1("positive"), **options)
     assert scored(options["engine"], student()) == 0.0
     assert scored(options["engine"], program) > 0.25
@@ -340,7 +341,7 @@ def test_the_probability_that_is_asked_for_is_no_evidence(seed):
 def test_answers_by_which_the_metric_is_the_same_replace_nothing(calibrate):
     options = {"demos": "retrieved", "max_metric_calls": 100, "calibrate": calibrate}
     alike = []
-    for seed in range(8):
+    for seed in range(4):
         report = compiled(PLFewShot, F1("positive"), engine=Engine(), seed=seed, **options)[1]
         promising = [c for c in report.candidates if c.expected_gain > 0]
         assert all(candidate.probability > 0 for candidate in promising)

@@ -38,7 +38,8 @@ class TestScoresWhereThereIsNothingElse:
         engine = Engine(**engine)
         other = Engine()
         failing = options.get("failing", ())
-        options = {name: value for name, value in options.items() if name != "failing"}
+        options = {"max_metric_calls": 60, **options}
+        options.pop("failing", None)
         for one in (engine, other):
             one.at = dict.fromkeys(failing, failure)
         program, report = go(engine, **options)
@@ -57,8 +58,10 @@ class TestScoresWhereThereIsNothingElse:
         assert plain.signal.reason == ""
         assert "learnt from" not in plain.details()
 
-    @pytest.mark.parametrize("stopped_at", [2, 6])
-    @pytest.mark.parametrize("options", [{}, {"kind": PLFewShot}, {"kind": PLFewShot, "demos": "auto"}])
+    @pytest.mark.parametrize(
+        ("options", "stopped_at"),
+        [({}, 2), ({}, 6), ({"kind": PLFewShot}, 2), ({"kind": PLFewShot, "demos": "auto"}, 6)],
+    )
     def test_what_goes_on_knows_that_there_are_none(self, tmp_path, options, stopped_at):
         whole = go(Engine(logprobs=False), max_metric_calls=60, **options)[1]
         engine = Engine(logprobs=False)

@@ -93,8 +93,7 @@ class TestEveryNameWorks:
             compiled = PLReorder(right(place), **OPTIONS).compile(program, trainset=examples(place))
         check_demos(compiled, place, tmp_path)
 
-    @pytest.mark.parametrize("candidates", ["labeled", "bootstrapped"])
-    @pytest.mark.parametrize("demos", ["fixed", "retrieved"])
+    @pytest.mark.parametrize(("candidates", "demos"), [("labeled", "retrieved"), ("bootstrapped", "fixed")])
     def test_in_demos_that_are_chosen(self, place, candidates, demos, tmp_path):
         numbers = {"min_demos": 2, "max_demos": 3}
         options = {**OPTIONS, "candidates": candidates, "demos": demos, **numbers}

@@ -18,7 +18,7 @@ import numpy as np
 import openai
 import pydantic
 import pytest
-from fakes import printed_whatever_the_hashes
+from fakes import printed_with_other_hashes
 
 from plr_dspy.programs.fingerprint import describe, digest
 
@@ -278,15 +278,20 @@ def test_what_changed_in_a_metric_or_a_model_is_named():
     assert "sk-secret" not in repr(before)
 
 
-def test_the_same_in_processes_that_hash_otherwise():
-    printed_whatever_the_hashes(
-        "from test_identity import *;"
-        "metric = lambda e, p, labels={'a', 'b', 'c'}: p in {'x', 'y', 'z'} or labels;"
-        "things = [metric, functools.partial(plain, labels={'p', 'q', 'r'}), Tags(tags={'s', 't', 'u'}),"
-        " dspy.Example(a=frozenset('abc'), b=Color.RED, c=object(), d=re.compile('x'), e=np.float32(1)),"
-        " Judge(), Weighted(1).score, reversed_(plain), dspy.ReAct('a -> b', tools=[plain])];"
-        "print([digest(thing) for thing in things])"
-    )
+def digests_of_things():
+    def metric(example, prediction, labels={"a", "b", "c"}):  # noqa: B006
+        return prediction in {"x", "y", "z"} or labels
+
+    values = {"a": frozenset("abc"), "b": Color.RED, "c": object(), "d": re.compile("x"), "e": np.float32(1)}
+    things = [metric, functools.partial(plain, labels={"p", "q", "r"}), Tags(tags={"s", "t", "u"})]
+    things += [dspy.Example(values), Judge(), Weighted(1).score, reversed_(plain)]
+    things += [dspy.ReAct("a -> b", tools=[plain])]
+    return list(map(digest, things))
+
+
+def test_the_same_in_a_process_that_hashes_otherwise():
+    code = "import test_identity; print(test_identity.digests_of_things())"
+    assert printed_with_other_hashes(code) == f"{digests_of_things()}\n"
 
 
 LIMIT = 1

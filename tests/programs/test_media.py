@@ -11,7 +11,7 @@ from fakes import OrderSensitiveEngine, using
 from plr_dspy import PLFewShot, PLReorder, load_program
 
 OPTIONS = {"num_threads": 1, "display_progress": False}
-SIZE = 60_000
+SIZE = 15_000
 TOKENS_OF_A_PICTURE = 250
 """What litellm counts, whatever the picture."""
 

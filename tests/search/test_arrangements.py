@@ -9,9 +9,8 @@ from landscapes import ArrangementWorld
 from replay import Pool, compiled, halving
 from worlds import play
 
-from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA
+from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA, ThompsonSearch
 from plr_dspy.search.model.ordering_model import OrderingModel
-from plr_dspy.search.search import ThompsonSearch
 
 SPACE = OrderingSpace.of_sizes(12, max_length=4, identity=((),))
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from worlds import World, play, random_orderings
 
-from plr_dspy import OrderingSpace
+from plr_dspy import OrderingSpace, ThompsonSearch
 from plr_dspy.search.model.ordering_model import MAX_MODELLED
 from plr_dspy.search.model.responses import LabelResponses
-from plr_dspy.search.search import ThompsonSearch
 from plr_dspy.search.space import WholeProgram
 
 
