@@ -101,8 +101,8 @@ class _Block:
         rows = []
         for ordering in orderings:
             from_end = ordering[self._number][::-1]
-            num_empty = self._max_length - len(from_end)
-            rows.append([*from_end, *[self._size] * num_empty])
+            empty_places = [self._size for _ in range(self._max_length - len(from_end))]
+            rows.append([*from_end, *empty_places])
         items = np.array(rows, dtype=np.int64).reshape(len(rows), self._max_length)
         is_item = self._items[items]
         families = {
