@@ -183,10 +183,10 @@ class TestEveryRule:
     @pytest.mark.parametrize(
         ("elites", "weights", "message"),
         [
-            ([[0, 1, 2]], [1.0, 2.0], "one for each"),
-            ([[0, 1, 2]], [math.nan], "not negative"),
-            ([[0, 1, 2]], [0.0], "not all 0"),
-            ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "not negative"),
+            ([[0, 1, 2]], [1.0, 2.0], "for each elite"),
+            ([[0, 1, 2]], [math.nan], "a number >= 0"),
+            ([[0, 1, 2]], [0.0], "at least one of them above 0"),
+            ([[0, 1, 2], [2, 1, 0]], [1.0, -1.0], "a number >= 0"),
         ],
     )
     def test_refuses_weights(self, rule, elites, weights, message):
