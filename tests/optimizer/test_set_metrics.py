@@ -298,7 +298,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("metric", "message"),
-        [(F1("happy"), "no example has 'happy'"), (F1("positive", field="mood"), "must have 'mood' for the label")],
+        [(F1("happy"), "must have the label 'happy'"), (F1("positive", field="mood"), "must have the field .mood.")],
     )
     def test_of_metric_and_examples(self, metric, message):
         engine = Engine()
