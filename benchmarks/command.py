@@ -59,7 +59,7 @@ def print_table(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def percent(values: Sequence[float] | np.ndarray) -> str:
-    """Return the share of true values among those that are not NaN; an empty string if all are."""
+    """Return the share of true values among those that are not NaN; an empty string if all are NaN."""
     known = np.asarray(values, dtype=float)
     if np.isnan(known).all():
         return ""

@@ -34,7 +34,7 @@ class NoProbabilities(FatalLMError):
 
 @dataclass
 class LogprobRequests:
-    """State of the requests for log-probabilities; a refusal or a first reply without any ends them."""
+    """State of the requests for log-probabilities, which end after a refusal or a first reply without any."""
 
     purpose: str = ""  # what needs log-probabilities; empty if they are optional
     wanted: bool = True  # whether calls request them

@@ -95,7 +95,7 @@ class CompletionEngine:
 
     @classmethod
     def load_state(cls, state: Json) -> CompletionEngine:
-        """Build an engine from the result of `dump_state`, whose key is read from `api_key_env` if set."""
+        """Build an engine from the result of `dump_state`; `api_key_env` supplies the key, if it is set."""
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:

@@ -200,5 +200,5 @@ class TestSettings:
     @pytest.mark.parametrize(("argument", "value"), [("api_base", "localhost:8000"), ("api_base", None)])
     def test_bad_ones_are_named(self, argument, value):
         settings = {"model": "stub", "api_base": "http://127.0.0.1:8000/v1", argument: value}
-        with pytest.raises(ValueError, match=f"{argument}: expected"):
+        with pytest.raises(ValueError, match=f"{argument} must start with http"):
             completion_lm(**settings)

@@ -70,11 +70,11 @@ def test_what_a_file_may_hold_besides(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"text": "a", "label": "meh"}', r": 'meh' is no label of 'mr'; expected .*'positive'\]"),
-        ('{"sentence": "a", "label": "positive"}', r" cannot be read: (?s:.*)text\n  Field required.*'sentence'"),
-        ('{"text": "a", "label": 1}', r" cannot be read: (?s:.*)label\n  Input should be a valid string.*=1"),
-        ('{"text": "a", ', " cannot be read: (?s:.*)Invalid JSON"),
-        (b'{"text": "caf\xe9", "label": "positive"}', " cannot be read: (?s:.*)Invalid JSON"),
+        ('{"text": "a", "label": "meh"}', r" must have one of .*'positive'\]; got 'meh'"),
+        ('{"sentence": "a", "label": "positive"}', r" is invalid: (?s:.*)text\n  Field required.*'sentence'"),
+        ('{"text": "a", "label": 1}', r" is invalid: (?s:.*)label\n  Input should be a valid string.*=1"),
+        ('{"text": "a", ', " is invalid: (?s:.*)Invalid JSON"),
+        (b'{"text": "caf\xe9", "label": "positive"}', " is invalid: (?s:.*)Invalid JSON"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, words):

@@ -83,9 +83,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("lines", "message"),
         [
-            ([record(), "", '{"task": "m', record()], r"(?s)line 3 of .*jsonl is no result: .*Invalid JSON"),
+            ([record(), "", '{"task": "m', record()], r"(?s)line 3 of .*jsonl is not a valid result: .*Invalid JSON"),
             ([record(), '{"task": "m'], "line 2"),
-            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*remove it"),
+            ([record(), record(seed="2")], r"(?s)line 2 of .*seed.*Remove it"),
             ([[1, 2]], "line 1"),
         ],
     )

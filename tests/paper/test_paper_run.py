@@ -96,12 +96,12 @@ def test_no_run_makes_more_calls_than_it_said(data, grid_folder):
     ("options", "words"),
     [
         (["--methods", "PLR"], "method must be one of"),
-        (["--pool", "100000"], "ask for fewer"),
+        (["--pool", "100000"], "Lower it"),
         (["--num-demos", "1"], "num_demos must be at least 2"),
         (["--data-dir", "nowhere"], "nowhere"),
         (["--model", "hosted_vllm/some"], "api_bases"),
         (["--api-base", "http://127.0.0.1:9/v1"], "api_bases"),
-        (["--api-key-env", "NOSUCH"], "NOSUCH is not set"),
+        (["--api-key-env", "NOSUCH"], "'NOSUCH' is not set"),
         *(([f"--{name}", "0"], f"--{name}") for name in ("threads", "jobs")),
         (["--tasks", "juggling"], "--tasks"),
     ],
@@ -122,5 +122,5 @@ def test_no_results_is_a_clear_error(tmp_path, capsys, content):
     if content is not None:
         (tmp_path / RESULTS).write_text(content)
     assert main(["table", "--out", str(tmp_path)]) == USER_ERROR
-    assert "make some: python examples/paper run" in capsys.readouterr().err
+    assert "Run python examples/paper run" in capsys.readouterr().err
     assert not [path for path in tmp_path.iterdir() if path.name != RESULTS]

@@ -227,4 +227,4 @@ def test_ours_theirs_and_the_difference():
     assert texts(line, "seeds", "published_seeds", "method") == ["2", "5", "Static"]
     expected = pytest.approx([55, 91.1, -36.1])
     assert numbers(line, "mean", "published", "difference") == expected
-    assert "says nothing about a method" in table.to_markdown()
+    assert "mostly reflects the models" in table.to_markdown()
