@@ -467,7 +467,7 @@ OF_THREE, ANSWERS_OF_THREE = linear_world(60, num_labels=3)
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_scales_and_offsets_are_found(scale):
     true = np.array([1.0, 0.0, -1.0])
-    scales, offsets = fit_linear(*linear_world(6_000, num_labels=3, scales=scale, offsets=true))
+    scales, offsets = fit_linear(*linear_world(20_000, num_labels=3, scales=scale, offsets=true))
     assert scales == pytest.approx(np.full(3, scale), rel=0.1)
     assert offsets - offsets.mean() == pytest.approx(true, abs=0.15)
 

@@ -43,7 +43,7 @@ class RecordingEngine(OrderSensitiveEngine):
 
 
 def optimizer(log_dir=None, **options):
-    options = {"max_metric_calls": 300, "num_threads": NUM_THREADS, "display_progress": False, **options}
+    options = {"max_metric_calls": 150, "num_threads": NUM_THREADS, "display_progress": False, **options}
     return PLReorder(options.pop("metric", exact_match), log_dir=log_dir, **options)
 
 
@@ -61,6 +61,7 @@ def selected(log_dir=None, metric=exact_match, **options):
     return chooser.report
 
 
+LONG = partial(compiled, max_metric_calls=300)
 FOUND_OR_FIXED = partial(selected, demos="auto", max_demos=3, candidates="labeled", max_metric_calls=150)
 
 
@@ -86,7 +87,7 @@ def ring(number=signal.SIGINT):
 
 
 class TestKilled:
-    @pytest.mark.parametrize(("work", "num_kills"), [(compiled, 2), (selected, 2), (FOUND_OR_FIXED, 1)])
+    @pytest.mark.parametrize(("work", "num_kills"), [(LONG, 2), (selected, 1), (FOUND_OR_FIXED, 1)])
     def test_at_random_moments(self, tmp_path, engine, work, num_kills):
         uninterrupted = work()
         rng = random.Random(0)
@@ -285,16 +286,16 @@ class TestOtherArguments:
         "change",
         [
             {"seed": 1},
-            {"max_metric_calls": 150},
+            {"max_metric_calls": 100},
             {"update": "ema", "patience": 2},
             {"trainset": EXAMPLES[:50], "accept_changes": True},
         ],
     )
     def test_no_call_is_made_again(self, tmp_path, engine, change):
         """Cells are named by the content of their examples."""
-        compiled(tmp_path, student(4), max_metric_calls=200)
+        compiled(tmp_path, student(4), max_metric_calls=150)
         before = engine.num_calls
-        report = compiled(tmp_path, student(4), **{"max_metric_calls": 400, **change})
+        report = compiled(tmp_path, student(4), **{"max_metric_calls": 250, **change})
         calls = report.program_calls
         assert set(engine.requests.values()) == {1}
         assert engine.num_calls - before == calls["total"] - calls["resumed"]
@@ -309,12 +310,12 @@ class TestOtherArguments:
         """Splits, pools and added demos are drawn as before."""
 
         def go(trainset, log_dir=None):
-            options_of = {**options, "max_metric_calls": 300, "num_threads": 1, "display_progress": False}
+            options_of = {**options, "max_metric_calls": 150, "num_threads": 1, "display_progress": False}
             chooser = kind(exact_match, log_dir=log_dir, **options_of)
             program = chooser.compile(student(num_demos), trainset=trainset)
             return program.demos, chooser.report.comparison, chooser.report.program_calls["total"]
 
-        engine.at = {120: interrupt}
+        engine.at = {100: interrupt}
         with pytest.raises(KeyboardInterrupt):
             go(EXAMPLES, tmp_path)
         assert go(EXAMPLES[::-1], tmp_path) == go(EXAMPLES)
@@ -337,7 +338,7 @@ class TestOtherArguments:
     @pytest.mark.parametrize("work", [compiled, selected])
     def test_each_budget_and_seed_has_its_own_result_again(self, tmp_path, engine, work):
         """Whatever others have paid for in the same folder."""
-        runs = [(0, 300), (0, 200), (1, 300)]
+        runs = [(0, 150), (0, 100), (1, 150)]
         reports = {}
         for seed, limit in runs:
             report = found(work(tmp_path, seed=seed, max_metric_calls=limit))
@@ -348,7 +349,7 @@ class TestOtherArguments:
         for seed, limit in runs:
             assert found(work(tmp_path, seed=seed, max_metric_calls=limit)) == reports[seed, limit]
         assert engine.num_calls == spent
-        assert found(work(None, seed=1, max_metric_calls=300)) == reports[1, 300]
+        assert found(work(None, seed=1, max_metric_calls=150)) == reports[1, 150]
 
     def test_a_round_that_time_has_cut_is_scored_whole_by_the_next_run(self, tmp_path, engine, monkeypatch):
         monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(engine.num_calls))
@@ -544,7 +545,7 @@ class TestFailed:
             return 1 / (example.question != "question 30") * exact_match(example, prediction)
 
         whole = compiled(metric=metric, max_errors=100)
-        engine.at = {engine.num_calls + 200: ring}
+        engine.at = {engine.num_calls + 100: ring}
         with pytest.raises(KeyboardInterrupt):
             compiled(tmp_path, metric=metric, max_errors=100)
         report = compiled(tmp_path, metric=metric, max_errors=100)

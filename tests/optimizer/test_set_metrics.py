@@ -162,7 +162,7 @@ def test_calibration_finds_a_label_that_no_order_answers(seed):
         odd = int(text.split()[-1]) % 2
         return two(odd - 3.0 + 0.7 * normal(text) + 0.2 * normal(f"{demos}{text}"))
 
-    options = {"engine": Engine(probabilities=timid), "calibrate": True, "seed": seed, "max_metric_calls": 200}
+    options = {"engine": Engine(probabilities=timid), "calibrate": True, "seed": seed, "max_metric_calls": 300}
     program, _ = compiled(PLReorder, F1("positive"), **options)
     assert scored(options["engine"], student()) == 0.0
     assert scored(options["engine"], program) > 0.25

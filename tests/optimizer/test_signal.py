@@ -152,8 +152,7 @@ def test_answers_without_a_model_say_nothing_of_log_probabilities():
     assert signal(every=True).reason == "the program answered without calling its classifier"
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("logprobs", [True, False])
+@pytest.mark.parametrize(("logprobs", "fails"), [(True, False), (False, True)])
 def test_the_first_call_takes_of_the_time(logprobs, fails):
     """No other begins when it is over."""
 

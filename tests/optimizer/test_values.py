@@ -221,11 +221,12 @@ UNTYPED = {
     "frame": lambda i: pd.DataFrame({"a": [i, 2]}),
     "list of texts": lambda i: [str(i), "two"],
 }
-CANDIDATES = {"bootstrapped": {"candidates": "bootstrapped"}, "found": {"demos": "auto"}}
 
 
-@pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
-@pytest.mark.parametrize("where", ["point", "answer"])
+@pytest.mark.parametrize(
+    ("where", "candidates"),
+    [("point", {"demos": "auto"}), ("answer", {"demos": "auto"}), ("answer", {"candidates": "bootstrapped"})],
+)
 @pytest.mark.parametrize("make", UNTYPED.values(), ids=UNTYPED)
 def test_fields_without_a_type_hold_any_value(make, where, candidates, tmp_path):
     """As an input, and as a label that the program answers."""

@@ -114,7 +114,7 @@ GOLD = r"""
 \{1\pm\sqrt{5},-2\}|-\frac 32|\frac 9{20}|\frac{625}4|129\frac{1}{3}|.3|10,\!080|335{,}670|58,500|\$32,\!348|14.5\%
 2\cos 15^{\circ}|15\mbox{ cm}^2|6\frac{1}{6}\text{ feet}|1920\text{ ways.}|10200_3|4210_{5}|43_5.|1 : 2|\text{(E)},|B, C
 \text{1:03 PM}|\text{October 30}|x \in [-2,7]|x^2 + y^2 = 13|y = 2x + 3|20x + 23y + 26z - 69 = 0|n \equiv 0 \pmod{3}
-\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}|8^{8^9}|5^{11986}|\frac{1}{2^{98}}|2^{2^{\aleph_0}}|\mathbb{Z}/2\mathbb{Z}
+\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}|8^{8^9}|\mathbb{Z}/2\mathbb{Z}|5^{11986}|\frac{1}{2^{98}}|2^{2^{\aleph_0}}
 \sum_{j=0}^{k/2} \binom{n}{k-j}|\dbinom{2n}{n}|f'(x_0) \geq 0|\|A\| \ge \|B\||a = b = c|A \subseteq B|\mathfrak{c}|iii
 \log_3 4 > \sqrt[4]{2}|e^{x + e^x}|-i \sqrt{2\pi} \xi e^{-\xi^2/2}|1 < y < 6|n!|n \cdot n!|near-ring|positive definite
 Yes|No|True|False|\text{Yes}|neither|C|e|i|0|-\infty|\emptyset|\vec{n}|O(2^{k^2})|(\det A)^{n-1}
