@@ -36,7 +36,7 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,8 @@ from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
-from plr_dspy.statistics.calibration import Array, batch_offsets, cross_validated, likely_shares
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.calibration import batch_offsets, cross_validated, likely_shares
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)

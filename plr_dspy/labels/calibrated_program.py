@@ -20,7 +20,8 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.metrics.copies import own_value
 from plr_dspy.programs.calls import WRONG_ANSWERS
 from plr_dspy.programs.copying import ProgramFactory
-from plr_dspy.statistics.calibration import Array, calibrated
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.calibration import calibrated
 
 PURPOSE = "calibration"
 PROBABILITIES = "probabilities"  # field added to calibrated predictions

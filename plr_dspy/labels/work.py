@@ -22,7 +22,7 @@ from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 

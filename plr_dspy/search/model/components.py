@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array, Families
+from plr_dspy.search.model.gains import Families
+from plr_dspy.statistics.arrays import Array
 
 Variances: TypeAlias = Sequence[float] | None  # of an earlier fit that a fit continues
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # from K and (K + E)^-1 to y and s

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from plr_dspy.search.model.components import Variances, fit_components
-from plr_dspy.search.model.gains import Array, Families, Mask
+from plr_dspy.search.model.gains import Families
+from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
 NUM_QUICK_SWEEPS = 3  # of a fit that only ranks orderings

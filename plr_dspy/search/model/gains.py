@@ -19,12 +19,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Array: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
-Numbers: TypeAlias = NDArray[np.int64]
+from plr_dspy.statistics.arrays import Array, Mask
+
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # s

@@ -24,11 +24,12 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Mask, Numbers, gain_of_calibration
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, gain_of_calibration
 from plr_dspy.search.model.process import AdditiveProcess
 from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, LabelTable, ResponseModel
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 # Orderings that the process is fitted to, which bounds its time: one half the most promising, and for contrast some of
 # the others.

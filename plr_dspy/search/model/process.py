@@ -26,8 +26,9 @@ import numpy as np
 from scipy import optimize
 
 from plr_dspy.search.model.components import Variances, fit_components, kernels_of, linear
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Families, Gains, Mask, Numbers, expected_gains
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 OUTSIDER_VARIANCE = 1.0  # of an outsider's effect, over the noise's: little is known of it
 PRIOR_SHARE = 0.2  # prior mean of the share of the residual variance that preferences have

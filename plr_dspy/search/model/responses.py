@@ -28,10 +28,11 @@ from scipy.special import log_softmax
 
 from plr_dspy.search.model.components import Variances, kernels_of, linear
 from plr_dspy.search.model.effects import NUM_QUICK_SWEEPS, NUM_SWEEPS, EffectProcess, Posterior, ResponseEffects
-from plr_dspy.search.model.gains import Array, Families, Gains, Mask, Numbers, independent_gains
+from plr_dspy.search.model.gains import Families, Gains, independent_gains
 from plr_dspy.search.model.process import AdditiveProcess, covariance_of_means
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.search.space import Candidate
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
 MAX_EXAMPLES = 128  # that expected scores are means of
