@@ -17,7 +17,8 @@ from scipy.special import log_softmax
 
 from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
+from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.calibration_report import AS_IT_IS, LIKELIEST, CalibrationReport
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities

@@ -1,4 +1,4 @@
-"""Make program calls with label probabilities, and score labels with a metric."""
+"""Program calls with label probabilities, and scores of labels by a metric."""
 
 import logging
 import math
@@ -11,7 +11,8 @@ import numpy as np
 
 from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
@@ -20,6 +21,7 @@ from plr_dspy.metrics.copies import own_copy
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers, Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array
@@ -37,13 +39,13 @@ UNASKED = "the program answered without its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Reads the log-probabilities of labels. Records hold the answered label but no scores.
+    """Work that reads the log-probabilities of labels; its records have the answered label but no score.
 
     Args:
         examples: Examples to call programs on.
         output: The output with the labels.
         purpose: What needs log-probabilities, for messages.
-        as_it_is: Whether programs answer unchanged, or with the likeliest label.
+        as_it_is: Whether programs give their own answers. Otherwise, they answer with the likeliest label.
     """
 
     def __init__(
@@ -77,15 +79,18 @@ class LabelWork(MetricWork):
     """A `MetricWork` that also reads label log-probabilities if they explain the score.
 
     Args:
-        metric: Scores the answers.
+        metric: The metric that scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
         scores: The `label_scores` ``[E, L]``.
-        calibrating: Whether programs answer with the likeliest label.
-        original: The user's program, which always answers unchanged.
+        calibrating: Whether programs answer with the likeliest label, and answers are calibrated afterwards.
+        original: The user's program, which always gives its own answers.
+
+    Attributes:
+        shares: Possible shares of labels among right answers, ``[S, L]``; None for even ones.
     """
 
-    shares: Array | None = None  # possible shares of labels among right answers, [S, L]
+    shares: Array | None = None
 
     def __init__(
         self,
@@ -123,18 +128,18 @@ class LabelWork(MetricWork):
             if stays_original:
                 wrong.told |= _rounded_fields(reader.unread)
             raise
-        label = self.output.label_of(prediction)  # read first, as metrics may modify the prediction
+        label = self.output.label_of(prediction)  # The metric may modify the prediction, so read the label first.
         record = self._scored(example, prediction)
         if len(reader.readings) > 1:
             self.requests.reason = SEVERAL
             if self._likeliest is not None:
                 raise NoProbabilities(
                     f"calibrate needs one call of the classifier for an answer, and {SEVERAL}: leave calibrate out, or "
-                    "call BatchCalibration(predictor=...) instead"
+                    "use BatchCalibration(predictor=...) instead."
                 )
         only_reading = reader.readings[0] if len(reader.readings) == 1 else None
         if stays_original and (only_reading or reader.unread):
-            # Score the original unchanged; calibrated, it would use its first reply.
+            # The original keeps its own answer. Calibrated, it would use its first reply.
             return replace(record, **_rounded_fields(reader.unread or only_reading))
         lacking = UNASKED
         if reader.readings:
@@ -149,15 +154,15 @@ class LabelWork(MetricWork):
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
         if reading.label != label:
-            return "the program answers something else than the label that its classifier said"
+            return "the program answers something else than the label of its classifier"
         if record.score != self.scores[example, list(self.output.labels).index(reading.label)]:
-            return "the metric scores the same answer differently when it is asked again"
+            return "the metric scores the same answer differently at a second call"
         return ""
 
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
         """Return label scores, and access to the logged log-probabilities."""
         scores = self.scores
-        if self.influence is not None:  # Influence updates its table in place.
+        if self.influence is not None:  # Its table is updated in place.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -166,7 +171,21 @@ class LabelWork(MetricWork):
                 return None
             return record.label_logprobs, record.unseen_labels
 
-        return LabelResponses(scores, read, shares, self._likeliest is not None, self.influence)
+        answers = OwnAnswers if self._likeliest is None else CalibratedAnswers
+        return LabelResponses(scores, read, shares, answers, self.influence)
+
+    def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
+        """Return the program that answers as it was scored, calibrated if its answers were revised."""
+        if revision is None:
+            return program
+        calibration = Calibration(
+            "batch" if revision.shares else "none",
+            tuple(self.output.labels),
+            revision.offsets,
+            num_inputs=len(self.examples),
+            shares=revision.shares,
+        )
+        return CalibratedProgram(program, calibration, predictor=self.output.predictor)
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
@@ -177,7 +196,7 @@ def _fields(reading: Reading | None) -> dict[str, Value]:
 
 
 def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return a reading's fields for a record, rounded as a resumed compile sees them."""
+    """Return a reading's fields for a record, rounded as a resumed compile reads them."""
     if reading is not None:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)
@@ -196,7 +215,14 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return each label's score on each example, ``[E, L]``, or the reason why there is none."""
+    """Return each label's score on each example, ``[E, L]``, or the reason why there is none.
+
+    Args:
+        metric: The metric.
+        examples: The examples.
+        output: The output with the labels.
+        max_seconds: Time limit of the compile, of which this takes a small share.
+    """
     values = list(output.labels.values())
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
@@ -213,14 +239,14 @@ def label_scores(
             seconds = time.perf_counter() - began
             total_seconds += seconds
             num_slow += seconds > LONGEST_CALL
-            if calls.stopped:  # The metric caught the exception.
+            if calls.stopped:  # The metric suppressed the exception.
                 break
-            # The first call may load something; some are slow only for wrong labels.
+            # The first call may load something, and a metric may be slow only for wrong labels.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
-                return "the metric takes too long to be asked for every label"
+                return "the metric takes too long to be called for every label"
     except (Exception, SystemExit) as error:
         if not calls.stopped:
-            return f"the metric raises {type(error).__name__} for a prediction that holds {output.name!r} alone"
+            return f"the metric raises {type(error).__name__} for a prediction with the field {output.name!r} alone"
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():
@@ -228,16 +254,32 @@ def label_scores(
     return scores
 
 
+def describe_answers(signal: str, calibrate: object) -> dict[str, bool | str]:
+    """Return what the arguments `signal` and `calibrate` say about how programs answer calls."""
+    return {
+        "calibrate": calibrate is not False,
+        "signal": "score" if signal == "score" else "auto",  # "logprobs" makes the same calls
+    }
+
+
+def check_answers_itself(program: dspy.Module, *, name: str) -> None:
+    """Raise an error if the program is calibrated."""
+    if isinstance(program, CalibratedProgram):
+        raise UserError(
+            f"{name} is calibrated for the order of its demos: pass {name}.program, and calibrate the result."
+        )
+
+
 def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Example], name: str) -> None:
-    """Warn if an output is a number and all examples have texts there."""
+    """Warn if an output is a number and all examples have texts in that field."""
     for predictor in program.predictors():
         for field_name, field in predictor.signature.output_fields.items():
             values = [example[field_name] for example in examples if field_name in example]
             are_texts = bool(values) and all(isinstance(value, str) for value in values)
             if are_texts and field.annotation in (int, float):
                 logger.warning(
-                    "%s: output %r is a number, but the examples have texts there, such as %r; a metric that compares "
-                    "them with == scores 0: convert them to numbers",
+                    "%s: output %r is a number, but the examples have texts in that field, such as %r. A metric that "
+                    "compares them with == scores 0. Convert them to numbers.",
                     name,
                     field_name,
                     values[0],
@@ -245,7 +287,7 @@ def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Exa
 
 
 def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.Example], *, name: str) -> None:
-    """Raise if no example has one of the labels and the metric scores all labels alike."""
+    """Raise an error if no example has one of the labels and the metric gives all labels the same score."""
     _warn_of_texts_for_numbers(program, examples, name)
     output = label_output(program)
     if not isinstance(output, LabelOutput) or output.num_none(examples):
@@ -257,16 +299,16 @@ def check_answers(program: dspy.Module, metric: Metric, examples: Sequence[dspy.
     if isinstance(scores, str) and scores == ALL_ALIKE:
         raise UserError(
             f"{name}: no example has one of the labels {list(output.labels)} at {output.name!r} (one has "
-            f"{values[0]!r}), and {ALL_ALIKE}: no answer can be right. Give each example a label of the output's type"
+            f"{values[0]!r}), and {ALL_ALIKE}: no answer can be right. Give each example a label of the output's type."
         )
 
 
 class NoCalls(BaseCallback):  # type: ignore[misc]
-    """Stops a metric before it calls a language model."""
+    """A callback that stops a metric before it calls a language model."""
 
     stopped = False
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
         self.stopped = True
-        # Neither DSPy nor metrics normally catch this exception.
+        # Neither DSPy nor most metrics catch this exception.
         raise SystemExit("the metric calls a language model")

@@ -23,8 +23,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.work import LabelWork
+from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
@@ -51,9 +50,10 @@ from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.values import ValueCodec
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, WholeProgram
+from plr_dspy.search.space import WITHOUT_DEMOS, Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     signal: ClassVar[str] = "auto"
-    calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
 
     @property
@@ -282,11 +281,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            "calibrate": self.calibrate is not False,
-            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
+            **self._answers(),
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
         }
+
+    def _answers(self) -> dict[str, bool | str]:
+        """Describe how programs answer calls."""
+        return describe_answers(self.signal, False)
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
         """Return the scored examples' names in messages, and their keys in the log."""
@@ -337,8 +339,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         setup = opened.setup
         work = opened.work
         decision = outcome.decision
-        shares = () if decision.calibration is None else decision.calibration.shares
-        program_in = partial(_program_as_scored, setup, work, shares)
+        program_in = partial(_program_as_scored, setup, work)
         finished = self._finish(setup, run, outcome, program_in)
         program = finished.program
         names, _ = self._examples(setup, work)
@@ -365,7 +366,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Build the compile's result; `program_in` builds a program as scored."""
-        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
+        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.revision))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
@@ -375,24 +376,11 @@ def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) ->
 
 
 def _program_as_scored(
-    setup: CompileSetup,
-    work: MetricWork,
-    shares: Sequence[float],
-    ordering: Ordering | WholeProgram,
-    offsets: Sequence[float],
+    setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build the program in this order, calibrated with the offsets it was scored with, if any."""
-    program = setup.slots.build(ordering)
+    """Build a candidate's program, with its answers revised as they were when it was scored."""
+    program = setup.slots.build(candidate)
     record_settings(program)
-    if offsets:
-        assert isinstance(work, LabelWork)
-        calibration = Calibration(
-            "batch" if shares else "none",
-            tuple(work.output.labels),
-            tuple(offsets),
-            num_inputs=len(setup.scored_examples),
-            shares=tuple(shares),
-        )
-        program = CalibratedProgram(program, calibration, predictor=work.output.predictor)
+    program = work.answering(program, revision)
     set_compiled(program, True)
     return program

@@ -96,12 +96,24 @@ class PLFewShot(LearningOptimizer):
         if self.min_demos > self.max_demos:
             raise UserError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        without_calls = self.demos == "retrieved" and self.calibrate is False and self.candidates != "bootstrapped"
-        if self.max_metric_calls == 0 and not without_calls:
-            needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
-            raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
+        if self.max_metric_calls == 0:
+            self._check_without_calls()
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
+
+    def _check_without_calls(self) -> None:
+        """Raise a ValueError if an argument needs program calls."""
+        super()._check_without_calls()
+        if self.demos != "retrieved":
+            raise UserError(
+                f"demos={self.demos!r} needs program calls, and max_metric_calls=0 allows none: pass "
+                "demos='retrieved', or raise max_metric_calls."
+            )
+        if self.candidates == "bootstrapped":
+            raise UserError(
+                "candidates='bootstrapped' needs program calls of a teacher, and max_metric_calls=0 allows none: pass "
+                "other candidates, or raise max_metric_calls."
+            )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
@@ -243,11 +255,11 @@ class PLFewShot(LearningOptimizer):
         best = best_by_number(setup, slots, expected, outcome)
         self._makers = {}
         for number, score in best.items():
-            self._makers[number] = partial(program_in, score.candidate, score.offsets)
+            self._makers[number] = partial(program_in, score.candidate, score.revision)
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
-        program = program_in(outcome.decision.ordering, outcome.decision.offsets)
+        program = program_in(outcome.decision.ordering, outcome.decision.revision)
         obstacle = json_obstacle(program)
         if obstacle:
             logger.warning("%s", obstacle)

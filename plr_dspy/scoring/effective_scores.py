@@ -24,7 +24,7 @@ class EffectiveScores:
         """Make the best candidates' answers the reference for all scores.
 
         Args:
-            best_first: Each candidate's records, and the labels that calibration gives to some answers.
+            best_first: Each candidate's records, and the labels that replace some answers.
             least: Minimum number of candidates.
         """
 

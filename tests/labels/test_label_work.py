@@ -85,7 +85,7 @@ class TestMetricsThatCallAModel:
 
         scores = label_scores(metric, EXAMPLES, OUTPUT, max_seconds=seconds)
         if asked < len(durations):
-            assert scores == "the metric takes too long to be asked for every label"
+            assert scores == "the metric takes too long to be called for every label"
         else:
             np.testing.assert_array_equal(scores, TABLE)
         assert len(calls) == asked
@@ -111,7 +111,7 @@ class TestMetricsThatFail:
     )
     def test_are_refused(self, metric, name):
         reason = label_scores(metric, EXAMPLES, OUTPUT)
-        assert reason == f"the metric raises {name} for a prediction that holds 'label' alone"
+        assert reason == f"the metric raises {name} for a prediction with the field 'label' alone"
 
     def test_an_interrupt_passes(self):
         with pytest.raises(KeyboardInterrupt):

@@ -30,7 +30,6 @@ OUTSIDER_SCALES = (0.0, 1.0)  # k, whether outsiders are of another kind
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # of v, equally likely
 PRIOR_SPREAD = 0.005  # prior mean of the variance of orderings' mean scores
 PRIOR_NOTHING = 0.5  # prior probability that all orderings are equal on new examples, s = 0
-PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # prior deviations of the gain of calibration, equally likely
 
 
 class GainSummary(NamedTuple):
@@ -85,26 +84,6 @@ class Gains(NamedTuple):
         return GainSummary(
             expected, self.probabilities @ above, self.probabilities @ below, np.sqrt(np.maximum(total_variances, 0.0))
         )
-
-
-def gain_of_calibration(expected: float, differences: Array) -> Gains:
-    """Return the gain of calibrating an ordering on new examples, as one column.
-
-    Args:
-        expected: The expected gain.
-        differences: Errors of the expectation on the ordering's own calls, ``[n]``.
-    """
-    count = len(differences)
-    squares = 0.0
-    if count:
-        squares = float(((differences - differences.mean()) ** 2).sum())
-    noise = (squares + 0.25) / (count + 1) / max(1, count)
-    priors = np.square(PRIOR_CALIBRATION)
-    totals = priors + noise
-    log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals
-    likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
-    shrinkage = (priors / totals)[:, None]
-    return Gains(likelihoods / likelihoods.sum(), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
 
 
 def expected_gains(
