@@ -17,7 +17,7 @@ two it has. The equation numbers are those of docs/method.md.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from scipy.special import log_softmax
@@ -59,11 +59,21 @@ class CalibratedLabels(NamedTuple):
     calibrates: bool
 
 
+class SetMetricWeights(Protocol):
+    """What `ConfusionScores` says about the weights of scores."""
+
+    def weights(self, known: Mask, examples: Numbers) -> Array:
+        """Return the weights of known scores on examples, ``[m, n]``."""
+
+    def reweighted(self, table: Array, examples: Numbers) -> Array:
+        """Return scores on examples as they count, ``[m, n]``."""
+
+
 class ExampleWeights:
     """The weights of examples in mean scores; see `ConfusionScores.weights`.
 
     Args:
-        influence: The `ConfusionScores` of a metric over a set; None if all examples count the same.
+        influence: Weights for a metric over a set; None if all examples count the same.
         examples: Numbers of the examples, ``[E]``.
         is_seen: Examples with a known answer, ``[E]``. Expected scores are means over these, or over some of very
             many, evenly spread.
@@ -73,7 +83,7 @@ class ExampleWeights:
         columns, of_columns: The examples that expected scores are means of, and their weights, ``[n]``.
     """
 
-    def __init__(self, influence: Any, examples: Numbers, is_seen: Mask) -> None:
+    def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
         self._influence = influence
         self._examples = examples
         self.all = self._mean_weights(np.arange(len(examples)))
@@ -91,12 +101,12 @@ class ExampleWeights:
         if self._influence is None:
             return scores
         examples = self._examples if columns is None else self._examples[columns]
-        return np.asarray(self._influence.reweighted(scores, examples))
+        return self._influence.reweighted(scores, examples)
 
     def _weights(self, known: Mask, examples: Numbers) -> Array:
         if self._influence is None:
             return known.astype(np.float64)
-        return np.asarray(self._influence.weights(known, examples))
+        return self._influence.weights(known, examples)
 
     def _mean_weights(self, columns: Numbers) -> Array:
         is_known = np.ones((1, len(columns)), dtype=bool)
@@ -105,7 +115,7 @@ class ExampleWeights:
 
 
 class OwnAnswers:
-    """The answers that the programs gave, and an estimate of what calibration would do to them.
+    """The answers that the programs gave, and an estimate of the effect that calibration would have on them.
 
     Args:
         logits: Logits of labels under the effects of orderings.
@@ -115,14 +125,15 @@ class OwnAnswers:
         is_program: Whole programs, ``[m]``, which have no effects.
         shares: Alternatives for the shares of labels, ``[L]`` or ``[S, L]``; None for even ones.
         weights: Weights of the examples.
-        are_drawn: Whether programs draw their answers by the probabilities, and do not answer the likeliest label.
+        are_drawn: Whether programs draw their answers by the probabilities, instead of answering the likeliest label.
 
     Attributes:
-        scores: Scores of calls as they count, ``[m, E]``.
+        keeps_scores: Whether the scores of calls count as the metric gave them.
+        adjective: Describes the candidates in reports; empty for own answers.
     """
 
-    keeps_scores: ClassVar[bool] = True  # whether the scores of calls count as the metric gave them
-    adjective: ClassVar[str] = ""  # describes the candidates in reports
+    keeps_scores: ClassVar[bool] = True
+    adjective: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -149,24 +160,32 @@ class OwnAnswers:
 
     @property
     def scores(self) -> Array:
+        """Scores of calls as they count, ``[m, E]``."""
         return self._call_scores
 
     def chances(self, logits: Array, variances: Array) -> Array:
         """Return the chance of each label to be the answer, ``[m, n, L]``."""
         return self._own_chances(logits, variances)
 
-    def without_bias(
+    def decision_logits(
         self, logits: Array, variances: Array, weights: Array, bias_variances: Array | float
     ) -> tuple[Array, Array]:
-        """Return logits and variances, given further variances ``[m]`` of the label bias."""
+        """Return the logits that decide the expected answers, and their variances.
+
+        Args:
+            logits: Logits under the effects, ``[m, n, L]``.
+            variances: Variances of the contrasts, ``[n]``.
+            weights: Weights of the examples, ``[n]``.
+            bias_variances: Further variances of the label bias, ``[m]``.
+        """
         return logits, variances + np.reshape(bias_variances, (-1, 1))
 
-    def moved(self, logits: Array) -> Array:
-        """Return the logits of calls, ``[m, E, L]``, as answers are decided by them."""
+    def decision_logits_of_calls(self, logits: Array) -> Array:
+        """Return the logits that decide the answers of calls, ``[m, E, L]``."""
         return logits
 
     def labels_of(self, number: int) -> tuple[Numbers, Numbers]:
-        """Return the examples with answers that differ from those of the calls, and the numbers of the labels."""
+        """Return the examples whose answers are replaced, and the labels that replace them, as numbers."""
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing
 
@@ -180,7 +199,7 @@ class OwnAnswers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return the labels after calibration to the shares with the clearly best scores, else to the first ones."""
+        """Return the labels after calibration to the shares with clearly the best scores, or else to the first ones."""
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._table.known
         is_seen = np.asarray(known.any(axis=0))
@@ -241,14 +260,14 @@ class OwnAnswers:
             share = is_unread.sum() / is_called.sum()
             mean_score = self._call_scores[number, is_unread].mean()
             before = float((1 - share) * before + share * mean_score)
-            if not self.keeps_scores:  # Otherwise nobody knows which of them calibration could read.
+            if not self.keeps_scores:  # Otherwise it is unknown which of them calibration could read.
                 after = float((1 - share) * after + share * mean_score)
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
         """Return an ordering's score as it is, the gain of calibration, and its errors on own calls, ``[n]``.
 
-        Expectations are corrected by the own scores, so they hold for unread replies too.
+        Own scores correct the expected ones, so both numbers include unread replies.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -324,17 +343,17 @@ class CalibratedAnswers(OwnAnswers):
     def chances(self, logits: Array, variances: Array) -> Array:
         return likeliest_chances(logits, variances)
 
-    def without_bias(
+    def decision_logits(
         self, logits: Array, variances: Array, weights: Array, bias_variances: Array | float
     ) -> tuple[Array, Array]:
-        """Return logits and variances without the label bias, which calibration removes with all doubt about it."""
+        """Return logits and variances without the label bias, which calibration removes with its uncertainty."""
         labels = self.calibrated_labels
         if not labels.calibrates:
-            return super().without_bias(logits, variances, weights, bias_variances)
+            return super().decision_logits(logits, variances, weights, bias_variances)
         log_means = np.log(weights @ mean_probabilities(logits, variances))
         return logits + label_offsets(log_means, labels.shares, held=labels.never_seen)[:, None], variances
 
-    def moved(self, logits: Array) -> Array:
+    def decision_logits_of_calls(self, logits: Array) -> Array:
         return logits + self.calibrated_labels.offsets[:, None]
 
     def labels_of(self, number: int) -> tuple[Numbers, Numbers]:

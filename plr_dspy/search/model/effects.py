@@ -1,6 +1,6 @@
 """Effects of orderings and of examples on the log-probabilities of labels.
 
-    z[o, e]  =  a_e  +  b_o  +  q_o g_e  +  noise
+    z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
     symbol  code        shape      meaning
     m, E                           orderings o, examples e

@@ -1,6 +1,6 @@
 """The additive Gaussian process: how scores on single examples depend on the features of orderings.
 
-    y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
+    y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
     symbol  code             shape   meaning
     y       table            [m, E]  scores of orderings o on examples e

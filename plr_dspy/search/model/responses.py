@@ -23,11 +23,10 @@ The equation numbers are those of docs/method.md.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from plr_dspy.search.model.answers import ExampleWeights, OwnAnswers, expected_scores
+from plr_dspy.search.model.answers import ExampleWeights, OwnAnswers, SetMetricWeights, expected_scores
 from plr_dspy.search.model.gains import Families, Gains, independent_gains
 from plr_dspy.search.model.logits import MIN_LOG, LabelLogits, LabelTable, softmax
 from plr_dspy.search.model.unread import UnreadReplies
@@ -56,7 +55,7 @@ class LabelResponses:
     logprobs_of: Callable[[Candidate, int], tuple[Sequence[float], Sequence[int]] | None]
     shares: Array | None = None
     answers: type[OwnAnswers] = OwnAnswers
-    influence: Any = None
+    influence: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
         """Return the table of candidates on their examples; the columns are all `examples`."""
@@ -155,7 +154,7 @@ class ResponseModel:
     def _expected_of_calls(self, read_scores: Array) -> Array:
         """Return expected scores of the calls ``[m, E]``, each given all other calls if it has log-probabilities."""
         logits, variances = self._logits.leave_one_out()
-        chances = self.answers.chances(self.answers.moved(logits), variances)
+        chances = self.answers.chances(self.answers.decision_logits_of_calls(logits), variances)
         read_scores = np.where(self._logits.known, expected_scores(chances, self._label_scores), read_scores)
         of_calls = self._unread.mixed(read_scores, self._unread.shares[:, None])
         of_calls = np.where(np.isnan(self._call_scores), np.nan, of_calls)
@@ -166,7 +165,7 @@ class ResponseModel:
     ) -> Array:
         """Return expected scores ``[m, n]`` under effects, whose label bias has further variances ``[m]``."""
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
-        logits, variances = self.answers.without_bias(logits, variances, weights, bias_variances)
+        logits, variances = self.answers.decision_logits(logits, variances, weights, bias_variances)
         chances = self.answers.chances(logits, variances)
         return expected_scores(chances, self._label_scores[examples])  # Eq. 4
 
