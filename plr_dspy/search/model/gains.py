@@ -1,15 +1,24 @@
 """Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
 
-symbol   code        shape   meaning
-m                            orderings
-H                            hypotheses about s, k and v
-y        means       [m]     measured mean scores, without the effects of examples
-K        covariance  [m, m]  estimated prior covariance of true scores
-A        outsiders   [m, m]  further prior covariance of candidates that may be unlike others
-N        noise       [m, m]  covariance of the errors of y
-s, k, v                      factors of K, A and N
-r        reference           number of the ordering that the others are compared with
-P        prior       [m, m]  s K + k A
+    W        =  (s K + k A + v N)^-1                      (7)
+    mu       =  1' W y / 1' W 1                           (8)
+    gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
+
+    symbol       code           shape   meaning
+    m                                   orderings
+    H                                   hypotheses about s, k and v
+    y            means          [m]     measured mean scores, without the effects of examples
+    K            covariance     [m, m]  estimated prior covariance of true scores
+    A            outsiders      [m, m]  further prior covariance of candidates that may be unlike others
+    N            noise          [m, m]  covariance of the errors of y
+    s, k, v                             factors of K, A and N
+    r            reference              number of the ordering that the others are compared with
+    P            prior          [m, m]  s K + k A
+    W            inverse        [m, m]  inverse covariance of y
+    mu           centre                 generalised least-squares mean of y
+    P - P[r]     contrasts      [m, m]  prior covariance of gains and true scores
+
+The equation numbers are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -105,10 +114,11 @@ def expected_gains(
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
         prior = scale * covariance + outsider_scale * outsiders
-        inverse = np.linalg.inv(prior + error_scale * noise)
+        inverse = np.linalg.inv(prior + error_scale * noise)  # Eq. 7
         precision = inverse.sum()
-        # The generalised least-squares mean is unknown, so the likelihood is restricted.
-        rest = means - inverse.sum(axis=0) @ means / precision
+        centre = inverse.sum(axis=0) @ means / precision  # Eq. 8
+        rest = means - centre
+        # The mean is unknown, so the likelihood is restricted.
         log_determinant = np.linalg.slogdet(inverse)[1]
         log_likelihood = 0.5 * (log_determinant - np.log(precision) - rest @ inverse @ rest)
         contrasts = prior - prior[reference]
@@ -117,7 +127,8 @@ def expected_gains(
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        hypotheses.append((scale, log_likelihood, weights @ rest, variances, prior_variances > 1e-12))
+        gains = weights @ rest  # Eq. 9
+        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 1e-12))
     return _averaged(hypotheses)
 
 
