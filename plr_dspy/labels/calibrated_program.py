@@ -148,13 +148,13 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         calibration = self._program.calibration
-        found = None if calibration is None else asdict(calibration)
-        return {"predictor": self._program.predictor, "found": found}
+        fields = None if calibration is None else asdict(calibration)
+        return {"predictor": self._program.predictor, "found": fields}
 
     def load_state(self, state: Mapping[str, Value]) -> None:
-        found = state["found"]
+        fields = state["found"]
         try:
-            calibration = None if found is None else Calibration(**found)
+            calibration = None if fields is None else Calibration(**fields)
         except ValidationError as error:
             raise UserError(
                 f"the saved calibration cannot be read ({error}): update plr_dspy, or calibrate the program again."

@@ -36,7 +36,7 @@ class Calibration:
         object.__setattr__(self, "scales", self.scales or (1.0,) * len(self.offsets))
         is_finite = np.isfinite([*self.offsets, *self.scales]).all()
         if not len(self.labels) == len(self.offsets) == len(self.scales) or not is_finite:
-            raise UserError(f"calibration must have a finite offset and scale for each label; got {self}")
+            raise UserError(f"calibration must have a finite offset and scale for each label; got {self}.")
 
     @classmethod
     def none(cls, labels: Iterable[str]) -> Calibration:
