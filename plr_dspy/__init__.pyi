@@ -6,7 +6,7 @@ from .evaluation import evaluate_programs as evaluate_programs
 from .evaluation import load_program as load_program
 from .labels.batch_calibration import BatchCalibration as BatchCalibration
 from .labels.calibrated_program import CalibratedProgram as CalibratedProgram
-from .labels.calibrated_program import Calibration as Calibration
+from .labels.calibration import Calibration as Calibration
 from .lm.engines import AsyncCompletionEngine as AsyncCompletionEngine
 from .lm.engines import CompletionEngine as CompletionEngine
 from .lm.engines import completion_lm as completion_lm

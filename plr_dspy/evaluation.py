@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, overload
 
 import dspy
 import numpy as np
 from scipy import special
 
-from plr_dspy.dspy_compat import magicattr, set_attribute_by_name
 from plr_dspy.errors import UserError, UserTypeError
-from plr_dspy.labels.calibrated_program import CalibratedProgram, PerInputOrder
+from plr_dspy.labels.loading import with_saved_wrappers
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.work import check_answers, label_scores
 from plr_dspy.metrics.by_example import Metric
@@ -70,7 +68,7 @@ def load_program(
         )
     state = saved_state(path, allow_pickle=allow_pickle)
     try:
-        program = _with_calibrated_parts(ProgramFactory(student).build({}), state)
+        program = with_saved_wrappers(ProgramFactory(student).build({}), state)
         retrievals = {}
         for name, predictor in program.named_predictors():
             predictor_state = state if predictor is program else state.get(name, {})
@@ -88,23 +86,6 @@ def load_program(
     if differences:
         logger.warning("%s was made with %s, or compile it again", path, "; with ".join(differences))
     return program
-
-
-def _with_calibrated_parts(program: dspy.Module, state: Mapping[str, Any]) -> dspy.Module:
-    """Wrap the program and its parts in the calibrated classes that the saved state needs."""
-    if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
-        program = PerInputOrder(program)
-    root = SimpleNamespace(program=program)
-    # Wrap a program before its parts.
-    for name in sorted(state, key=lambda name: name.count(".")):
-        part_path, _, attribute = f"program.{name}".rpartition(".")
-        if attribute == "calibration" and "found" in state[name]:
-            part = magicattr.get(root, part_path)
-            if not isinstance(part, CalibratedProgram):
-                calibrated = CalibratedProgram(part, predictor=state[name]["predictor"])
-                set_attribute_by_name(root, part_path, calibrated)
-    loaded_program: dspy.Module = root.program
-    return loaded_program
 
 
 @dataclass(frozen=True)

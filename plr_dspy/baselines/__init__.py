@@ -8,7 +8,7 @@ from plr_dspy.baselines.label_methods import PDO, DEmO, GlobalE, LocalE
 from plr_dspy.compiling.paper import NOTHING_TO_DO, random_plan
 from plr_dspy.compiling.plan import MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import PerInputOrder
+from plr_dspy.labels.per_input_order import PerInputOrder
 from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.programs.checks import Count, WholeNumber, arguments
 

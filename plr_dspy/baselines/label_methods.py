@@ -19,8 +19,8 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import NOT_COMPARED, CompileRun
 from plr_dspy.dspy_compat import AdapterParseError, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import PerInputOrder, distribution
 from plr_dspy.labels.outputs import needed_output, prior_shares
+from plr_dspy.labels.per_input_order import PerInputOrder, distribution
 from plr_dspy.labels.work import LabelReadingWork
 from plr_dspy.lm.engines import CompletionEngine
 from plr_dspy.lm.plain_text_adapter import PlainTextAdapter, Value, title_of
@@ -36,7 +36,7 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 

@@ -7,19 +7,14 @@ from dataclasses import dataclass, replace
 
 from scipy import special
 
-from plr_dspy.compiling.comparison import (
-    ENOUGH_DIFFERING,
-    MIN_ODDS,
-    MeasuredGain,
-    comparison,
-    effect_on_set_metric,
-    measure_gain,
-)
+from plr_dspy.compiling.comparison import ENOUGH_DIFFERING, MIN_ODDS, MeasuredGain, comparison, measure_gain
+from plr_dspy.compiling.effect import effect_on_set_metric, estimate_effect, revision_of
 from plr_dspy.plackett_luce.distribution import PlackettLuce
 from plr_dspy.report.schema import CalibrationEffect, Comparison, Evidence, Iteration
 from plr_dspy.report.stop import Stop
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.observations import Observations
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.ordering_model import FittedModel, Gain, OrderingModel
 from plr_dspy.search.space import Candidate, Scores
 from plr_dspy.statistics.comparisons import paired_probability
@@ -30,12 +25,11 @@ class Result:
     """The result of a finalist.
 
     Attributes:
-        origin: "original", "best seen", "mode" or "draw"; or "calibrated": the original with calibrated answers.
+        origin: "original", "best seen", "mode" or "draw"; or the adjective of the original's revised answers.
         ordering: The finalist.
         score: Mean score, or value of a metric over a set, on the compared examples.
         gain: Gain over the original on new examples, within the range of scores.
         estimate: Gain without that limit, which ranks results.
-        offsets: Label offsets that calibrate the finalist; empty if uncalibrated.
     """
 
     origin: str
@@ -43,7 +37,6 @@ class Result:
     score: float
     gain: Gain
     estimate: float = 0.0
-    offsets: tuple[float, ...] = ()
 
     def measured(self, by_metric: MeasuredGain) -> "Result":
         """Return the result measured by the set metric itself."""
@@ -58,7 +51,7 @@ class Decision:
     Attributes:
         ordering: The chosen candidate.
         chosen: Index of its result in `candidates`.
-        offsets: Label offsets that calibrate it.
+        effect: Effect of revised answers, which only `effect.py`, the program builder and the report read.
         fitted: Model fitted to all scores, including those of the final comparison.
         answered: For a metric over a set, examples with the answers of the original and of the chosen candidate.
     """
@@ -68,10 +61,14 @@ class Decision:
     candidates: Sequence[Result] = ()
     chosen: int | None = None
     evidence: Evidence | None = None
-    calibration: CalibrationEffect | None = None
-    offsets: tuple[float, ...] = ()
+    effect: CalibrationEffect | None = None
     fitted: FittedModel | None = None
     answered: Sequence[tuple[int, str | None, str | None]] = ()
+
+    @property
+    def revision(self) -> Revision | None:
+        """How the answers of the chosen candidate are revised; None if they are its own."""
+        return revision_of(self.effect)
 
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that rescales expected scores to the comparison, by gains over a reference.
@@ -115,8 +112,8 @@ def compare_finalists(
 
     Args:
         finalists: The finalists with their origins, the original first.
-        examples: Examples on which all finalists have scores.
-        observations: All scores so far, which decide.
+        examples: Examples that all finalists were scored on.
+        observations: All scores so far, which the decision is based on.
         model: The search's model of scores.
         min_probability, by_score: As in `choose`.
     """
@@ -130,27 +127,24 @@ def compare_finalists(
         measured = _measure(results, observations, metric, fitted)
         results = [result.measured(by_metric) for result, by_metric in zip(results, measured, strict=True)]
     promising = max(results[1:], key=lambda result: result.gain.probability).ordering
-    compared: Scores = observations.scores()  # Equal scores may not count equally.
-    if fitted.calibrating:
-        compared = fitted.counted(scores)
+    compared: Scores = fitted.counted(scores)
+    if fitted.keeps_scores:
+        compared = observations.scores()  # Equal scores may not count equally.
     evidence = count_evidence(compared, original, promising)
     chosen = 0
-    if fitted.calibrating or evidence.num_differing:
+    if evidence.num_differing or not fitted.keeps_scores:
         chosen = choose(results, min_probability=min_probability, by_score=by_score)
     else:  # No finalist can be better than another.
         results = [replace(result, gain=Gain(0.0, 0.0)) for result in results]
     ordering = results[chosen].ordering
     if chosen:
         evidence = count_evidence(compared, original, ordering)
-    applied = fitted.calibrating and chosen > 0
-    effect = calibration_effect(fitted, original, ordering, applied=applied)
     decision = Decision(
         ordering,
         candidates=results,
         chosen=chosen,
         evidence=evidence,
-        calibration=effect,
-        offsets=results[chosen].offsets,
+        effect=estimate_effect(fitted, original, ordering, applied=chosen > 0),
         fitted=fitted,
     )
     if isinstance(metric, ConfusionScores):
@@ -176,8 +170,8 @@ def _results(
     """Return the finalists' results by the model of scores, the unchanged original first."""
     original, *_ = finalists
     entries = [(origin, ordering) for ordering, origin in finalists.items()]
-    if fitted.calibrating:
-        entries.insert(1, ("calibrated", original))
+    if not fitted.keeps_scores:
+        entries.insert(1, (fitted.adjective, original))
     before = fitted.as_it_is(original)
     counted = fitted.counted(scores)
     gains = fitted.gains(original)
@@ -186,17 +180,13 @@ def _results(
     for number, (origin, ordering) in enumerate(entries):
         row = counted[ordering] if number else scores[original]
         score = math.fsum(row[example] for example in examples) / len(examples)
-        if fitted.calibrating and number == 0:
+        if number == 0 and not fitted.keeps_scores:
             results.append(Result(origin, ordering, score, Gain(0.0, 0.0)))
             continue
-        calibration = fitted.calibration(ordering)
         gain = replace(gains[ordering], expected=round(expected[ordering] - before, 9) + 0.0)  # never -0.0
-        if number and calibration is None:
+        if number and fitted.responses is None:
             gain = _by_few(gain, scores[original], scores[ordering])
-        offsets: tuple[float, ...] = ()
-        if calibration is not None and fitted.calibrating:
-            offsets = calibration.offsets
-        results.append(Result(origin, ordering, score, gain, gains[ordering].expected, offsets))
+        results.append(Result(origin, ordering, score, gain, gains[ordering].expected))
     return results
 
 
@@ -211,40 +201,46 @@ def choose(results: Sequence[Result], *, min_probability: float | None = None, b
 
 
 def likely(gain: Gain, min_probability: float | None) -> bool:
-    """Tell whether gains over the original, as is and calibrated, have this probability; None uses `MIN_ODDS`."""
-    least = min(gain.probability, gain.probability_calibrated)
+    """Return whether a gain over the original is likely, by this probability or, if None, by `MIN_ODDS`.
+
+    It must be likely for the original as it is, and for the original with answers that are revised alike.
+    """
     if min_probability is not None:
-        return least >= min_probability
+        return gain.min_probability >= min_probability
     is_better = gain.probability >= MIN_ODDS * gain.worse
-    return least > 0.0 and is_better and gain.probability_calibrated >= MIN_ODDS * gain.worse_calibrated
+    is_better_alike = gain.probability_alike >= MIN_ODDS * gain.worse_alike
+    return gain.min_probability > 0.0 and is_better and is_better_alike
 
 
 def _by_few(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """Limit the certainty of a gain if few examples tell both orderings apart.
+    """Limit the certainty of a gain if both orderings differ on few examples.
 
-    Near the highest score, the best of many had no misses by luck, which the normal model takes for an effect.
+    Near the highest score, the best of many orderings had no misses by luck. The normal model takes this for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
     if not differences or gain.expected <= 0 or sum(map(bool, differences)) >= ENOUGH_DIFFERING:
         return gain
-    sure = paired_probability(differences)
-    if sure < gain.probability:
-        deviation = gain.expected / max(float(special.ndtri(sure)), 1e-9)
+    probability = paired_probability(differences)
+    if probability < gain.probability:
+        deviation = gain.expected / max(float(special.ndtri(probability)), 1e-9)
         gain = replace(gain, deviation=max(gain.deviation, min(deviation, max(map(abs, differences)))))
-    if sure < 0.5:
-        gain = replace(gain, worse=max(gain.worse, 1.0 - sure))
-    return replace(gain, probability=min(gain.probability, sure))
+    if probability < 0.5:
+        gain = replace(gain, worse=max(gain.worse, 1.0 - probability))
+    return replace(gain, probability=min(gain.probability, probability))
 
 
 def _measure(
     results: Sequence[Result], observations: Observations, metric: ConfusionScores, fitted: FittedModel
 ) -> list[MeasuredGain]:
     """Measure the gains of all finalists by the set metric itself."""
-    before = metric.answers(observations.records[results[0].ordering], {})
+    original, *others = results
+    before = metric.answers(observations.records[original.ordering], {})
+    answers = [before]
+    for result in others:
+        labels = fitted.revised_labels(result.ordering)
+        answers.append(metric.answers(observations.records[result.ordering], labels))
     measured = []
-    for result in results:
-        labels = fitted.answers(result.ordering) if result.offsets else {}
-        after = metric.answers(observations.records[result.ordering], labels)
+    for result, after in zip(results, answers, strict=True):
         gain = measure_gain(
             metric, before, after, result.gain, num_orderings=len(fitted.orderings), num_candidates=len(results)
         )
@@ -255,31 +251,61 @@ def _measure(
 def _with_set_metric(
     decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
 ) -> Decision:
-    """Return the decision with its comparison and calibration effect by the set metric itself."""
+    """Return the decision with its comparison and effect by the set metric itself."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
     by_metric = measured[decision.chosen]
     original, *others = decision.candidates
     original = replace(original, score=by_metric.comparison.original)
-    effect = decision.calibration
+    effect = decision.effect
     if effect is not None:
-        answers = {}
-        for name, ordering in (("original", original.ordering), ("chosen", decision.ordering)):
-            records = observations.records[ordering]
-            answers[name] = metric.answers(records, {})
-            answers[f"{name}_calibrated"] = metric.answers(records, fitted.answers(ordering, calibrated=True))
-        effect = effect_on_set_metric(effect, metric, answers, by_metric.comparison)
+        effect = effect_on_set_metric(
+            effect,
+            metric,
+            observations.records,
+            fitted,
+            original=original.ordering,
+            chosen=decision.ordering,
+            compared=by_metric.comparison,
+        )
     return replace(
         decision,
         comparison=by_metric.comparison,
         candidates=[original, *others],
-        calibration=effect,
+        effect=effect,
         answered=by_metric.answered,
     )
 
 
+def decide_without_comparison(
+    ordering: Candidate,
+    original: Candidate,
+    scores: Callable[[], Scores],
+    model: OrderingModel,
+    *,
+    evidence: Evidence | None = None,
+) -> Decision:
+    """Return the decision for a candidate that was not compared with the original.
+
+    Args:
+        ordering, original: The candidate and the original.
+        scores: Returns all scores so far.
+        model: The search's model of scores.
+        evidence: Evidence for the decision, if any.
+    """
+    decision = Decision(ordering, evidence=evidence)
+    if model.keeps_scores:
+        return decision
+    known_scores = scores()
+    scored = [candidate for candidate in (original, ordering) if candidate in known_scores]
+    if not scored:
+        return decision
+    fitted = model.fit(known_scores, kept=scored)
+    return replace(decision, effect=estimate_effect(fitted, scored[0], scored[-1], applied=ordering != original))
+
+
 def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
-    """Count the examples that could tell orderings apart, that did, and that all compared ones share."""
+    """Count the examples scored for several orderings, those with different scores, and those of all compared ones."""
     by_example: dict[int, list[float]] = defaultdict(list)
     for row in scores.values():
         for example, score in row.items():
@@ -292,40 +318,4 @@ def count_evidence(scores: Scores, *compared: Candidate) -> Evidence:
         num_met=len(repeated),
         num_differing=sum(min(values) < max(values) for values in repeated),
         num_compared=len(common),
-    )
-
-
-def calibration_effect(
-    fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
-) -> CalibrationEffect | None:
-    """Compare both orderings as is and calibrated; return None without log-probabilities.
-
-    Scores of the kind that decided the choice are the model's, which shrinks the best of many.
-    """
-    before = fitted.calibration(original)
-    after = fitted.calibration(chosen)
-    responses = fitted.responses
-    if before is None or after is None or responses is None:
-        return None
-    shares = []
-    if responses.labels.calibrates:
-        shares = [round(share, 6) for share in responses.labels.shares.tolist()]
-    expected = fitted.expected_scores(original)
-    original_calibrated = before.after
-    chosen_as_it_is = expected[chosen]
-    chosen_calibrated = after.after
-    if fitted.calibrating:
-        original_calibrated = expected[original]
-        chosen_as_it_is = fitted.as_it_is(chosen)
-        chosen_calibrated = expected[chosen]
-    return CalibrationEffect(
-        num_examples=responses.num_examples,
-        original=round(fitted.as_it_is(original), 6),
-        original_calibrated=round(original_calibrated, 6),
-        chosen=round(chosen_as_it_is, 6),
-        chosen_calibrated=round(chosen_calibrated, 6),
-        offsets=list(after.offsets),
-        applied=applied,
-        shares=shares,
-        always=responses.always,
     )

@@ -1,13 +1,14 @@
-"""Compares a finalist with the original, by example scores or by the set metric itself."""
+"""Comparisons of a finalist with the original, by scores of examples or by a metric over a set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plr_dspy.report.schema import CalibrationEffect, Comparison
+from plr_dspy.report.schema import Comparison
 from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.search.model.ordering_model import DEVIATIONS, Gain
+from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
@@ -23,7 +24,14 @@ def comparison(
     gain: Gain,
     **expected: tuple[float, float, float],
 ) -> Comparison:
-    """Compare the original with the best of `num_candidates` by their scores on the same examples."""
+    """Compare the original with the best of several candidates by their scores on the same examples.
+
+    Args:
+        original, chosen: Scores of both on these examples.
+        num_candidates: Number of candidates that the chosen one is the best of.
+        gain: Gain of the chosen one on new examples.
+        expected: `expected_original` and `expected_chosen`, as in `Comparison`.
+    """
     gains = [after - before for before, after in zip(original, chosen, strict=True)]
     scores = [0.0, 1.0, *original, *chosen]
     largest = max(scores) - min(scores)
@@ -75,8 +83,8 @@ def measure_gain(
 ) -> MeasuredGain:
     """Compare a finalist with the original by the set metric itself.
 
-    The expected gain is the score model's, reduced if the metric itself gained less than the scores
-    that approximate it. A bootstrap over the examples that both answered limits its certainty.
+    The expected gain is the score model's. It is reduced if the metric itself gained less than the scores that
+    approximate it. A bootstrap over the examples that both answered limits its certainty.
 
     Args:
         metric: The metric.
@@ -87,7 +95,8 @@ def measure_gain(
     """
     both = sorted(before.keys() & after.keys())
     if not both:  # All calls of one of them failed: assume no difference.
-        before = after = before or after
+        before = before or after
+        after = before
         both = sorted(before)
     answered = [(example, before[example], after[example]) for example in both]
     value_before = metric.value((example, label) for example, label, _ in answered)
@@ -107,7 +116,7 @@ def measure_gain(
     expected = round(metric.clip(as_it_is + expected) - as_it_is, 9) + 0.0  # never -0.0
     probability = 0.0
     if expected > 0:
-        probability = min(gain.probability, _sure(gains, linear_gains, num_orderings))
+        probability = min(gain.probability, _bootstrapped_probability(gains, linear_gains, num_orderings))
     measured = replace(
         gain,
         expected=expected,
@@ -148,35 +157,16 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
     return min(expected, observed)
 
 
-def _sure(gains: np.ndarray, linear_gains: np.ndarray, num_orderings: int) -> float:
+def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If few examples decide, such as those of a rare label, it is corrected for the number of orderings
-    (Bonferroni), though not below what replacing the original takes.
+    If few examples decide, such as those of a rare label, it is corrected for the number of orderings (Bonferroni).
+    The correction stops at the probability that is enough to replace the original.
     """
-    sure = float((gains > 0).sum() / (len(gains) + 1))
+    probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2
     if squares.sum() ** 2 >= ENOUGH_DIFFERING * (squares**2).sum():
-        return sure
-    return max(1.0 - num_orderings * (1.0 - sure), min(sure, MIN_ODDS / (1.0 + MIN_ODDS)))
-
-
-def effect_on_set_metric(
-    effect: CalibrationEffect, metric: ConfusionScores, answers: Mapping[str, Answers], compared: Comparison
-) -> CalibrationEffect:
-    """Return the effect of calibration on a metric over a set.
-
-    Args:
-        effect: Effect on the scores that approximate the metric.
-        metric: The metric.
-        answers: Answers of "original", "original_calibrated", "chosen" and "chosen_calibrated".
-        compared: Comparison with the chosen candidate.
-    """
-    values = {name: metric.value(own.items()) for name, own in answers.items()}
-    if compared.expected_chosen is not None:
-        values["chosen_calibrated" if effect.applied else "chosen"] = compared.expected_chosen[0]
-    always = []
-    for label in metric.labels[: len(effect.always)]:
-        always.append(metric.value((example, label) for example in range(metric.num_examples)))
-    rounded = {name: round(value, 6) for name, value in values.items()}
-    return effect.model_copy(update={**rounded, "always": always})
+        return probability
+    corrected = 1.0 - num_orderings * (1.0 - probability)
+    enough_to_replace = MIN_ODDS / (1.0 + MIN_ODDS)
+    return max(corrected, min(probability, enough_to_replace))

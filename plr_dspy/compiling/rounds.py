@@ -64,7 +64,7 @@ class SearchRounds:
             self.evaluator,
             self.num_train,
             self.sample,
-            compares=not self.search.model.calibrating,  # Calibrated answers may differ where scores do not.
+            compares=self.search.model.keeps_scores,  # Revised answers may differ where the scores of calls do not.
             advice=self.advice,
         )
         self._history: list[Iteration] = []

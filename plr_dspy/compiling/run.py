@@ -11,10 +11,11 @@ Read next: `rounds.py` for the rounds of the search, `race.py` for the race, and
 import logging
 from dataclasses import dataclass, replace
 
-from plr_dspy.compiling.choice import Decision, Outcome, calibration_effect, compare_finalists, count_evidence
+from plr_dspy.compiling.choice import Decision, Outcome, compare_finalists, count_evidence, decide_without_comparison
 from plr_dspy.compiling.plan import MIN_EXAMPLES
 from plr_dspy.compiling.race import first_of_each_kind, run_race
 from plr_dspy.compiling.rounds import SearchRounds
+from plr_dspy.report.schema import Evidence
 from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.scoring.observations import CallRecords, Observations
 from plr_dspy.search.space import Candidate
@@ -194,12 +195,17 @@ class CompileRun(SearchRounds):
         if isinstance(error, KeyboardInterrupt):
             stop = Stop(StopReason.INTERRUPTED)
         best = self.best() if self._history else []
-        return self.outcome(Decision([*best, self.original][0]), stop)
+        return self.outcome(self.decide_without_comparison([*best, self.original][0]), stop)
 
     def outcome_without_difference(self) -> Outcome:
         """Return the original, because all candidates score the same."""
-        evidence = count_evidence(self.observations.scores())  # Scores of failed calls may differ; ignore that.
-        return self.outcome(Decision(self.original, evidence=evidence.model_copy(update={"num_differing": 0})))
+        evidence = count_evidence(self.observations.scores())  # Failed calls may differ.
+        evidence = evidence.model_copy(update={"num_differing": 0})
+        return self.outcome(self.decide_without_comparison(self.original, evidence))
+
+    def decide_without_comparison(self, candidate: Candidate, evidence: Evidence | None = None) -> Decision:
+        """Return the decision for a candidate that was not compared with the original."""
+        return decide_without_comparison(candidate, self.original, self.scores, self.search.model, evidence=evidence)
 
     def outcome(self, decision: Decision | None = None, stop: Stop | None = None) -> Outcome:
         """Return the outcome of a decision; without a decision, the original stays."""
@@ -207,9 +213,8 @@ class CompileRun(SearchRounds):
         counts = {phase: evaluator.num_calls(phase) for phase in ("bootstrap", "search", "race", "final")}
         counts["total"] = evaluator.num_calls()
         counts["resumed"] = evaluator.log.num_recalled
-        decision = decision or Decision(self.original)
-        if decision.comparison is None and self.search.model.calibrating:
-            decision = self._with_calibration(decision)
+        if decision is None:
+            decision = self.decide_without_comparison(self.original)
         return Outcome(
             decision,
             distributions=self.search.distributions,
@@ -217,15 +222,3 @@ class CompileRun(SearchRounds):
             program_calls=counts,
             stop=stop or self.stop,
         )
-
-    def _with_calibration(self, decision: Decision) -> Decision:
-        """Add the effect of calibration to a decision that had no comparison."""
-        scores = self.scores()
-        scored = [ordering for ordering in (self.original, decision.ordering) if ordering in scores]
-        if not scored:
-            return decision
-        applied = decision.ordering != self.original
-        fitted = self.search.model.fit(scores, kept=scored)
-        effect = calibration_effect(fitted, scored[0], scored[-1], applied=applied)
-        offsets = tuple(effect.offsets) if effect is not None and applied else ()
-        return replace(decision, calibration=effect, offsets=offsets)

@@ -17,7 +17,8 @@ from scipy.special import log_softmax
 
 from plr_dspy.dspy_compat import Teleprompter
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, Calibration, calibrated_output
+from plr_dspy.labels.calibrated_program import PURPOSE, CalibratedProgram, calibrated_output
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.calibration_report import AS_IT_IS, LIKELIEST, CalibrationReport
 from plr_dspy.labels.outputs import LabelOutput, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
@@ -32,7 +33,8 @@ from plr_dspy.report.text import shares_by_label
 from plr_dspy.runtime import progress_bar
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
-from plr_dspy.statistics.calibration import Array, batch_offsets, cross_validated, likely_shares
+from plr_dspy.statistics.arrays import Array
+from plr_dspy.statistics.calibration import batch_offsets, cross_validated, likely_shares
 from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.report.text import count, shares_by_label
 
 # Names of the strategies without calibration, as printed in reports.

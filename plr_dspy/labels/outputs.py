@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from plr_dspy.dspy_compat import Choice, Noul, decision_adapter
 from plr_dspy.errors import UserError
 from plr_dspy.lm.plain_text_adapter import Annotation, Value, labels_of, without_none
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 LABEL_TYPES = "a Literal, an enum or a bool"  # for messages
 REANCHOR = "dspy.experimental.ReAnchor"

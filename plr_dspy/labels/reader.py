@@ -21,7 +21,7 @@ from plr_dspy.dspy_compat import AdapterParseError, BaseCallback, LMUnsupportedF
 from plr_dspy.errors import FatalLMError
 from plr_dspy.labels.outputs import LabelOutput
 from plr_dspy.lm.plain_text_adapter import Value
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
 NUM_ALTERNATIVES = 20  # tokens per position: OpenAI's maximum and vLLM's default

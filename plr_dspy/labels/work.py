@@ -11,7 +11,8 @@ import numpy as np
 
 from plr_dspy.dspy_compat import BaseCallback
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import Calibration
+from plr_dspy.labels.calibrated_program import CalibratedProgram
+from plr_dspy.labels.calibration import Calibration
 from plr_dspy.labels.outputs import LabelOutput, label_output
 from plr_dspy.labels.reader import Decision, LogprobRequests, NoProbabilities, Reading, labels_read
 from plr_dspy.lm.plain_text_adapter import Value, name_of_label
@@ -20,9 +21,10 @@ from plr_dspy.metrics.copies import own_copy
 from plr_dspy.programs.calls import MetricWork, WrongAnswer
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers, Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
@@ -77,15 +79,18 @@ class LabelWork(MetricWork):
     """A `MetricWork` that records label log-probabilities if they explain the score.
 
     Args:
-        metric: Metric that scores the answers.
+        metric: The metric that scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
         scores: The `label_scores` ``[E, L]``.
-        calibrating: Whether the likeliest label replaces the answers of programs.
-        original: The user's program, whose answers are always kept.
+        calibrating: Whether programs answer with the likeliest label, and answers are calibrated afterwards.
+        original: The user's program, which always gives its own answers.
+
+    Attributes:
+        shares: Possible shares of labels among right answers, ``[S, L]``; None for even ones.
     """
 
-    shares: Array | None = None  # possible shares of labels among right answers, [S, L]
+    shares: Array | None = None
 
     def __init__(
         self,
@@ -157,7 +162,7 @@ class LabelWork(MetricWork):
     def responses(self, scorer: Evaluator, shares: Array | None) -> LabelResponses:
         """Return the label scores, with access to the logged log-probabilities."""
         scores = self.scores
-        if self.influence is not None:  # Influence updates its table in place.
+        if self.influence is not None:  # Its table is updated in place.
             scores = self.influence.table[:, : len(self.output.labels)]
 
         def read(ordering: Candidate, example: int) -> tuple[Sequence[float], Sequence[int]] | None:
@@ -166,7 +171,21 @@ class LabelWork(MetricWork):
                 return None
             return record.label_logprobs, record.unseen_labels
 
-        return LabelResponses(scores, read, shares, self._likeliest is not None, self.influence)
+        answers = OwnAnswers if self._likeliest is None else CalibratedAnswers
+        return LabelResponses(scores, read, shares, answers, self.influence)
+
+    def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
+        """Return the program that answers as it was scored, calibrated if its answers were revised."""
+        if revision is None:
+            return program
+        calibration = Calibration(
+            "batch" if revision.shares else "none",
+            tuple(self.output.labels),
+            revision.offsets,
+            num_inputs=len(self.examples),
+            shares=revision.shares,
+        )
+        return CalibratedProgram(program, calibration, predictor=self.output.predictor)
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
@@ -196,7 +215,14 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return the score of each label on each example, ``[E, L]``, or the reason why it is unknown."""
+    """Return each label's score on each example, ``[E, L]``, or the reason why there is none.
+
+    Args:
+        metric: The metric.
+        examples: The examples.
+        output: The output with the labels.
+        max_seconds: Time limit of the compile, of which this takes a small share.
+    """
     values = list(output.labels.values())
     calls = NoCalls()
     longest = min(LONGEST_PROBE, PROBE_SHARE * (max_seconds or math.inf))
@@ -213,7 +239,7 @@ def label_scores(
             seconds = time.perf_counter() - began
             total_seconds += seconds
             num_slow += seconds > LONGEST_CALL
-            if calls.stopped:  # The metric caught the exception.
+            if calls.stopped:  # The metric suppressed the exception.
                 break
             # Tolerate a slow first call, and metrics that are slow for wrong labels alone.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
@@ -226,6 +252,22 @@ def label_scores(
     if (scores == scores[:, :1]).all():
         return ALL_ALIKE
     return scores
+
+
+def describe_answers(signal: str, calibrate: object) -> dict[str, bool | str]:
+    """Return what the arguments `signal` and `calibrate` say about how programs answer calls."""
+    return {
+        "calibrate": calibrate is not False,
+        "signal": "score" if signal == "score" else "auto",  # "logprobs" makes the same calls
+    }
+
+
+def check_answers_itself(program: dspy.Module, *, name: str) -> None:
+    """Raise an error if the program is calibrated."""
+    if isinstance(program, CalibratedProgram):
+        raise UserError(
+            f"{name} is calibrated for the order of its demos: pass {name}.program, and calibrate the result."
+        )
 
 
 def _warn_of_texts_for_numbers(program: dspy.Module, examples: Sequence[dspy.Example], name: str) -> None:
@@ -268,5 +310,5 @@ class NoCalls(BaseCallback):  # type: ignore[misc]
 
     def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Value]) -> None:
         self.stopped = True
-        # Neither DSPy nor metrics normally catch this exception.
+        # Neither DSPy nor most metrics catch this exception.
         raise SystemExit("the metric calls a language model")

@@ -23,8 +23,7 @@ from plr_dspy.compiling.plan import Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.dspy_compat import Teleprompter, set_compiled
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
-from plr_dspy.labels.work import LabelWork
+from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
@@ -51,9 +50,10 @@ from plr_dspy.runtime import interrupts, progress_bar
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import open_log
 from plr_dspy.scoring.values import ValueCodec
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.search import RandomSearch, Search
-from plr_dspy.search.space import WITHOUT_DEMOS, Ordering, WholeProgram
+from plr_dspy.search.space import WITHOUT_DEMOS, Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
     signal: ClassVar[str] = "auto"
-    calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
 
     @property
@@ -282,11 +281,14 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return {
             "models": settings["models"],
             "adapter": settings["adapter"],
-            "calibrate": self.calibrate is not False,
-            "signal": "score" if self.signal == "score" else "auto",  # "logprobs" makes the same calls
+            **self._answers(),
             **describe(setup.program, self.metric, setup.models, adapter),
             "the examples": digest(sorted(map(digest, setup.examples))),
         }
+
+    def _answers(self) -> dict[str, bool | str]:
+        """Describe how programs answer calls."""
+        return describe_answers(self.signal, False)
 
     def _examples(self, setup: CompileSetup, work: MetricWork) -> tuple[list[str], list[str]]:
         """Return the names of the scored examples for messages, and their keys for the log."""
@@ -337,8 +339,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         setup = opened.setup
         work = opened.work
         decision = outcome.decision
-        shares = () if decision.calibration is None else decision.calibration.shares
-        build_program = partial(_build_calibrated, setup, work, shares)
+        build_program = partial(_build_as_scored, setup, work)
         finished = self._finish(setup, run, outcome, build_program)
         program = finished.program
         names, _ = self._examples(setup, work)
@@ -364,8 +365,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Build the result; `build_program` takes an ordering and the label offsets to calibrate with."""
-        return FinishedProgram(build_program(outcome.decision.ordering, outcome.decision.offsets))
+        """Build the compile's result; `build_program` builds a program as scored."""
+        return FinishedProgram(build_program(outcome.decision.ordering, outcome.decision.revision))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:
@@ -374,26 +375,13 @@ def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) ->
     return Evaluator(payer, bootstrapped=bootstrapped, influence=work.influence)
 
 
-def _build_calibrated(
-    setup: CompileSetup,
-    work: MetricWork,
-    shares: Sequence[float],
-    ordering: Ordering | WholeProgram,
-    offsets: Sequence[float],
+def _build_as_scored(
+    setup: CompileSetup, work: MetricWork, candidate: Candidate, revision: Revision | None
 ) -> dspy.Module:
-    """Build the program with this order; if there are label offsets, calibrate it with them."""
-    program = setup.slots.build(ordering)
+    """Build a candidate's program, with its answers revised as they were when it was scored."""
+    program = setup.slots.build(candidate)
     record_settings(program)
-    if offsets:
-        assert isinstance(work, LabelWork)
-        calibration = Calibration(
-            "batch" if shares else "none",
-            tuple(work.output.labels),
-            tuple(offsets),
-            num_inputs=len(setup.scored_examples),
-            shares=tuple(shares),
-        )
-        program = CalibratedProgram(program, calibration, predictor=work.output.predictor)
+    program = work.answering(program, revision)
     set_compiled(program, True)
     return program
 

@@ -12,6 +12,7 @@ from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import Alternative, RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.space import Candidate, WholeProgram
 
 
@@ -20,7 +21,7 @@ class ExpectedScore:
     """A candidate's expected score on new examples."""
 
     candidate: Candidate
-    offsets: Sequence[float]  # label offsets of its calibration; empty if uncalibrated
+    revision: Revision | None  # how its answers are revised; None if they are its own
     score: float
     interval: tuple[float, float]
     num_examples: int  # examples that it was scored on
@@ -51,7 +52,7 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     if not scores:
         return []
     fitted = decision.fitted or run.search.model.fit(scores, kept=[original, decision.ordering])
-    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.table)).sum(axis=1).tolist(), strict=True))
+    counts = dict(zip(fitted.orderings, (~np.isnan(fitted.counted_scores)).sum(axis=1).tolist(), strict=True))
     candidates = [estimate.ordering for estimate in fitted.estimates()]
     reference = original if original in counts else candidates[0]
     to_metric_scale = decision.scale_of_metric(reference) if run.evaluator.influence is not None else float
@@ -60,13 +61,11 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
     expected = []
     for candidate in candidates:
         score = to_metric_scale(means[candidate])
-        offsets: Sequence[float] = ()
-        # Leave the original uncalibrated if calibration does not help, or if it was returned unchanged.
+        revision = fitted.revision(candidate)
+        # The original keeps its own answers if others are no better, or if it was returned unchanged.
         if candidate == reference and (uncalibrated_score >= score or decision.chosen == 0):
             score = uncalibrated_score
-        elif fitted.calibrating:
-            calibration = fitted.calibration(candidate)
-            offsets = calibration.offsets if calibration else ()
+            revision = None
         interval = fitted.interval(candidate, score, reference=reference)
         metric = run.evaluator.influence
         if metric is not None:
@@ -75,7 +74,7 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
         expected.append(
             ExpectedScore(
                 candidate,
-                offsets,
+                revision,
                 score,
                 interval,
                 num_examples=counts[candidate],
@@ -123,7 +122,7 @@ def compare_ways(
 def _kind_of(setup: CompileSetup, slots: RetrievalSlots, expected: ExpectedScore) -> str:
     """Return the report's name for the kind of demos that a candidate shows."""
     if expected.candidate == setup.original:
-        return "your program, calibrated" if expected.offsets else "your program"
+        return "your program" if expected.revision is None else f"your program, {expected.revision.adjective}"
     if slots.variation(expected.candidate) is not None:
         return "the best retrieved demos"
     return "the best fixed demos" if expected.num_demos else "no demos"

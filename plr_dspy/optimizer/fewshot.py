@@ -29,7 +29,7 @@ from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
 from plr_dspy.scoring.run_log import FAILED
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +99,24 @@ class PLFewShot(LearningOptimizer):
         if self.min_demos > self.max_demos:
             raise UserError(f"min_demos must be at most max_demos={self.max_demos}; got {self.min_demos}")
         smoothing_of(self.update)
-        without_calls = self.demos == "retrieved" and self.calibrate is False and self.candidates != "bootstrapped"
-        if self.max_metric_calls == 0 and not without_calls:
-            raise UserError(
-                "max_metric_calls=0 needs demos='retrieved', calibrate=False and candidates that are not bootstrapped: "
-                "pass these, or raise max_metric_calls"
-            )
+        if self.max_metric_calls == 0:
+            self._check_without_calls()
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
+
+    def _check_without_calls(self) -> None:
+        """Raise a ValueError if an argument needs program calls."""
+        super()._check_without_calls()
+        if self.demos != "retrieved":
+            raise UserError(
+                f"demos={self.demos!r} needs program calls, and max_metric_calls=0 allows none: pass "
+                "demos='retrieved', or raise max_metric_calls."
+            )
+        if self.candidates == "bootstrapped":
+            raise UserError(
+                "candidates='bootstrapped' needs program calls of a teacher, and max_metric_calls=0 allows none: pass "
+                "other candidates, or raise max_metric_calls."
+            )
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         return make_plan(self.auto, size, max_metric_calls=self.max_metric_calls, signal=signal, searched="demos")
@@ -254,11 +264,11 @@ class PLFewShot(LearningOptimizer):
         best = best_by_number(setup, slots, expected, outcome)
         self._builders = {}
         for number, score in best.items():
-            self._builders[number] = partial(build_program, score.candidate, score.offsets)
+            self._builders[number] = partial(build_program, score.candidate, score.revision)
         retrieval = None
         if isinstance(slots, RetrievalSlots):
             retrieval = compare_ways(setup, slots, expected, outcome.decision.ordering)
-        program = build_program(outcome.decision.ordering, outcome.decision.offsets)
+        program = build_program(outcome.decision.ordering, outcome.decision.revision)
         obstacle = json_obstacle(program)
         if obstacle:
             logger.warning("%s", obstacle)

@@ -11,7 +11,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.calibrated_program import CalibratedProgram
 from plr_dspy.labels.outputs import label_output, prior_shares
 from plr_dspy.labels.reader import NoProbabilities
-from plr_dspy.labels.work import UNASKED, LabelWork, label_scores
+from plr_dspy.labels.work import UNASKED, LabelWork, describe_answers, label_scores
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.plackett_luce.updates import update_rule
@@ -24,9 +24,10 @@ from plr_dspy.search.search import CrossEntropySearch, Search, ThompsonSearch
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.calibration import shares_to_try
 
-# Calls to find out whether log-probabilities come: a reply may hold no label, or come without an LM call. After the
-# first ones, more are made only if log-probabilities are required, replies cannot be parsed, or no LM was called.
-FIRST_CALLS, MOST_TRIES = 2, 8
+# Number of calls to find out whether replies have log-probabilities. A reply may have no label, or come without an LM
+# call. Further calls follow only if log-probabilities are required, replies cannot be parsed, or no LM was called.
+FIRST_CALLS = 2
+MOST_CALLS = 8
 
 
 @arguments
@@ -48,13 +49,26 @@ class LearningOptimizer(DemoOptimizer):
     def check_together(self) -> None:
         """Raise a ValueError if arguments conflict."""
         if self.auto is None and self.max_metric_calls is None:
-            raise UserError("auto=None needs a number of program calls: pass max_metric_calls")
+            raise UserError("auto=None needs a number of program calls: pass max_metric_calls.")
         if self.calibrate is not False and self.signal == "score":
-            raise UserError("calibrate needs log-probabilities: pass signal='auto' or leave it out")
+            raise UserError(
+                "calibrate needs log-probabilities, and signal='score' reads none: pass signal='auto', or leave it out."
+            )
+
+    def _check_without_calls(self) -> None:
+        """Raise a ValueError if an argument needs program calls."""
+        if self.calibrate is not False:
+            raise UserError(
+                "calibrate needs program calls, and max_metric_calls=0 allows none: leave calibrate out, or raise "
+                "max_metric_calls."
+            )
+
+    def _answers(self) -> dict[str, bool | str]:
+        return describe_answers(self.signal, self.calibrate)
 
     @property
     def _needing_logprobs(self) -> str:
-        """The argument that needs the log-probabilities of labels, if any."""
+        """The argument that needs the log-probabilities of labels; empty if none does."""
         if self.calibrate is not False:
             return "calibrate"
         if self.signal == "logprobs":
@@ -62,19 +76,19 @@ class LearningOptimizer(DemoOptimizer):
         return ""
 
     def _no_logprobs(self, reason: str) -> str:
-        """Explain that there are no log-probabilities, and what to do."""
+        """Return the message that there are no log-probabilities, with the reason and the fix."""
         return (
             f"{self._needing_logprobs} needs the log-probabilities of labels, and there are none: {reason}. Leave it "
-            "out to go on with scores; BatchCalibration(predictor=...) calibrates one predictor of several"
+            "out to search by scores. To calibrate one predictor of several, use BatchCalibration(predictor=...)."
         )
 
     def work(self, setup: CompileSetup) -> MetricWork:
-        """Create the work that makes calls; it reads log-probabilities if the program and the metric allow it."""
+        """Create the object that makes calls; it reads log-probabilities if the program and the metric allow it."""
         one_prompt = setup.slots.space.num_distinct < 2
         if self.calibrate is not False and one_prompt:
             raise UserError(
                 "calibrate=True chooses among orders, and all orders of the demos give the same prompt: pass the "
-                "program to BatchCalibration"
+                "program to BatchCalibration."
             )
         reason = ""
         if self.signal != "score" and not one_prompt:
@@ -83,7 +97,7 @@ class LearningOptimizer(DemoOptimizer):
             elif not setup.plan.racing:
                 reason = "auto='paper' scores orders as the paper does"
             else:
-                labels = label_work(setup)
+                labels = label_work(setup, self.calibrate)
                 if isinstance(labels, LabelWork):
                     return labels
                 reason = labels
@@ -94,6 +108,7 @@ class LearningOptimizer(DemoOptimizer):
         return work
 
     def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
+        """Create the search: PLR Algorithm 1 if the plan has no race, or else Thompson sampling."""
         plan = setup.plan
         if not plan.racing:
             return CrossEntropySearch(
@@ -117,17 +132,24 @@ class LearningOptimizer(DemoOptimizer):
         )
 
     def _probe(self, opened: OpenCompile) -> LabelResponses | None:
-        """Make the first calls, and note in `work.signal` whether log-probabilities come; raise if they must."""
+        """Make the first calls to find out whether replies have log-probabilities, and set `work.signal` to the result.
+
+        Returns:
+            The access to the log-probabilities; None if there are none.
+
+        Raises:
+            NoProbabilities: If there are none and an argument needs them.
+        """
         setup = opened.setup
         work = opened.work
         scorer = opened.scorer
         if not isinstance(work, LabelWork):
             return None
         required = bool(self._needing_logprobs)
-        # The first conclusive record, or the last one tried; None if the budget paid for none.
+        # The first conclusive record, or the last one; None if the budget paid for none.
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
-        for example in range(min(MOST_TRIES, len(setup.splits.train))):
+        for example in range(min(MOST_CALLS, len(setup.splits.train))):
             if example == FIRST_CALLS:  # Without demos, a student may never answer with a label.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
@@ -153,8 +175,8 @@ class LearningOptimizer(DemoOptimizer):
         return None
 
 
-def label_work(setup: CompileSetup) -> LabelWork | str:
-    """Create work that reads log-probabilities, or explain why the program or the metric rules it out."""
+def label_work(setup: CompileSetup, calibrate: bool | Mapping[Any, float]) -> LabelWork | str:
+    """Return work that reads log-probabilities, or the reason why the program or the metric rules it out."""
     output = label_output(setup.program)
     metric = setup.options.metric
     examples = setup.scored_examples
@@ -165,7 +187,6 @@ def label_work(setup: CompileSetup) -> LabelWork | str:
     scores = label_scores(metric, examples, output, max_seconds=setup.options.max_seconds)
     if isinstance(scores, str):
         return scores
-    calibrate = setup.options.calibrate
     work = LabelWork(
         metric,
         examples,

@@ -69,7 +69,7 @@ def build_report(
         candidates=_candidates(setup, decision),
         evidence=decision.evidence,
         signal=signal,
-        calibration=decision.calibration,
+        calibration=decision.effect,
         history=outcome.history,
         program_calls=outcome.program_calls,
         tokens=tokens,
@@ -95,8 +95,8 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
             ordering=setup.slots.shown(result.ordering),
             score=result.score,
             expected_gain=result.gain.expected,
-            probability=min(result.gain.probability, result.gain.probability_calibrated),
-            probability_worse=max(result.gain.worse, result.gain.worse_calibrated),
+            probability=result.gain.min_probability,
+            probability_worse=result.gain.max_worse,
         )
         for result in decision.candidates
     ]

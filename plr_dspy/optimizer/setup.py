@@ -11,8 +11,7 @@ import dspy
 from plr_dspy.compiling.paper import NOTHING_TO_DO
 from plr_dspy.compiling.plan import Plan, ProblemSize, most_calls
 from plr_dspy.errors import UserError
-from plr_dspy.labels.calibrated_program import CalibratedProgram
-from plr_dspy.labels.work import check_answers
+from plr_dspy.labels.work import check_answers, check_answers_itself
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
@@ -52,7 +51,6 @@ class CompileOptions:
     scored_on: str
     chooses_by_score: bool
     balances_splits: bool
-    calibrate: bool | Mapping[Any, float]
     max_metric_calls: int | None
     max_seconds: float | None
     max_cost: float | None
@@ -205,11 +203,7 @@ def make_setup(
 
 def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
-    if isinstance(student, CalibratedProgram):
-        raise UserError(
-            f"{options.student_name} must not be calibrated, because calibration depends on the order of the demos: "
-            f"pass {options.student_name}.program, and calibrate the result"
-        )
+    check_answers_itself(student, name=options.student_name)
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
     check_given(student, name=options.student_name, **datasets)
     if retrievals_of(student):

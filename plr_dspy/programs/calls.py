@@ -26,6 +26,7 @@ from plr_dspy.scoring.causes import Cause, cause_of
 from plr_dspy.scoring.confusion_scores import ConfusionScores
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import FAILED, WRONG, CallKey, CallRecord, RunLog
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,10 @@ class MetricWork:
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Call a program on an example; raise `WrongAnswer` if it gives no answer."""
         return self._scored(example, self._answered(program, example))
+
+    def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
+        """Return the program that answers as it was scored."""
+        return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
         # The program may modify its inputs.

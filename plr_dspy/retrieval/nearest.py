@@ -16,7 +16,7 @@ from scipy import sparse
 from plr_dspy.errors import UserError
 from plr_dspy.programs.media import text_without
 from plr_dspy.programs.splits import answer_classes, input_key, source_of
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 Fields: TypeAlias = Mapping[str, Any]
 

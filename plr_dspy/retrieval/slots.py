@@ -13,7 +13,7 @@ from plr_dspy.programs.splits import source_of
 from plr_dspy.retrieval.nearest import NearestDemos, Pool
 from plr_dspy.retrieval.predict import Retrieval, retrieve_in
 from plr_dspy.search.space import Candidate, WholeProgram
-from plr_dspy.statistics.calibration import Array
+from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"

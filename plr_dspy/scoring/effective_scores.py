@@ -24,7 +24,7 @@ class EffectiveScores:
         """Make the answers of the best candidates the reference for all scores.
 
         Args:
-            best_first: Each candidate's calls, and the labels that calibration changes answers to.
+            best_first: Each candidate's records, and the labels that replace some of its answers.
             least: Minimum number of candidates to use.
         """
 

@@ -91,7 +91,7 @@ class Observations:
     def refer_to(self, best_first: Iterable[Candidate], fitted: FittedModel | None, *, least: int = 1) -> None:
         """Make the answers of at least `least` of the best candidates the reference for scores."""
         known = [candidate for candidate in best_first if candidate in self.records]
-        labels = (fitted.answers(candidate) if fitted is not None else {} for candidate in known)
+        labels = (fitted.revised_labels(candidate) if fitted is not None else {} for candidate in known)
         records = (self.records[candidate] for candidate in known)
         self.effective.refer_to(zip(records, labels, strict=True), least=least)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a second to import
 
-Array = NDArray[np.float64]
+from plr_dspy.statistics.arrays import Array
 
 MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
 FAR_FROM_EVEN = 0.2  # minimum total variation distance from even shares to be far; that of shares 0.7 and 0.3

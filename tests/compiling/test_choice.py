@@ -92,15 +92,13 @@ class TestChoice:
 
     @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.0, 0.5))
     def test_without_a_probability_odds_decide_whatever_the_chance_of_no_difference(self, p, worse, calibrated, other):
-        odds = {"worse": worse, "probability_calibrated": calibrated, "worse_calibrated": other}
+        odds = {"worse": worse, "probability_alike": calibrated, "worse_alike": other}
         likely = min(p, calibrated) > 0 and p >= 3 * worse and calibrated >= 3 * other
         assert choose([result(0.0, 0.0), result(0.1, p, **odds)]) == likely
 
     def test_the_original_calibrated_must_be_beaten_and_estimates_tell_equals_apart(self):
         odds = ((0.1, 0.5, 0.1), (0.2, 0.4, 0.2))
-        surer, less = (
-            result(gain, 0.9, probability_calibrated=better, worse_calibrated=worse) for gain, better, worse in odds
-        )
+        surer, less = (result(gain, 0.9, probability_alike=better, worse_alike=worse) for gain, better, worse in odds)
         assert choose([result(0.0, 0.0), less]) == 0
         assert choose([result(0.0, 0.0), less, surer]) == 2
         others = [result(0.2), result(0.2, estimate=0.3), result(0.2)]
@@ -166,7 +164,7 @@ class TestChoice:
         assert compared.gain_interval == (0.1, 0.25)
 
     def test_the_original_calibrated_must_be_beaten_with_the_probability_too(self):
-        finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_calibrated=0.6)]
+        finalists = [result(0.0, 0.0), result(0.2, 0.95, probability_alike=0.6)]
         assert [choose(finalists, min_probability=least) for least in (0.6, 0.9)] == [1, 0]
 
     def test_a_gain_is_no_surer_than_the_few_examples_that_tell_both_apart(self):

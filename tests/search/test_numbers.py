@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from plr_dspy import OrderingSpace
-from plr_dspy.compiling.choice import calibration_effect
+from plr_dspy.compiling.effect import estimate_effect
+from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers
 from plr_dspy.search.model.ordering_model import OrderingModel
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import WITHOUT_DEMOS
@@ -69,7 +70,7 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
         told_of,
         # The first guess is wrong.
         shares_to_try(table)[:, ::-1] if calibrating else None,
-        calibrating,
+        CalibratedAnswers if calibrating else OwnAnswers,
     )
     model = OrderingModel(
         space,
@@ -86,17 +87,23 @@ def numbers_of(*, space=ORDERS, count=40, classes=False, share_told=0.0, num_lab
     }
 
 
+def estimate_of(fitted, ordering):
+    if fitted.responses is None or ordering not in fitted.orderings:
+        return None
+    return fitted.responses.answers.estimate(fitted.orderings.index(ordering))
+
+
 def numbers_of_fit(fitted, space, orderings):
     best = fitted.estimates()[0].ordering
     gain = fitted.gains(space.identity)[best]
-    effect = fitted.calibration(best)
+    effect = estimate_of(fitted, best)
     calibrations = []
     for ordering in orderings[:9]:
-        if other := fitted.calibration(ordering):
+        if other := estimate_of(fitted, ordering):
             calibrations += [other.offsets[0], other.before, other.after]
-    ways = calibration_effect(fitted, best, best, applied=False)
+    ways = estimate_effect(fitted, best, best, applied=False)
     return {
-        "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_calibrated],
+        "gain": [gain.expected, gain.probability, gain.deviation, gain.probability_alike],
         "without demos": [fitted.gains(WITHOUT_DEMOS)[best].expected, fitted.as_it_is(WITHOUT_DEMOS)],
         "expected": [fitted.expected_scores(space.identity)[best], fitted.as_it_is(best)],
         "interval": fitted.interval(best, 0.6, reference=space.identity),

@@ -11,10 +11,12 @@ from scipy.special import softmax
 from worlds import correlation
 
 from plr_dspy import OrderingSpace
+from plr_dspy.search.model.answers import CalibratedAnswers, OwnAnswers
 from plr_dspy.search.model.effects import EffectProcess, Posterior
 from plr_dspy.search.model.features import Features
+from plr_dspy.search.model.logits import LabelTable
 from plr_dspy.search.model.ordering_model import OrderingModel
-from plr_dspy.search.model.responses import LabelResponses, LabelTable, ResponseModel
+from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 from plr_dspy.search.space import WITHOUT_DEMOS, ScoreEstimate, WholeProgram
 
 SPACE = OrderingSpace.of_sizes(6)
@@ -75,6 +77,10 @@ class World:
             is_program=np.zeros(len(logs), dtype=bool),
             call_scores=np.where(self.known, self.right, np.nan),
         )
+
+
+def offsets_of(fitted, ordering):
+    return fitted.responses.answers.rounded_offsets(fitted.orderings.index(ordering))
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -161,11 +167,12 @@ class TestOrderingModel:
     def test_probabilities_of_0_and_1_are_numbers_like_others(self, least, calibrating):
         world = World(num_labels=3, looks=6)
         world.log_probabilities[world.log_probabilities < 0] = least
-        responses = dataclasses.replace(self.responses(world), calibrating=calibrating)
+        answers = CalibratedAnswers if calibrating else OwnAnswers
+        responses = dataclasses.replace(self.responses(world), answers=answers)
         fitted = OrderingModel(SPACE, responses=responses).fit(self.scores_of(world))
         first = world.orderings[0]
         numbers = [[gain.expected, gain.probability] for gain in fitted.gains(first).values()]
-        assert np.isfinite([*np.ravel(numbers), *fitted.calibration(first).offsets]).all()
+        assert np.isfinite([*np.ravel(numbers), *offsets_of(fitted, first)]).all()
 
     def test_of_many_orderings_most_promising_and_some_bad_ones_are_modelled(self):
         world = World(num_orderings=400, lean=2.0)
@@ -254,7 +261,8 @@ class TestOrderingModel:
                 return log_probabilities, ()
             return own.logprobs_of(ordering, example)
 
-        responses = LabelResponses(world.scores, look, calibrating=calibrating, shares=np.array([0.4, 0.6]))
+        answers = CalibratedAnswers if calibrating else OwnAnswers
+        responses = LabelResponses(world.scores, look, answers=answers, shares=np.array([0.4, 0.6]))
         space = dataclasses.replace(SPACE, programs=(self.PROGRAM,))
         return OrderingModel(space, responses=responses).fit(scores), world
 
@@ -281,4 +289,4 @@ class TestOrderingModel:
         means = (count * answers + 4 * np.array([0.4, 0.6])) / (count + 4)
         shares = np.array([0.4, 0.6])
         offsets = np.log(shares) - np.log(means)
-        assert fitted.calibration(self.PROGRAM).offsets == pytest.approx(offsets - offsets.mean(), abs=1e-5)
+        assert offsets_of(fitted, self.PROGRAM) == pytest.approx(offsets - offsets.mean(), abs=1e-5)

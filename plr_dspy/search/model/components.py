@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array, Families
+from plr_dspy.search.model.gains import Families
+from plr_dspy.statistics.arrays import Array
 
 Variances: TypeAlias = Sequence[float] | None  # variances of an earlier fit to start from
 Measure: TypeAlias = Callable[[Array, Array], tuple[Array, float]]  # maps K and (K + E)^-1 to y and s

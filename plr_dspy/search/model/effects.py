@@ -1,6 +1,6 @@
 """Effects of orderings and of examples on the log-probabilities of labels.
 
-    z[o, e]  =  a_e  +  b_o  +  q_o g_e  +  noise
+    z[o, e]  =  a[e]  +  b[o]  +  q[o] g[e]  +  noise          (3)
 
     symbol  code        shape      meaning
     m, E                           number of orderings o, and of examples e
@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from plr_dspy.search.model.components import Variances, fit_components
-from plr_dspy.search.model.gains import Array, Families, Mask
+from plr_dspy.search.model.gains import Families
+from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
 NUM_QUICK_SWEEPS = 3  # sweeps of a fit that only ranks orderings

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plr_dspy.search.model.gains import Array
 from plr_dspy.search.space import Ordering, OrderingSpace
+from plr_dspy.statistics.arrays import Array
 
 FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region", "class adjacency")
 """What each family encodes:

@@ -1,15 +1,24 @@
 """Gains of orderings over a reference on new examples, averaged over hypotheses about the variances.
 
-symbol   code        shape   meaning
-m                            number of orderings
-H                            number of hypotheses about s, k and v
-y        means       [m]     measured mean scores, without the effects of examples
-K        covariance  [m, m]  estimated prior covariance of true scores
-A        outsiders   [m, m]  additional prior covariance of outsiders, which may be unlike all others
-N        noise       [m, m]  covariance of the errors of y
-s, k, v                      factors of K, A and N
-r        reference           index of the ordering that the others are compared with
-P        prior       [m, m]  s K + k A
+    W        =  (s K + k A + v N)^-1                      (7)
+    mu       =  1' W y / 1' W 1                           (8)
+    gain[o]  =  (P[o] - P[r]) W (y - mu)                  (9)
+
+    symbol       code           shape   meaning
+    m                                   orderings
+    H                                   hypotheses about s, k and v
+    y            means          [m]     measured mean scores, without the effects of examples
+    K            covariance     [m, m]  estimated prior covariance of true scores
+    A            outsiders      [m, m]  further prior covariance of candidates that may be unlike others
+    N            noise          [m, m]  covariance of the errors of y
+    s, k, v                             factors of K, A and N
+    r            reference              number of the ordering that the others are compared with
+    P            prior          [m, m]  s K + k A
+    W            inverse        [m, m]  inverse covariance of y
+    mu           centre                 generalised least-squares mean of y
+    P - P[r]     contrasts      [m, m]  prior covariance of gains and true scores
+
+The equation numbers are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -19,12 +28,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-Array: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
-Numbers: TypeAlias = NDArray[np.int64]
+from plr_dspy.statistics.arrays import Array, Mask
+
 Families: TypeAlias = Sequence[Array]  # one array for each family of features, such as the features [m, d]
 
 SCALES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5, 2.2)  # values of s
@@ -32,7 +39,6 @@ OUTSIDER_SCALES = (0.0, 1.0)  # values of k: whether outsiders differ from the o
 ERROR_QUANTILES = np.array([0.1, 0.3, 0.5, 0.7, 0.9])  # equally likely quantiles of v
 PRIOR_SPREAD = 0.005  # prior mean of the variance between orderings' mean scores
 PRIOR_NO_EFFECT = 0.5  # prior probability of s = 0: all orderings score the same on new examples
-PRIOR_CALIBRATION = (0.0, 0.05, 0.15, 0.5)  # equally likely prior standard deviations of the gain of calibration
 
 
 class GainSummary(NamedTuple):
@@ -89,26 +95,6 @@ class Gains(NamedTuple):
         )
 
 
-def gain_of_calibration(expected: float, differences: Array) -> Gains:
-    """Return the gain of calibrating an ordering on new examples, as one column.
-
-    Args:
-        expected: The expected gain.
-        differences: Deviations from the expected gain on the ordering's own calls, ``[n]``.
-    """
-    count = len(differences)
-    squares = 0.0
-    if count:
-        squares = float(((differences - differences.mean()) ** 2).sum())
-    noise = (squares + 0.25) / (count + 1) / max(1, count)
-    priors = np.square(PRIOR_CALIBRATION)
-    totals = priors + noise
-    log_likelihoods = -0.5 * np.log(totals) - 0.5 * expected**2 / totals
-    likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
-    shrinkage = (priors / totals)[:, None]
-    return Gains(likelihoods / likelihoods.sum(), shrinkage * expected, shrinkage * noise, (priors > 0)[:, None])
-
-
 def expected_gains(
     means: Array,
     *,
@@ -128,10 +114,11 @@ def expected_gains(
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
         prior = scale * covariance + outsider_scale * outsiders
-        inverse = np.linalg.inv(prior + error_scale * noise)
+        inverse = np.linalg.inv(prior + error_scale * noise)  # Eq. 7
         precision = inverse.sum()
+        centre = inverse.sum(axis=0) @ means / precision  # Eq. 8
+        residuals = means - centre
         # The mean is estimated by generalised least squares, so use the restricted likelihood.
-        residuals = means - inverse.sum(axis=0) @ means / precision
         log_determinant = np.linalg.slogdet(inverse)[1]
         log_likelihood = 0.5 * (log_determinant - np.log(precision) - residuals @ inverse @ residuals)
         contrasts = prior - prior[reference]
@@ -140,7 +127,8 @@ def expected_gains(
         explained = (weights * contrasts).sum(axis=1)
         variance_of_mean = weights.sum(axis=1) ** 2 / precision
         variances = np.maximum(prior_variances - explained + variance_of_mean, 0.0)
-        hypotheses.append((scale, log_likelihood, weights @ residuals, variances, prior_variances > 1e-12))
+        gains = weights @ residuals  # Eq. 9
+        hypotheses.append((scale, log_likelihood, gains, variances, prior_variances > 1e-12))
     return _gains_from(hypotheses)
 
 

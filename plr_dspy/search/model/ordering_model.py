@@ -1,13 +1,23 @@
 """The model that a search uses: scores of orderings in, estimates, gains and posterior draws out.
 
-code         shape      meaning
-m, c, E                 fitted orderings, other orderings, examples
-scores                  scores by candidate and example
-scored       [m, E]     the same as a table, NaN if unknown
-label_table  [m, E, L]  log-probabilities of labels
-table        [m, E]     scores as they count, those of calibrated answers if a search calibrates
-is_outsider  [m]        whether a candidate has an own effect and no features
-is_program   [m]        whether it is a WholeProgram
+    y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
+
+    symbol   code            shape      meaning
+    m, c, E                             fitted orderings, other orderings, examples
+    L                                   labels
+             scores                     scores of calls by candidate and example
+             scored          [m, E]     the same as a table, NaN if unknown
+    y        counted_scores  [m, E]     scores as they count: those of calls, or of the answers that replace them
+    p        label_table     [m, E, L]  log-probabilities of labels
+    s        responses       [m, E]     expected scores by these, see `responses.py`; 0 if there are none
+    y - s    unexplained     [m, E]     what the process explains
+    a, f     process                    effects of examples, and a Gaussian process of orderings, see `process.py`
+    b l      process         [m, E]     label bias; only if s = 0 and examples have classes
+             features        [m, d]     features of orderings, one array for each family
+             is_outsider     [m]        candidates with an effect of their own and no features
+             is_program      [m]        whole programs
+
+The equation number is that of docs/method.md.
 """
 
 from __future__ import annotations
@@ -23,18 +33,21 @@ import scipy.linalg  # noqa: F401  # loads its own BLAS, which must be among the
 import torch
 from threadpoolctl import ThreadpoolController
 
+from plr_dspy.search.model.answers import Revision
 from plr_dspy.search.model.features import Features
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Mask, Numbers, gain_of_calibration
+from plr_dspy.search.model.gains import OUTSIDER_SCALES
+from plr_dspy.search.model.logits import LabelTable
 from plr_dspy.search.model.process import AdditiveProcess
-from plr_dspy.search.model.responses import CalibrationEstimate, LabelResponses, LabelTable, ResponseModel
+from plr_dspy.search.model.responses import LabelResponses, ResponseModel
 from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Orderings that the process is fitted to, which bounds its time: one half the most promising, and for contrast some of
-# the others.
+# Maximum orderings that the process is fitted to, which bounds its time. Half are the most promising, and the others
+# are spread over the rest for contrast.
 MAX_MODELLED = 176
-MOST_SCORED = 32  # of the most promising are those with the most scores, which include the finalists
-LEAST_SHARE = 0.5  # of the calls must have log-probabilities; with fewer, scores tell more
+MOST_SCORED = 32  # number of the most promising that have the most scores, which include the finalists
+LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; with fewer, scores have more information
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
 # Standard errors, at most, between an expected score and the mean of the own scores (B. Efron and C. Morris, JASA 67,
 # 1972).
@@ -58,7 +71,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Data:
-    """What is known of the candidates of a fit."""
+    """The known scores and log-probabilities of candidates."""
 
     candidates: list[Candidate]
     scored: ScoreTable
@@ -83,10 +96,19 @@ class _Data:
 
 
 class OrderingModel:
-    """What scores of orderings on some examples tell of other orderings, and of other examples.
+    """A model that predicts scores of other orderings, and on other examples, from known scores.
+
+    Args:
+        space: The orderings.
+        classes: Classes of the demos, as in `ThompsonSearch`.
+        example_classes: Classes of the examples, as in `ThompsonSearch`.
+        responses: Log-probabilities of labels; None if there are none.
+        with_features: Whether similar orderings have similar scores.
 
     Attributes:
-        information_weights: Says how much scores tell, see `ScoreTable`; None if all tell the same.
+        information_weights: Returns how much information scores have, see `ScoreTable`; None if all have the same.
+        keeps_scores: Whether the scores of calls count as the metric gave them.
+        varies_in_length: Whether orderings may show different numbers of demos.
     """
 
     information_weights: InformationWeights | None = None
@@ -95,16 +117,16 @@ class OrderingModel:
         self,
         space: OrderingSpace,
         *,
-        classes: Sequence[Sequence[int]] | None = None,  # this and the next two as in `ThompsonSearch`
+        classes: Sequence[Sequence[int]] | None = None,
         example_classes: Sequence[int] | None = None,
         responses: LabelResponses | None = None,
-        with_features: bool = True,  # whether similar orderings tell of each other
+        with_features: bool = True,
     ) -> None:
         self._space = space
         self._responses = responses
         self._features = Features(space, classes=classes) if with_features else None
         self._example_classes = None if example_classes is None else np.array(example_classes)
-        self.calibrating = responses is not None and responses.calibrating
+        self.keeps_scores = responses is None or responses.answers.keeps_scores
         self.varies_in_length = space.from_end
 
     def fit(
@@ -113,8 +135,9 @@ class OrderingModel:
         """Fit the process to the scores.
 
         Args:
+            scores: Scores by candidate and example.
             earlier: `variances` of an earlier fit, which this one continues in fewer steps.
-            kept: Candidates that are modelled however many there are.
+            kept: Candidates to model in any case, if there are more than `MAX_MODELLED`.
         """
         earlier = earlier or {}
         with one_thread():
@@ -124,14 +147,13 @@ class OrderingModel:
             features = self.features(data.candidates)
             responses = self._respond(data, features=features, earlier=earlier.get("responses"))
             scored = data.scored
-            table = scored.scores
+            counted_scores = scored.scores
             unexplained = scored
             classes = None
             extra_variances: Array | float = 0.0
             if responses is not None:
-                if responses.calibrating:
-                    table = responses.calibrated_scores
-                unexplained = ScoreTable(table - responses.expected)
+                counted_scores = responses.answers.scores
+                unexplained = ScoreTable(counted_scores - responses.expected)  # Eq. 2
                 extra_variances = responses.mean_variances
             elif self._example_classes is not None:
                 classes = np.unique(self._example_classes[scored.examples], return_inverse=True)[1]
@@ -144,7 +166,7 @@ class OrderingModel:
                 extra_variances=extra_variances,
                 earlier=earlier,
             )
-        return FittedModel(self, data.candidates, process, responses, scored, table)
+        return FittedModel(self, data.candidates, process, responses, scored, counted_scores)
 
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Clip estimates to the range of known scores and scores of labels.
@@ -176,7 +198,7 @@ class OrderingModel:
         return _Data(candidates, scored, label_table, is_program, self._is_outsider(candidates))
 
     def _modelled(self, data: _Data, kept: Sequence[Candidate]) -> Numbers:
-        """Choose programs, those kept, those scored most, those that promise most, and some of the others."""
+        """Return the rows of programs, kept, most scored and most promising candidates, and of some others."""
         responses = self._respond(data)
         means = np.array(data.scored.shrunk_means if responses is None else responses.means)
         most_scored = np.lexsort((means, data.scored.counts))[-MOST_SCORED:]
@@ -223,27 +245,43 @@ class Gain:
     probability: float  # of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
     deviation: float = 0.0  # of the posterior
-    # The same if the other one is calibrated too. Without calibration, and for the other one itself, 1 and 0.
-    probability_calibrated: float = 1.0
-    worse_calibrated: float = 0.0
+    # The same if the answers of the other one are revised alike; 1 and 0 for own answers and for the other one itself.
+    probability_alike: float = 1.0
+    worse_alike: float = 0.0
+
+    @property
+    def min_probability(self) -> float:
+        """Probability of a gain above 0, whether the answers of the other ordering are revised or not."""
+        return min(self.probability, self.probability_alike)
+
+    @property
+    def max_worse(self) -> float:
+        """Probability of a gain below 0, whether the answers of the other ordering are revised or not."""
+        return max(self.worse, self.worse_alike)
 
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted."""
+    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted.
+
+    Attributes:
+        keeps_scores: Whether the scores of calls count as the metric gave them.
+        adjective: Describes how the answers of candidates are revised; empty if they are their own.
+        variances: JSON data from which the next fit may continue.
+    """
 
     model: OrderingModel
     orderings: list[Candidate]
     process: AdditiveProcess
     responses: ResponseModel | None
     scored: ScoreTable
-    table: Array
+    counted_scores: Array
 
     def __post_init__(self) -> None:
-        self._both = np.stack([self.table, self.scored.scores])
+        self._both = np.stack([self.counted_scores, self.scored.scores])
         self._range = float(np.nanmin(self._both)), float(np.nanmax(self._both))
-        self.calibrating = self.responses is not None and self.responses.calibrating
-        # The next fit may continue from this JSON data.
+        self.keeps_scores = self.responses is None or self.responses.answers.keeps_scores
+        self.adjective = "" if self.responses is None else self.responses.answers.adjective
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
 
     def estimates(self) -> list[ScoreEstimate]:
@@ -260,15 +298,15 @@ class FittedModel:
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
-        """Return the expected score of an ordering without calibration, never far from its own calls."""
+        """Return the expected score of an ordering with its own answers, never far from its own calls."""
         number = self.orderings.index(ordering)
         if self.responses is None:
             own = float(self.process.unshrunk[number])
             expected = dict(self.estimates())[ordering]
         else:
-            own = self.responses.corrected(number)[0]
-            expected = self.responses.calibration(number).before
-        margin = 0.0 if self.calibrating else MOST_SHRUNK * self._error(ordering)
+            own = self.responses.answers.corrected(number)[0]
+            expected = self.responses.answers.estimate(number).before
+        margin = MOST_SHRUNK * self._error(ordering) if self.keeps_scores else 0.0
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
@@ -300,66 +338,65 @@ class FittedModel:
     def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
         """Return the gain of each fitted ordering over one of them as it is."""
         number = self.orderings.index(reference)
-        above_calibrated = np.ones(len(self.orderings))
-        below_calibrated = np.zeros(len(self.orderings))
+        above_alike = np.ones(len(self.orderings))
+        below_alike = np.zeros(len(self.orderings))
         summaries = []
         with one_thread():
-            foreseen = None if self.responses is None else self.responses.gains(number)
-            # Log-probabilities may explain what is unlike other orderings, and leave the rest of its scores to chance.
-            # So a gain is no surer than if outsiders were of another kind for certain. Without log-probabilities the
-            # reference may be unlike all others, because somebody has made or chosen it.
-            for outsider_scales in (OUTSIDER_SCALES,) if foreseen is None else ((1.0,), OUTSIDER_SCALES):
-                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=foreseen is None)
-                if foreseen is not None:
-                    gains = gains.plus(foreseen)
-                if self.responses is not None and self.calibrating:
+            by_labels = None if self.responses is None else self.responses.gains(number)
+            by_revision = None if self.responses is None else self.responses.answers.gain_of_revision(number)
+            # Log-probabilities may explain what sets an outsider apart, and leave the rest of its scores to chance. So
+            # a gain is no surer than if outsiders were of another kind for certain. Without log-probabilities, the
+            # reference may be unlike all others, because somebody made or chose it.
+            alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
+            if by_labels is None:
+                alternatives = (OUTSIDER_SCALES,)
+            for outsider_scales in alternatives:
+                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=by_labels is None)
+                if by_labels is not None:
+                    gains = gains.plus(by_labels)
+                if by_revision is not None:
                     summary = gains.summary()
-                    above_calibrated = np.minimum(above_calibrated, summary.above.round(6))
-                    below_calibrated = np.maximum(below_calibrated, summary.below.round(6))
-                    _, gain, differences = self.responses.corrected(number)
-                    gains = gains.plus(gain_of_calibration(gain, differences))
+                    above_alike = np.minimum(above_alike, summary.above.round(6))
+                    below_alike = np.maximum(below_alike, summary.below.round(6))
+                    gains = gains.plus(by_revision)
                 summaries.append(gains.summary())
-        above_calibrated[number] = 1.0
-        below_calibrated[number] = 0.0
-        # Round to digits that another machine finds too.
+        above_alike[number] = 1.0
+        below_alike[number] = 0.0
+        # Round off the digits that depend on the machine.
         columns = (
             summaries[-1].expected.round(9),
             np.min([summary.above for summary in summaries], axis=0).round(6),
             np.max([summary.below for summary in summaries], axis=0).round(6),
             np.max([summary.deviations for summary in summaries], axis=0).round(9),
-            above_calibrated,
-            below_calibrated,
+            above_alike,
+            below_alike,
         )
         rows = np.column_stack(columns).tolist()
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores as they count, calibrated ones for fitted orderings."""
-        if not self.calibrating:
+        """Return scores with those of fitted orderings as they count; see `counted_scores`."""
+        if self.keeps_scores:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
-        rows = dict(zip(self.orderings, self.table.tolist(), strict=True))
+        rows = dict(zip(self.orderings, self.counted_scores.tolist(), strict=True))
         counted: dict[Candidate, Mapping[int, float]] = dict(scores)
         for ordering in counted.keys() & rows.keys():
             counted[ordering] = {example: rows[ordering][columns[example]] for example in scores[ordering]}
         return counted
 
-    def answers(self, ordering: Candidate, *, calibrated: bool | None = None) -> dict[int, int]:
-        """Return the calibrated labels of an ordering by example, if the search or `calibrated` says so."""
-        if calibrated is None:
-            calibrated = self.calibrating
-        if self.responses is None or not calibrated or ordering not in self.orderings:
+    def revised_labels(self, ordering: Candidate) -> dict[int, int]:
+        """Return the labels that count in place of an ordering's own answers, by example."""
+        if self.responses is None or ordering not in self.orderings:
             return {}
-        number = self.orderings.index(ordering)
-        labels = self.responses.labels
-        known = labels.known[number]
-        return dict(zip(self.scored.examples[known].tolist(), labels.answers[number, known].tolist(), strict=True))
+        columns, labels = self.responses.answers.labels_of(self.orderings.index(ordering))
+        return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
-    def calibration(self, ordering: Candidate) -> CalibrationEstimate | None:
-        """Return what calibration does to an ordering; None without log-probabilities, or if it was not fitted."""
+    def revision(self, ordering: Candidate) -> Revision | None:
+        """Return how an ordering's answers are revised; None if they are its own."""
         if self.responses is None or ordering not in self.orderings:
             return None
-        return self.responses.calibration(self.orderings.index(ordering))
+        return self.responses.answers.revision(self.orderings.index(ordering))
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
         """Return the expected scores of any orderings, ``[m]``."""
@@ -371,7 +408,7 @@ class FittedModel:
         """Return the expected mean score of random orderings of the largest number of items.
 
         Args:
-            drawn: Random orderings of any number of items that were scored, which most calls were not spent on.
+            drawn: Random orderings of any number of items that were scored. Most calls went to other orderings.
             longest: Random orderings of the largest number of items.
         """
         estimates = dict(self.estimates())

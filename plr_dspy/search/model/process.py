@@ -1,6 +1,6 @@
 """An additive Gaussian process of the scores of orderings on examples.
 
-    y[o, e]  =  a_e  +  f(o)  +  b_c(e) l(o)  +  g_e(o)  +  noise
+    y[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  g[o, e]  +  noise          (2)
 
     symbol  code             shape   meaning
     y       table            [m, E]  scores of orderings o on examples e
@@ -26,8 +26,9 @@ import numpy as np
 from scipy import optimize
 
 from plr_dspy.search.model.components import Variances, fit_components, kernels_of, linear
-from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Families, Gains, Mask, Numbers, expected_gains
+from plr_dspy.search.model.gains import OUTSIDER_SCALES, Families, Gains, expected_gains
 from plr_dspy.search.model.score_table import PRIOR_NOISE_RATIO, ScoreTable
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 OUTSIDER_VARIANCE = 1.0  # prior variance of an outsider's effect, relative to the noise; nearly uninformative
 PRIOR_SHARE = 0.2  # prior mean of the preferences' share of the residual variance

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from plr_dspy.search.model.components import PRIOR_VARIANCE
-from plr_dspy.search.model.gains import Array, Mask, Numbers
+from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to w
 

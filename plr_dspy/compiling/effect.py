@@ -1,0 +1,97 @@
+"""The effect of calibration on the original and on the chosen candidate, for the report and the returned program."""
+
+from collections.abc import Mapping
+
+from plr_dspy.report.schema import CalibrationEffect, Comparison
+from plr_dspy.scoring.confusion_scores import ConfusionScores
+from plr_dspy.scoring.observations import CallRecords
+from plr_dspy.search.model.answers import Revision
+from plr_dspy.search.model.ordering_model import FittedModel
+from plr_dspy.search.space import Candidate
+
+
+def estimate_effect(
+    fitted: FittedModel, original: Candidate, chosen: Candidate, *, applied: bool
+) -> CalibrationEffect | None:
+    """Compare both candidates as they are and calibrated; return None without log-probabilities.
+
+    Scores of the kind that decided the choice are the model's, which shrinks the best of many.
+
+    Args:
+        fitted: The model.
+        original, chosen: The candidates.
+        applied: Whether the chosen candidate competed with calibrated answers, and not with its own.
+    """
+    responses = fitted.responses
+    if responses is None or original not in fitted.orderings or chosen not in fitted.orderings:
+        return None
+    answers = responses.answers
+    of_original = answers.estimate(fitted.orderings.index(original))
+    of_chosen = answers.estimate(fitted.orderings.index(chosen))
+    expected = fitted.expected_scores(original)
+    original_calibrated = of_original.after
+    chosen_as_it_is = expected[chosen]
+    chosen_calibrated = of_chosen.after
+    if not fitted.keeps_scores:
+        original_calibrated = expected[original]
+        chosen_as_it_is = fitted.as_it_is(chosen)
+        chosen_calibrated = expected[chosen]
+    return CalibrationEffect(
+        num_examples=responses.num_examples,
+        original=round(fitted.as_it_is(original), 6),
+        original_calibrated=round(original_calibrated, 6),
+        chosen=round(chosen_as_it_is, 6),
+        chosen_calibrated=round(chosen_calibrated, 6),
+        offsets=list(of_chosen.offsets),
+        applied=applied and not fitted.keeps_scores,
+        shares=list(answers.calibrated_shares),
+        always=responses.always,
+    )
+
+
+def effect_on_set_metric(
+    effect: CalibrationEffect,
+    metric: ConfusionScores,
+    records: CallRecords,
+    fitted: FittedModel,
+    *,
+    original: Candidate,
+    chosen: Candidate,
+    compared: Comparison,
+) -> CalibrationEffect:
+    """Return the effect of calibration on a metric over a set.
+
+    Args:
+        effect: Effect on the scores that approximate the metric.
+        metric: The metric.
+        records: Calls of the candidates.
+        fitted: The model.
+        original, chosen: The candidates.
+        compared: Their comparison.
+    """
+    values = {}
+    for name, candidate in (("original", original), ("chosen", chosen)):
+        labels = _calibrated_labels(fitted, candidate)
+        values[name] = metric.value(metric.answers(records[candidate], {}).items())
+        values[f"{name}_calibrated"] = metric.value(metric.answers(records[candidate], labels).items())
+    if compared.expected_chosen is not None:
+        values["chosen_calibrated" if effect.applied else "chosen"] = compared.expected_chosen[0]
+    always = []
+    for label in metric.labels[: len(effect.always)]:
+        always.append(metric.value((example, label) for example in range(metric.num_examples)))
+    rounded = {name: round(value, 6) for name, value in values.items()}
+    return effect.model_copy(update={**rounded, "always": always})
+
+
+def revision_of(effect: CalibrationEffect | None) -> Revision | None:
+    """Return how the chosen candidate's answers are revised; None if they are its own."""
+    if effect is None or not effect.applied:
+        return None
+    return Revision(tuple(effect.offsets), tuple(effect.shares))
+
+
+def _calibrated_labels(fitted: FittedModel, candidate: Candidate) -> Mapping[int, int]:
+    """Return the numbers of a candidate's calibrated labels by example."""
+    assert fitted.responses is not None
+    columns, labels = fitted.responses.answers.calibrated_labels_of(fitted.orderings.index(candidate))
+    return dict(zip(fitted.scored.examples[columns].tolist(), labels.tolist(), strict=True))

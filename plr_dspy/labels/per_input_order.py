@@ -1,0 +1,93 @@
+"""Programs that choose the order of their demos for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import dspy
+import numpy as np
+from numpy.typing import ArrayLike
+
+from plr_dspy.dspy_compat import set_compiled
+from plr_dspy.labels.calibration import Calibration
+from plr_dspy.labels.outputs import needed_output
+from plr_dspy.labels.reader import LogprobRequests, Reading, labels_read
+from plr_dspy.lm.plain_text_adapter import Value
+from plr_dspy.metrics.copies import own_value
+from plr_dspy.programs.calls import WRONG_ANSWERS
+from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.statistics.arrays import Array
+
+
+class PerInputOrder(dspy.Module):
+    """A program that orders its demos for each input.
+
+    It calls the LM once per order, and takes the answer of the order in which the input raises the probability of the
+    predicted label most. Without orders, it gives the program's own answers.
+
+    Args:
+        program: A program with one LM call, whose finite output is the answer.
+        orders: Each has "permutations", the demo indices per predictor, and "content_free", the mean distribution
+            ``[L]`` over content-free inputs.
+    """
+
+    def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
+        super().__init__()
+        self.program = ProgramFactory(program).build({})
+        set_compiled(self.program, False)  # DSPy does not save frozen programs.
+        self.orders = tuple(orders)
+
+    def forward(self, *args: Value, **inputs: Value) -> Value:
+        """Return the answer in the order in which the input has the most influence."""
+        requests = LogprobRequests("DEmO")
+        answers = []
+        for order in self.orders:
+            answer, reading = self._answer_in(order["permutations"], requests, args, inputs)
+            if reading is not None:
+                probabilities = distribution(reading.log_probabilities, reading.unseen)
+                label = int(probabilities.argmax())
+                answers.append((probabilities[label] - order["content_free"][label], answer))
+        if not answers:
+            return self.program(*args, **inputs)
+        return max(answers, key=lambda pair: pair[0])[1]
+
+    def _answer_in(
+        self,
+        permutations: Mapping[str, Sequence[int]],
+        requests: LogprobRequests,
+        args: Sequence[Value],
+        inputs: Mapping[str, Value],
+    ) -> tuple[Value, Reading | None]:
+        """Return the answer in an order, and the reading of its reply, if any."""
+        predictors = dict(self.program.named_predictors())
+        demos = {}
+        for name, permutation in permutations.items():
+            demos[name] = [predictors[name].demos[i] for i in permutation]
+        program = ProgramFactory(self.program).build(demos)
+        output = needed_output(program, "DEmO")
+        likeliest = Calibration.none(output.labels).applied
+        # A program may modify its inputs; the next order must not see that.
+        own_args = [own_value(value) for value in args]
+        own_inputs = {name: own_value(value) for name, value in inputs.items()}
+        answer = None
+        with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
+            answer = program(*own_args, **own_inputs)
+        return answer, None if answer is None else reader.behind(answer)
+
+    async def aforward(self, *args: Value, **inputs: Value) -> Value:
+        return await dspy.asyncify(self.forward)(*args, **inputs)
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
+        return {**super().dump_state(json_mode=json_mode), "orders": list(self.orders)}
+
+    def load_state(self, state: Mapping[str, Value], **options: bool) -> None:
+        super().load_state(state, **options)
+        self.orders = tuple(state.get("orders", ()))
+
+
+def distribution(log_probabilities: ArrayLike, unseen: Sequence[int]) -> Array:
+    """Return label probabilities, ``[L]``, with 0 for unseen labels."""
+    probabilities = np.exp(np.array(log_probabilities))
+    probabilities[list(unseen)] = 0.0
+    return np.asarray(probabilities / probabilities.sum())
