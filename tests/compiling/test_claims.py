@@ -6,7 +6,7 @@ import landscapes
 import numpy as np
 import pytest
 from landscapes import OwnEffectsLandscape
-from replay import Pool, compiled
+from replay import Pool, compile_with
 
 BUDGETS = {"light": 400, "logprobs": 150, "paper": None, "top-k": 1_000}
 """Program calls by mode; with log-probabilities rounds are more, and take longer."""
@@ -29,7 +29,7 @@ class TestNothingToFind:
         changes = []
         for seed in range(5):
             pool = Pool(world(num_demos, 500 + seed, num_pool + 1_000), num_pool)
-            outcome = compiled(pool, mode, BUDGETS[mode], seed)
+            outcome = compile_with(pool, mode, BUDGETS[mode], seed)
             outcomes.append(outcome)
             changes.append(outcome.score - pool.held_out(pool.space.identity[0]))
         assert sum(outcome.claims for outcome in outcomes) <= 1
@@ -40,7 +40,7 @@ class TestNothingToFind:
         kept = 0
         for seed in range(5):
             pool = Pool(landscapes.WORLDS["lone original"](8, 500 + seed, 200), 100)
-            kept += not compiled(pool, "light", 400, seed).changed
+            kept += not compile_with(pool, "light", 400, seed).changed
         assert kept >= 4
 
 
@@ -52,7 +52,7 @@ class TestSomethingToFind:
         gains = []
         for seed in range(6):
             pool = Pool(OwnEffectsLandscape(6, 700 + seed, 1_100, common=1.5, own=0.5), 100)
-            outcomes.append(compiled(pool, mode, BUDGETS[mode], seed))
+            outcomes.append(compile_with(pool, mode, BUDGETS[mode], seed))
             gains.append(outcomes[-1].score - pool.held_out(pool.space.identity[0]))
         assert sum(outcome.claims for outcome in outcomes) >= 3
         assert np.mean(gains) > 0.1
@@ -68,6 +68,6 @@ class TestSomethingToFind:
             orders = [ordering[0] for ordering in Pool(landscape, 100).space.enumerate()]
             truths = sorted(((landscape.answers(order).mean(), order) for order in orders), reverse=True)
             pool = Pool(landscapes.Rearranged(landscape, truths[0][1]), 100)
-            outcome = compiled(pool, mode, BUDGETS[mode], seed)
+            outcome = compile_with(pool, mode, BUDGETS[mode], seed)
             kept += not outcome.changed or truths[0][0] - outcome.score < 0.1
         assert kept >= 5

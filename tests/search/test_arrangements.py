@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from landscapes import ArrangementWorld
-from replay import Pool, compiled, halving
+from replay import Pool, compile_with, halving
 from worlds import play
 
 from plr_dspy import CrossEntropySearch, MaximumLikelihood, MixtureEM, OrderingSpace, RankEMA, ThompsonSearch
@@ -102,7 +102,7 @@ class TestWorlds:
         for seed in range(61_000, 61_003):
             pool = Pool(ArrangementWorld("classes", 30, seed), 100)
             order, _ = halving(pool, 500, seed)
-            scores.append([compiled(pool, "light", 500, seed).score, pool.held_out(order)])
+            scores.append([compile_with(pool, "light", 500, seed).score, pool.held_out(order)])
         default, by_halving = np.mean(scores, axis=0)
         assert default > by_halving + 0.02
 
@@ -117,7 +117,7 @@ class TestWorlds:
         change = []
         for seed in range(4):
             pool = Pool(ArrangementWorld(kind, 20, 300 + seed, num_known + 2_000), num_known)
-            result = compiled(pool, "light", 300, seed)
+            result = compile_with(pool, "light", 300, seed)
             better.append(result.claims)
             replaced.append(result.changed)
             change.append(result.score - pool.held_out(()))
