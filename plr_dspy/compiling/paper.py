@@ -116,7 +116,7 @@ class PaperRun(CompileRun):
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
             return self.outcome(stop=nothing_to_do)
-        self.begin_phase("search", to_come=self.plan.final_calls)
+        self.begin_phase("search", reserved_calls=self.plan.final_calls)
         stop: Stop | None = None
         while stop is None:  # For t = 1..T:
             orderings = self.search.ask()  # Sample B orderings,
@@ -126,11 +126,11 @@ class PaperRun(CompileRun):
         if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
             return self.outcome_without_difference()
         # Draw K orderings, and return the one that scores best on the selection split.
-        share = 1.0
+        fraction = 1.0
         if stop.reason is not StopReason.ALL_ROUNDS:
-            share = self.calls_for_rest().share
-        comparison = self.compare(self.finalists(), share)
-        if len(comparison.finalists) < 2:
+            fraction = self.remaining_calls().fraction
+        comparison = self.compare(self.finalists(), fraction)
+        if not comparison.finalists:
             return self.outcome(stop=replace(self.stop, addition=NOT_COMPARED))
         selection = Observations(self.evaluator.effective).with_records(comparison.records)
         return self.outcome(self.decide(comparison, selection, by_score=True))
