@@ -134,11 +134,11 @@ def test_a_text_is_no_bool_and_a_bool_no_number(engine, kind, name, wrong):
         (PLFewShot, {}, {"min_demos": 20}, "min_demos must be at most max_demos=8"),
         (PLReorder, {}, {"auto": None}, "auto=None needs a number of program calls"),
         (PLReorder, {"signal": "score"}, {"calibrate": True}, "calibrate needs log-probabilities"),
-        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "leave out calibrate"),
+        (PLReorder, {"auto": "paper"}, {"calibrate": True}, "got calibrate: leave it out"),
         (PLFewShot, {"demos": "retrieved", "calibrate": True}, {"max_metric_calls": 0}, "calibrate needs program"),
         (PLFewShot, {"demos": "fixed"}, {"max_metric_calls": 0}, "demos='fixed' needs program calls"),
         (PLFewShot, {"demos": "retrieved"}, {"max_metric_calls": 0, "candidates": "bootstrapped"}, "of a teacher"),
-        (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "leave out signal"),
+        (PLReorder, {"auto": "paper"}, {"signal": "logprobs"}, "got signal=.logprobs.: leave it out"),
         (PDO, {"setting": "prior", "prior": {"a": 1}}, {"setting": "few-shot"}, "prior requires setting='prior"),
         (PLFewShot, {}, {"update": UNSMOOTHED}, "update must have an attribute smoothing"),
         (PLReorder, {}, {"max_metric_calls": 10**20}, "max_metric_calls must be less than"),
@@ -237,7 +237,7 @@ class TestCures:
     """Following the advice of an error cures it."""
 
     def test_of_sets_that_overlap(self, engine):
-        message = r"of the 60 examples of trainset 0 are left, the others are .* in valset"
+        message = r"of the 60 examples of trainset, 0 are left, because the others are .* in valset"
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])

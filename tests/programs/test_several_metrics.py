@@ -145,7 +145,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
         ({}, TypeError, "metric must be a metric, or a dict of metrics"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
-        ({"a": exact, "b": F1("maybe")}, ValueError, "no example has 'maybe'"),
+        ({"a": exact, "b": F1("maybe")}, ValueError, "must have the label 'maybe'"),
     ],
 )
 def test_what_is_no_metric_is_refused_before_any_call(metric, error, words):
