@@ -170,11 +170,11 @@ class CompileRun(SearchRounds):
         examples = list(range(self.num_train, self.num_train + num_examples))  # Train examples have lower numbers.
         self.begin_phase("final")
         complete = list(self.evaluator.evaluate(dict.fromkeys(finalists, examples)))
-        if len(complete) < len(finalists):
-            logger.warning("only %d of %d finalists were compared before the limit", len(complete), len(finalists))
-            self.replace_stop_by_limit()
         # If a limit leaves fewer than two, compare the first two on the examples that both have.
         compared = complete if len(complete) >= 2 else list(finalists)[:2]
+        if len(complete) < len(finalists):
+            logger.warning("only %d of %d finalists were compared before the limit", len(compared), len(finalists))
+            self.replace_stop_by_limit()
         common = self._examples_in_common(compared, examples)
         if len(common) < max(1, fewest):
             return not_compared
