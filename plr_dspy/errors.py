@@ -1,4 +1,4 @@
-"""The errors of this package. Callers must tell them apart by type, not by message."""
+"""The errors of this package. Distinguish them by type, not by message."""
 
 
 class UserError(ValueError):
@@ -18,8 +18,8 @@ class MetricError(UserTypeError):
 
 
 class FatalLMError(Exception):
-    """A call of the language model failed in a way that every later call would, too."""
+    """A language model call failed for a reason that would make every later call fail."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)
-"""Errors whose message is enough to fix them, without a traceback."""
+"""Errors that a user can fix from the message, without a traceback."""

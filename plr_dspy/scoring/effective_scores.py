@@ -1,4 +1,4 @@
-"""Turns call records into the scores that a search sees."""
+"""Conversion of call records to the scores that a search uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias

@@ -70,9 +70,9 @@ class RunLog:
     before it.
 
     Attributes:
-        records: This run's calls on the currently numbered examples.
+        records: This run's calls on the examples last passed to `number_examples`.
         tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Errors of the calls to repeat because they failed for a reason outside the program.
+        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:

@@ -20,7 +20,7 @@ NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
 SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
 MANY_ORDERS = 10**9  # maximum number of orders to calculate with
-# Examples with the largest difference that are added to the noise, so that a few equal scores do not look certain.
+# Extra examples with the largest difference, so that a few equal scores do not imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -72,7 +72,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     """Return Student's t confidence interval of the mean of at least two values.
 
     Raises:
-        ValueError: If there are fewer values.
+        ValueError: If there are fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"values must contain at least two numbers; got {len(values)}")
@@ -157,7 +157,7 @@ def spread(
 
 
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
+    """Test the variance of mean scores by flipping signs of whole examples; return the p value.
 
     If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
     orders and right-or-wrong scores, this is McNemar's test.
@@ -203,7 +203,7 @@ def _draw_effects(
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
-    """Return the degrees of freedom of the means of n orders whose noise has this covariance ``[n, n]``.
+    """Return the degrees of freedom of n orders' means, given their noise's covariance ``[n, n]``.
 
     This is the geometric mean of n - 1 and the degrees of freedom of the noise, which are fewer if examples favour
     similar orders. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).

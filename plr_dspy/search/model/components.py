@@ -60,7 +60,7 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return posterior variances, given prior ones ``[c]`` and covariances ``[c, m]`` with the fitted orderings."""
+        """Return posterior variances, given prior variances ``[c]`` and covariances ``[c, m]``."""
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
 
