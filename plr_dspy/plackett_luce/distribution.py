@@ -28,8 +28,8 @@ class PlackettLuce:
         logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit means earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of consecutive lengths that end with `length`. Shorter rankings are
-            padded with -1. None always draws `length` items.
+        length_probabilities: Probabilities of consecutive lengths that end with `length`. Shorter
+            rankings are padded with -1. None always draws `length` items.
         generator: Source of random numbers for `sample`; None uses torch's default.
 
     Raises:

@@ -82,7 +82,8 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """A smoothed expectation-maximisation step of a mixture (the EM update of PLR).
 
-    Deviation from the paper: equal components would stay equal forever, so the first step splits the elites.
+    Deviation from the paper: equal components would stay equal forever, so the first step splits the
+    elites among them.
 
     Attributes:
         num_components: Number of Plackett-Luce components, C.

@@ -9,11 +9,11 @@ from plr_dspy.report.schema import Alternative, Comparison, ProgramState, Report
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
-ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would not help.
+ENOUGH_COMPARED = 0.8  # If the original and its rival share this part of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
-FIELD_WIDTH = 40  # maximum number of characters shown of a demo's field
+FIELD_WIDTH = 40  # maximum number of characters to show of a field
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -215,7 +215,7 @@ def _why_original_stays(report: ReportData) -> str:
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
         return f"no other {noun} is expected to do better"
-    probability = math.floor(100 * best.probability) / 100  # Rounding up could make it seem to reach the limit.
+    probability = math.floor(100 * best.probability) / 100  # Round down, or it might seem to reach `min_probability`.
     return (
         f"the best other {noun} is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"

@@ -77,7 +77,7 @@ class Observations:
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores, rescaled so that label shares are the same for all candidates."""
+        """Return the scores, rescaled as if label shares were the same for all candidates."""
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
@@ -139,7 +139,7 @@ class ExampleSchedule:
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples per candidate. By default, `num_first` or `num_more` are new.
+            num_examples: Total number per candidate; by default, `num_first`, or `num_more` additional ones.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}

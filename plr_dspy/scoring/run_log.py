@@ -46,7 +46,7 @@ class CallRecord:
     message: str = ""
     value: Any = None  # the answered label for a metric over a set, or another result instead of a score
     label_logprobs: tuple[float, ...] | None = None
-    unseen_labels: tuple[int, ...] = ()  # indices of labels of which only an upper bound is known
+    unseen_labels: tuple[int, ...] = ()  # indices of labels with only an upper bound
     refused: str = ""  # why no call can return log-probabilities
     lacking: str = ""  # why this call returned no log-probabilities
 
@@ -63,7 +63,7 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The log of one run's calls and, in its file, of all earlier runs. Thread-safe.
+    """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
 
     A resumed run requests the same calls, and `recall` adds them to its `records`. If the process is killed, only the
     calls in progress are lost. Failures at the end of a run are repeated: those of its last batch, and those right

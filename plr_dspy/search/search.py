@@ -234,7 +234,7 @@ class ThompsonSearch(Search):
     Args:
         space: The orderings to search.
         num_examples: Number of examples. An ordering is finished once it is scored on all of them, or
-            got no new scores when asked for.
+            got no new scores when last asked for.
         classes: For each block, the class of each item, such as the answer of a demo.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from the uniform distribution.
@@ -375,7 +375,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores, summed exactly in any order."""
+    """Return the mean of a candidate's scores; `fsum` makes their order irrelevant."""
     return math.fsum(row.values()) / len(row)
 
 

@@ -57,7 +57,7 @@ class OrderingSpace:
         identity: The ordering that a search begins with; by default, as many of the first items as possible.
         allowed: Returns whether an ordering is allowed, for example by a token limit; None allows all.
         programs: Whole programs that compete with the orderings.
-        from_end: Whether positions are counted from the end, as they are if limits were given.
+        from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
         ValueError: If the limits do not fit the blocks, or the identity is not in the space.

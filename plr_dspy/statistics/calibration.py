@@ -77,8 +77,9 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    The last are even shares. If the label counts ``[L]`` are clearly uneven, their own shares come first. With
-    `between`, shares proportional to the square roots of the counts follow, for metrics that depend on rare labels.
+    The last are even shares. If the label counts ``[L]`` are clearly uneven, the first are the observed
+    shares. With `between`, shares proportional to the square roots of the counts follow, for metrics
+    that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))

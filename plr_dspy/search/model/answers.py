@@ -10,8 +10,8 @@
     offsets       [m, L]     log shares - log mean probabilities, less their mean       (5)
     answers       [m, E]     argmax of logs + offsets                                   (6)
 
-`OwnAnswers` and `CalibratedAnswers` share an interface, so the model of scores need not know which one it uses. The
-equation numbers are those of docs/method.md.
+`OwnAnswers` and `CalibratedAnswers` share an interface, so the model of scores need not know which
+one it uses. The equation numbers are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CalibrationEstimate(NamedTuple):
 
     offsets: tuple[float, ...]  # of the labels
     before: float  # expected mean score over all examples, without calibration
-    after: float  # and with it
+    after: float  # the same, with calibration
 
 
 class CalibratedLabels(NamedTuple):
@@ -75,8 +75,8 @@ class ExampleWeights:
     Args:
         influence: Weights for a metric over a set; None if all examples count the same.
         examples: Numbers of the examples, ``[E]``.
-        is_seen: Examples with a known answer, ``[E]``. Expected scores are averaged over these, or over an evenly
-            spread subset of `MAX_EXAMPLES`.
+        is_seen: Examples with a known answer, ``[E]``. Expected scores are averaged over
+            these, or over an evenly spread subset of `MAX_EXAMPLES`.
 
     Attributes:
         all: Weights of all examples, ``[E]``, with the sum 1.
@@ -199,7 +199,7 @@ class OwnAnswers:
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Calibrate to the shares with the best scores; to the first if none are clearly better."""
+        """Return labels calibrated to the best-scoring shares; to the first if none is clearly better."""
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._table.known
         is_seen = np.asarray(known.any(axis=0))
@@ -211,7 +211,7 @@ class OwnAnswers:
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
         # With a metric over a set, uncalibrated answers come first, and a few rare examples dominate
-        # the gain and its error. No gain would be clear, so any gain is enough.
+        # both the gain and its error. Requiring a clear gain would rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())

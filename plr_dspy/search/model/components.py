@@ -112,8 +112,8 @@ def fit_components(
         num_steps = NUM_STEPS
     rate = PRIOR_SHAPE * count / total
     for step in range(num_steps + 1):
-        given = fixed + np.diag(np.zeros(size) + extra_variances / noise)
-        covariance = np.tensordot(variances, stacked, axes=1) + given
+        fixed_covariance = fixed + np.diag(np.zeros(size) + extra_variances / noise)
+        covariance = np.tensordot(variances, stacked, axes=1) + fixed_covariance
         inverse: Any = np.linalg.inv(covariance + errors)
         values, new_noise = measure(covariance, inverse)
         solved = inverse @ values
@@ -126,4 +126,4 @@ def fit_components(
         variances = (0.5 * variances * explained + PRIOR_SHAPE) / (0.5 * traces + rate)
         variances = np.maximum(variances, MIN_VARIANCE)
     weights = [v * (family.T @ solved) for v, family in zip(variances[:-1], features, strict=True)]
-    return Components(variances, covariance, given, inverse, solved, noise, weights)
+    return Components(variances, covariance, fixed_covariance, inverse, solved, noise, weights)

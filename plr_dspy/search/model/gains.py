@@ -12,7 +12,7 @@
     A            outsiders      [m, m]  further prior covariance of candidates that may be unlike others
     N            noise          [m, m]  covariance of the errors of y
     s, k, v                             factors of K, A and N
-    r            reference              number of the ordering that the others are compared with
+    r            reference              index of the ordering that the others are compared with
     P            prior          [m, m]  s K + k A
     W            inverse        [m, m]  inverse covariance of y
     mu           centre                 generalised least-squares mean of y
@@ -107,9 +107,10 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference, by Gaussian conditioning.
 
-    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains average over scales
-    of this variance, weighted by the likelihood of the scores. The covariance of the errors has
-    `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it, but never reduce it.
+    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains
+    average over scales of this variance, weighted by the likelihood of the scores. The covariance of
+    the errors has `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it,
+    but never reduce it.
     """
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
@@ -136,7 +137,8 @@ def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference
     """Return gains like `expected_gains`, but for errors that span few dimensions.
 
     Errors on a few shared examples move many orderings together, so many orderings are hardly more
-    evidence than one. The spread of the means therefore has the effective degrees of freedom of the errors' covariance.
+    evidence than one. The spread of the means therefore has the effective degrees of freedom of the
+    errors' covariance.
 
     Args:
         means: As in `expected_gains`.

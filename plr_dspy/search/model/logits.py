@@ -81,7 +81,7 @@ class LabelLogits:
         num_cells: Known cells of each ordering, ``[m]``.
         effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of label bias and of
             slope, ``[m, 2]``.
-        state: Variances of the processes of the effects, as JSON data.
+        state: Fitted variances of the effects, as JSON data.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class LabelLogits:
         return effects, np.stack([bias_variances, slope_variances], axis=1)
 
     def predict_effects(self, features: Families) -> Array:
-        """Return the effects of `predict` alone, which is faster, ``[c, d + 1]``."""
+        """Return only the effects of `predict`, in less time, ``[c, d + 1]``."""
         effects = [linear(features, process.fit.weights) + process.level for process in self._processes]
         return np.concatenate(effects, axis=1)
 

@@ -279,8 +279,8 @@ class FittedModel:
     counted_scores: Array
 
     def __post_init__(self) -> None:
-        self._both = np.stack([self.counted_scores, self.scored.scores])
-        self._range = float(np.nanmin(self._both)), float(np.nanmax(self._both))
+        self._all_scores = np.stack([self.counted_scores, self.scored.scores])
+        self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
         self.keeps_scores = self.responses is None or self.responses.answers.keeps_scores
         self.adjective = "" if self.responses is None else self.responses.answers.adjective
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
@@ -313,7 +313,8 @@ class FittedModel:
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
         """Return the 95 % interval of an expected score, from both orderings' calls.
 
-        If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
+        A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -326,9 +327,9 @@ class FittedModel:
 
     def _error(self, *orderings: Candidate) -> float:
         """Return the standard error of the sum of mean scores, from the orderings' own calls."""
-        rows = self._both[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
+        rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
         # With a metric over a set, scores vary more in a row whose decisive examples are rare.
-        deviations = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        deviations = np.maximum(np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         counts = (~np.isnan(rows[0])).sum(axis=1)
         return float(np.sqrt((deviations**2 / counts).sum()))
 
@@ -337,30 +338,30 @@ class FittedModel:
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
-        """Return the gain of each fitted ordering over the reference with unrevised answers."""
+        """Return each fitted ordering's gain over the reference, whose answers stay unrevised."""
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
         summaries = []
         with one_thread():
-            by_labels = None if self.responses is None else self.responses.gains(number)
-            by_revision = None if self.responses is None else self.responses.answers.gain_of_revision(number)
+            label_gains = None if self.responses is None else self.responses.gains(number)
+            revision_gain = None if self.responses is None else self.responses.answers.gain_of_revision(number)
             # Log-probabilities may explain an outsider's scores so well that no further difference
             # seems likely. To avoid false certainty, also assume that outsiders differ, and keep the
             # less certain result. Without log-probabilities, the reference may be unlike all others,
             # because somebody made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
-            if by_labels is None:
+            if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
             for outsider_scales in alternatives:
-                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=by_labels is None)
-                if by_labels is not None:
-                    gains = gains.plus(by_labels)
-                if by_revision is not None:
+                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=label_gains is None)
+                if label_gains is not None:
+                    gains = gains.plus(label_gains)
+                if revision_gain is not None:
                     summary = gains.summary()
                     above_alike = np.minimum(above_alike, summary.above.round(6))
                     below_alike = np.maximum(below_alike, summary.below.round(6))
-                    gains = gains.plus(by_revision)
+                    gains = gains.plus(revision_gain)
                 summaries.append(gains.summary())
         above_alike[number] = 1.0
         below_alike[number] = 0.0

@@ -61,9 +61,9 @@ class _BiasMeasurement:
 class LabelBias:
     """A Gaussian process of the label bias of orderings.
 
-    An ordering with a label bias scores higher on some classes of examples and lower on others. The bias is nearly
-    linear in the ordering's features, but accuracy peaks at a moderate bias (T. Zhao et al., "Calibrate before use",
-    ICML 2021).
+    An ordering with a label bias scores higher on some classes of examples and lower on others. The
+    bias is nearly linear in the ordering's features, but accuracy peaks at a moderate bias (T. Zhao et
+    al., "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: Contribution of the label bias to the scores, ``[m, E]``.

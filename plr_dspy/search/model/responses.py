@@ -16,8 +16,8 @@
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The effects give the chances of each label on each example, and the metric scores the labels. Whole programs have no
-effects, and are expected to score like an average ordering. "Unread" replies have
+The effects give the chances of each label on each example, and the metric scores the labels. Whole
+programs have no effects, and are expected to score like an average ordering. "Unread" replies have
 a score, but no readable label.
 The equation numbers are those of docs/method.md.
 """
@@ -88,7 +88,7 @@ class ResponseModel:
         answers: The answers to score.
         means, mean_variances: Expected mean scores of the orderings, and their variances, ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
-        state: Variances of the processes of effects and of unread replies, as JSON data.
+        state: Fitted variances of effects and of unread replies, as JSON data.
         num_examples: Number of examples that expected scores are averaged over.
         always: Mean score of each label as the answer to all examples, ``[L]``.
     """
@@ -165,7 +165,7 @@ class ResponseModel:
     def _expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return expected scores ``[m, n]``; `bias_variances` ``[m]`` are those of the label bias."""
+        """Return expected scores ``[m, n]``, with extra variances ``[m]`` of the label bias."""
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         logits, variances = self.answers.decision_logits(logits, variances, weights, bias_variances)
         chances = self.answers.chances(logits, variances)
@@ -200,7 +200,7 @@ class ResponseModel:
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
-        """Return approximately the means of `predict`, but faster, ``[c]``."""
+        """Approximate the means of `predict` in less time, ``[c]``."""
         # Assume the mean variance of the fitted orderings' label bias.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
@@ -211,17 +211,17 @@ class ResponseModel:
 
         Gains come from the labels of read replies, and from the share of read replies.
         """
-        by_shares = None
+        share_gains = None
         if self._unread.process is not None:
-            by_shares = self._unread.process.gains(reference).condensed()
-            by_shares = by_shares.times(float(self._read_means[reference]) - self._unread.mean_score)
+            share_gains = self._unread.process.gains(reference).condensed()
+            share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
         # Candidates without log-probabilities count as average orderings, so one stands for all.
         is_mute = self._is_program | (self._logits.num_cells <= 0)
         first_mute = int(is_mute.argmax())
         chosen = ~is_mute
         chosen[first_mute] = True
         if chosen.sum() < 2:
-            return by_shares
+            return share_gains
         representatives = np.where(is_mute, first_mute, np.arange(len(is_mute)))
         columns = (np.cumsum(chosen) - 1)[representatives]
         gains = independent_gains(
@@ -234,10 +234,10 @@ class ResponseModel:
         gains = Gains(
             gains.probabilities, gains.means[:, columns], gains.variances[:, columns], gains.possible[:, columns]
         )
-        by_labels = gains.times(self._unread.shares)
-        if by_shares is None:
-            return by_labels
-        return by_labels.plus(by_shares)
+        label_gains = gains.times(self._unread.shares)
+        if share_gains is None:
+            return label_gains
+        return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Mask) -> Array:
         """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
