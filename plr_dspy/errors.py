@@ -2,23 +2,23 @@
 
 
 class UserError(ValueError):
-    """An argument, example or file of the user is invalid. The message says how to fix it."""
+    """An invalid argument, example or file of the user. The message says how to fix it."""
 
 
 class UserTypeError(TypeError):
-    """A value of the user has an invalid type. The message says how to fix it."""
+    """A value of the user with an invalid type. The message says how to fix it."""
 
 
 class MissingPackageError(ImportError):
-    """An optional package is not installed. The message says how to install it."""
+    """A missing optional package. The message says how to install it."""
 
 
 class MetricError(UserTypeError):
-    """A metric returned a value that is not a score."""
+    """A metric's return value that is not a score."""
 
 
 class FatalLMError(Exception):
-    """A language model call failed for a reason that would make every later call fail."""
+    """A failed call of the language model, for a reason that makes every later call fail, too."""
 
 
 USER_ERRORS = (UserError, UserTypeError, MissingPackageError)

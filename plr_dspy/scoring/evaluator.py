@@ -102,7 +102,7 @@ class Evaluator:
             if unpaid:
                 self.payer.pay(unpaid)
         finally:
-            # Calls that were not made for lack of time or money do not count.
+            # Count only the calls made before time or money ran out.
             for key in asked:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)

@@ -328,7 +328,7 @@ def open_log(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, which is created if needed."""
+    """Lock a folder; create it if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():

@@ -31,7 +31,7 @@ FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 class Unwritable(TypeError):
-    """An error raised if a value cannot be written as JSON and read back as equal."""
+    """An error raised if a value cannot be written as JSON and read back unchanged."""
 
 
 class Unreadable(LookupError):

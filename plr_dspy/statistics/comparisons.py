@@ -57,7 +57,7 @@ def paired_probability(differences: Sequence[float]) -> float:
 
 
 def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) -> tuple[float, float, int]:
-    """Return the mean, its standard error, and its degrees of freedom."""
+    """Return the mean with pseudo-examples, its standard error and its degrees of freedom."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
         raise ValueError("differences must contain at least one value; got none")
@@ -203,7 +203,7 @@ def _draw_effects(
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
-    """Return the degrees of freedom of n orders' means, given their noise's covariance ``[n, n]``.
+    """Return effective degrees of freedom of n means, given the covariance ``[n, n]`` of their noise.
 
     This is the geometric mean of n - 1 and the noise's degrees of freedom. If examples favour similar
     orders, the noise has fewer. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg  # noqa: F401  # loads its own BLAS, which must be among the limited libraries
+import scipy.linalg  # noqa: F401  # loads its own BLAS, which `one_thread` must limit
 import torch
 from threadpoolctl import ThreadpoolController
 
