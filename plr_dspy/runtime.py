@@ -174,7 +174,7 @@ def as_json(value: object) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file atomically, by way of a temporary file in the same folder."""
+    """Write a file atomically, through a temporary file in the same folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unlike `tempfile`, this gives the file the default permissions.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -190,10 +190,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Redactor:
-    """A function that hides secrets in text: those of LMs and the environment, and what looks like one.
+    """A function that hides secrets in text: known ones, and anything that looks like one.
 
     Args:
-        models: LMs or embedders, whose arguments with names such as "api_key" are hidden.
+        models: LMs or embedders; their arguments with names such as "api_key" are secrets.
         variables: Names of further environment variables that contain secrets.
     """
 
@@ -221,9 +221,9 @@ class Redactor:
 
 
 def _arguments_of(model: object) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a model's string arguments, headers and attributes, including its parts'."""
+    """Yield the string arguments, headers and attributes of a model and its parts, by name."""
     attributes = getattr(model, "__dict__", {})
-    # An LM keeps its engines in attributes.
+    # An LM keeps its engines, which may hold secrets, in attributes.
     mappings = [attributes, *(getattr(part, "__dict__", None) for part in attributes.values())]
     for name in ("kwargs", "default_kwargs"):
         arguments = getattr(model, name, {})

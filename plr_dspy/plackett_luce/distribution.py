@@ -20,7 +20,7 @@ STATE_TENSORS = ("logits", "weights", "length_probabilities")
 class PlackettLuce:
     """Plackett-Luce distribution over orderings of n items (PLR Eq. 2).
 
-    Each item is drawn from those left with probability proportional to ``exp(logits)``.
+    Items are drawn one by one from those left, with probability proportional to ``exp(logits)``.
 
     Source: R. L. Plackett, "The analysis of permutations", Applied Statistics 24 (1975).
 
@@ -28,8 +28,8 @@ class PlackettLuce:
         logits: Logits of the items, ``[n]``, or ``[c, n]`` for a mixture. A larger logit means earlier.
         weights: Component weights of a mixture, ``[c]``.
         length: Number of items drawn, k; None draws all n.
-        length_probabilities: Probabilities of consecutive lengths, of which `length` is the last. Shorter rankings are
-            padded with -1. None always draws `length` items.
+        length_probabilities: Probabilities of consecutive lengths that end with `length`. Shorter
+            rankings are padded with -1. None always draws `length` items.
         generator: Source of random numbers for `sample`; None uses torch's default.
 
     Raises:
@@ -176,7 +176,7 @@ def item_positions(rankings: Tensor, num_items: int) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, rankings: Tensor) -> Tensor:
-    """Return the log-probability that an ordering begins with each ranking ``[..., k]``."""
+    """Return the log-probability of each ranking ``[..., k]`` as the beginning of an ordering."""
     num_items = logits.shape[-1]
     positions = item_positions(rankings, num_items)
     orderings = positions.argsort(dim=-1, stable=True)

@@ -82,7 +82,8 @@ class RankEMA(_Rule):
 class MixtureEM(_Rule):
     """A smoothed expectation-maximisation step of a mixture (the EM update of PLR).
 
-    Deviation: components that are equal would stay equal forever, so they divide the elites among them.
+    Deviation from the paper: equal components would stay equal forever, so the first step splits the
+    elites among them.
 
     Attributes:
         num_components: Number of Plackett-Luce components, C.
@@ -178,7 +179,7 @@ def _responsibilities(mixture: PlackettLuce, elites: Tensor) -> Tensor:
 
 
 def _cluster(elites: Tensor, num_clusters: int) -> Tensor:
-    """Assign each elite to a cluster, ``[c, m]``: the likeliest of several distant elites as centres."""
+    """Return each elite's likeliest cluster, ``[c, m]``; distant elites are the centres."""
     ranks = tied_ranks(elites)
     by_centre = log_probabilities(-ranks[:1], elites)[None]
     while len(by_centre) < num_clusters:

@@ -130,7 +130,7 @@ class Comparison(Part):
         interval, confidence: Confidence interval of the gain and its level, corrected for the number of orders
             (Bonferroni).
         expected_gain, gain_interval: Expected gain on new examples and its 95 % interval. The gain is shrunk, because
-            the order is the best of many.
+            the order was selected as the best of many.
         probability, probability_worse: Probabilities that the chosen order is better or worse on new examples; 0 if
             the original stays.
         expected_original, expected_chosen: Expected scores on new examples, with 95 % intervals.
@@ -187,12 +187,12 @@ class CalibrationEffect(Part):
     """The effect of calibration without a search, estimated from the search's calls.
 
     Attributes:
-        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders. Replies without a
-            label keep their scores; in `original_calibrated` only if answers are calibrated.
+        original, original_calibrated, chosen, chosen_calibrated: Expected scores of both orders.
+            Calibrated scores exclude replies without a label if the search was uncalibrated.
         offsets: Offsets of the labels' log-probabilities that calibrate the chosen order, ``[L]``.
         applied: Whether the returned program is calibrated.
         shares: Label shares that answers are calibrated to, ``[L]``; empty if no calibration scores better.
-        always: For each label, the mean score if it is always the answer, ``[L]``.
+        always: Mean score of each label as the answer to all examples, ``[L]``.
     """
 
     num_examples: int
@@ -243,7 +243,8 @@ class ReportData(Part):
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
         retrieval: The choice between fixed and retrieved demos, if there was one.
         random: Expected score of random demos, or of the same demos in a random order.
-        constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent answer.
+        constant: Score of always giving the most frequent answer; for a metric over a
+            set, the best of the frequent answers.
         vote: Score of the most frequent label among the `max_demos` nearest examples.
     """
 

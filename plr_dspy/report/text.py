@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
-MIN_WIN_PROBABILITY = 0.9  # probability of a gain below which it may be chance
-ENOUGH_COMPARED = 0.8  # If both orders were scored on this share of all examples, more calls would not help.
+MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
+ENOUGH_COMPARED = 0.8  # If the original and its rival share this part of the examples, more calls would not help.
 TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds the context length
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
-FIELD_WIDTH = 40  # maximum number of characters shown of a demo's field
+FIELD_WIDTH = 40  # maximum number of characters to show of a field
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -215,7 +215,7 @@ def _why_original_stays(report: ReportData) -> str:
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
         return f"no other {noun} is expected to do better"
-    probability = math.floor(100 * best.probability) / 100  # Rounding up could make it seem to reach the limit.
+    probability = math.floor(100 * best.probability) / 100  # Round down, or it might seem to reach `min_probability`.
     return (
         f"the best other {noun} is expected to gain {best.expected_gain:+.3f}, but that is too uncertain (better "
         f"with probability {probability:.2f}, worse with {best.probability_worse:.2f})"
@@ -288,7 +288,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
     if calibrated_score > max(effect.original, effect.chosen) and not report.settings.get("calibrate"):
         optimizer = "BatchCalibration"
         metric = str(report.settings.get("metric"))
-        if "(" in metric:  # Only a metric over a set has arguments, and `BatchCalibration` accepts it.
+        if "(" in metric:  # Only metrics over a set have arguments, and `BatchCalibration` accepts them.
             optimizer += f"(metric={metric})"
         yield (
             f"your program, calibrated without a search, is expected to score {calibrated_score:.3f}: use {optimizer}, "
@@ -297,7 +297,7 @@ def _calibration(report: ReportData) -> Iterator[str]:
 
 
 def _fewer_demos(report: ReportData) -> Iterator[str]:
-    """Name the smallest number of demos whose interval includes or exceeds the chosen demos' score."""
+    """Name the smallest number of demos that may do as well as the chosen number."""
     chosen = report.chosen_of_number
     if chosen is None:
         return

@@ -64,7 +64,7 @@ class Budget:
             self._cost_of_log += self._price(tokens)
 
     def expect(self, cost: float | None) -> None:
-        """Reset the estimates of cost and pace, for example before the student's calls that follow a teacher's."""
+        """Reset the estimates of cost and pace, for example between a teacher and the student."""
         self.expected_cost = cost
         self.dearest = cost or 0.0
         self.needs_one = self.max_cost is not None
@@ -149,14 +149,14 @@ class Budget:
         return calls_left < 1.0 + reserved
 
     def _calls_for_money(self, spent: float) -> float:
-        """Return the number of calls that the money left pays for."""
+        """Return the number of calls that the remaining money pays for."""
         mean = self._cost_of_paid / self._num_paid if self._num_paid else self.expected_cost
         if self.max_cost is None or not mean:
             return math.inf
         return (self.max_cost - spent) / (MARGIN * mean)
 
     def _calls_for_time(self) -> float:
-        """Return the number of calls that the time left is enough for."""
+        """Return the number of calls that the remaining time allows."""
         if self.max_seconds is None or not self._num_timed:
             return math.inf
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Causes of failed calls that lie outside the program, by exception type, and their cures."""
+"""Causes of failure outside the program, by exception type, and their cures."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ Pair: TypeAlias = tuple[int, str | None, str | None]  # an example's index and t
 
 ENOUGH_ANSWERS = 10  # minimum answers per label in a reference, so that rare labels are not too noisy
 PSEUDO_EXAMPLES = 0.5  # added per label and spread over all answers, so that no cell of a reference is empty
-PSEUDO_PAIRS = 1.0  # added per label, spread over right and unparsable answers, so that few pairs leave doubt
+PSEUDO_PAIRS = 1.0  # per label, spread over right and unparsable answers, so that a few pairs leave doubt
 NUM_DRAWS = 1_000  # bootstrap samples
 
 

@@ -1,4 +1,4 @@
-"""Turns call records into the scores that a search sees."""
+"""Conversion of call records to the scores that a search uses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -29,7 +29,7 @@ class EffectiveScores:
         """
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores by example whose mean is the candidate's score."""
+        """Return scores by example that average to each candidate's score."""
         return scores
 
     def information_weights(self, known: NDArray[np.bool_], examples: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -24,11 +24,11 @@ class Payer(Protocol):
         """Return an ID of the prompt of an ordering, or of a whole program on an example."""
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make these calls until the budget lets no more start."""
+        """Make these calls, until the budget allows no more."""
 
 
 class NothingRan(RuntimeError):
-    """The error that all calls of a compile failed."""
+    """An error raised if all calls of a compile failed."""
 
 
 class Evaluator:
@@ -70,7 +70,7 @@ class Evaluator:
         return list(self._phases.values()).count(phase)
 
     def affordable(self, wanted: Wanted, *, kept: int = 0) -> Wanted:
-        """Return the first candidates whose calls fit the call budget, if `kept` calls remain for later."""
+        """Return the first candidates whose calls leave at least `kept` calls in the budget."""
         new: set[CallKey] = set()
         affordable: Wanted = {}
         for candidate, examples in wanted.items():
@@ -102,7 +102,7 @@ class Evaluator:
             if unpaid:
                 self.payer.pay(unpaid)
         finally:
-            # Calls that were not made for lack of time or money do not count.
+            # Count only the calls made before time or money ran out.
             for key in asked:
                 if key in self.log.records:
                     self._phases.setdefault(key, self.phase)
@@ -114,7 +114,7 @@ class Evaluator:
         return complete
 
     def known(self, wanted: Mapping[Candidate, Sequence[int]]) -> CallRecords:
-        """Return those of the wanted calls that have been made."""
+        """Return the wanted calls that have been made."""
         known: CallRecords = {}
         for candidate, examples in wanted.items():
             keys = {example: self.key(candidate, example) for example in examples}

@@ -11,7 +11,7 @@ from plr_dspy.scoring.run_log import FAILED, CallRecord
 from plr_dspy.search.model.ordering_model import FittedModel
 from plr_dspy.search.space import Candidate, Scores, WholeProgram
 
-MIN_FIRST_OF_PROGRAM = 4  # minimum examples when a whole program is first scored, as nothing predicts its score
+MIN_FIRST_OF_PROGRAM = 4  # minimum examples of a new whole program, whose score nothing predicts
 
 CallRecords: TypeAlias = dict[Candidate, dict[int, CallRecord]]  # calls by candidate and example
 
@@ -61,7 +61,7 @@ class Observations:
         answered = self.answered()
         scores: dict[Candidate, dict[int, float]] = {}
         for candidate, row in self.records.items():
-            # Examples that failed for all candidates count only for a candidate without others.
+            # Examples that failed for all count only for a candidate without other examples.
             counted = answered & row.keys() or row.keys()
             if candidate == self._favoured:
                 counted = _answered(row) or counted
@@ -77,7 +77,7 @@ class Observations:
         return scores
 
     def counted(self) -> Scores:
-        """Return the scores, rescaled so that label shares are the same for all candidates."""
+        """Return the scores, rescaled as if label shares were the same for all candidates."""
         return self.effective.counted(self.scores())
 
     def table(self, candidates: Sequence[Candidate], examples: Iterable[int]) -> tuple[list[int], list[list[float]]]:
@@ -115,7 +115,7 @@ class ExampleSchedule:
 
     Attributes:
         strata: Groups of examples that take turns.
-        num_first, num_more: Number of examples at first, and number to add each time.
+        num_first, num_more: Number of examples for a new candidate, and number to add for a known one.
         shifted: Whether each pass through the examples starts one example later. Otherwise, the effects of groups of
             orderings might be confounded with those of groups of examples.
     """
@@ -139,7 +139,7 @@ class ExampleSchedule:
         Args:
             candidates: The candidates to score.
             observations: All calls so far.
-            num_examples: Total number of examples per candidate. By default, `num_first` or `num_more` are new.
+            num_examples: Total number per candidate; by default, `num_first`, or `num_more` additional ones.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}

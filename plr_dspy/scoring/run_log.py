@@ -46,7 +46,7 @@ class CallRecord:
     message: str = ""
     value: Any = None  # the answered label for a metric over a set, or another result instead of a score
     label_logprobs: tuple[float, ...] | None = None
-    unseen_labels: tuple[int, ...] = ()  # indices of labels of which only an upper bound is known
+    unseen_labels: tuple[int, ...] = ()  # indices of labels with only an upper bound
     refused: str = ""  # why no call can return log-probabilities
     lacking: str = ""  # why this call returned no log-probabilities
 
@@ -63,16 +63,16 @@ _RECORD = TypeAdapter(CallRecord)
 
 
 class RunLog:
-    """The log of one run's calls and, in its file, of all earlier runs. Thread-safe.
+    """The log of a run's calls, with those of earlier runs in its file. Thread-safe.
 
     A resumed run requests the same calls, and `recall` adds them to its `records`. If the process is killed, only the
     calls in progress are lost. Failures at the end of a run are repeated: those of its last batch, and those right
     before it.
 
     Attributes:
-        records: This run's calls on the currently numbered examples.
+        records: This run's calls on the examples last passed to `number_examples`.
         tokens_before: Token counts of each call in the file when it was opened.
-        failed_before: Errors of the calls to repeat because they failed for a reason outside the program.
+        failed_before: Exceptions of the calls to repeat, which failed for reasons outside the program.
     """
 
     def __init__(self, path: Path | None = None, codec: ValueCodec | None = None) -> None:
@@ -328,7 +328,7 @@ def open_log(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, which is created if needed."""
+    """Lock a folder; create it if needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / FILE).is_dir():

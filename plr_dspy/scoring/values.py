@@ -31,18 +31,18 @@ FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 class Unwritable(TypeError):
-    """The error that a value cannot be written as JSON and read back as an equal value."""
+    """An error raised if a value cannot be written as JSON and read back unchanged."""
 
 
 class Unreadable(LookupError):
-    """The error that a stored value needs a class that is missing or has changed its fields."""
+    """An error raised if a stored value's class is missing or has changed its fields."""
 
 
 class ValueCodec:
     """A codec that writes values as JSON data and reads them back, so that prompts show them unchanged.
 
     Subclasses of supported types are refused. Pydantic models, dataclasses, enums and named tuples are supported if
-    their class is in `classes`; a file can name no other class. Time zones are reduced to their offset.
+    their class is in `classes`; files can load no others. Time zones are reduced to their offset.
     """
 
     def __init__(self, classes: Iterable[type] = ()) -> None:

@@ -1,1 +1,1 @@
-"""Searches over orderings, which are asked for orderings and told their scores."""
+"""Searches over orderings, with an ask-and-tell interface."""

@@ -16,8 +16,8 @@ from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one
 from plr_dspy.search.model.responses import LabelResponses
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 
-MAX_BATCHES = 20  # maximum batches of draws until enough orderings are allowed
-MAX_REDRAWS = 50  # maximum batches of draws until enough orderings are new
+MAX_BATCHES = 20  # maximum number of batches to draw in search of allowed orderings
+MAX_REDRAWS = 50  # maximum number of batches to draw in search of new orderings
 NUM_CANDIDATES = 300  # new orderings to choose from in each round; a smaller space is enumerated
 NUM_CLIMBS = 5  # steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
@@ -30,12 +30,12 @@ class Search(ABC):
     """A search with an ask-and-tell interface.
 
     If the space counts positions from the end, the first item that a distribution draws is shown last. Draws that are
-    not allowed are shortened from the beginning.
+    not allowed lose their first items until they are.
 
     Attributes:
-        model: Estimates scores on new examples. It uses no features of orderings unless a subclass replaces it.
+        model: The model of scores on new examples; without features unless a subclass replaces it.
         distributions: The current distribution of each block.
-        fitted: The model fitted to the latest scores; None if the search does not use one.
+        fitted: The model fitted to the latest scores; None before that, or if the search fits none.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Search(ABC):
         return best_first(estimates)[: num_elites(len(estimates), self.elite_fraction)]
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the scored candidates, best first: by estimated score, or without a model by mean score."""
+        """Return candidates with their estimated scores (means without a model), best first."""
         return best_first((ordering, mean_score(row)) for ordering, row in scores.items())
 
     def mode(self) -> Ordering:
@@ -138,7 +138,7 @@ class Search(ABC):
         orderings = [elite.ordering for elite in elites if not isinstance(elite.ordering, WholeProgram)]
         scores = torch.tensor([elite.score for elite in elites], dtype=torch.float64)
         weights = None
-        # Deviation: scores below 0 cannot serve as weights, so all elites then weigh the same.
+        # Deviation from the paper: scores of 0 or less cannot be weights, so elites weigh the same.
         if self._rule.weighted and bool((scores > 0).all()):
             weights = scores / scores.mean()
         updated = []
@@ -206,7 +206,7 @@ class CrossEntropySearch(Search):
         space: The orderings to search.
         update: Rule that refits the distributions: "ema", "mle", "mixture" or an update object.
         num_samples: Orderings per round (B).
-        elite_fraction: Share of them that the distributions are refitted to (rho).
+        elite_fraction: Share of a round's orderings that the distributions are refitted to (rho).
         seed: Seed of the search's own generator.
     """
 
@@ -223,17 +223,18 @@ class ThompsonSearch(Search):
     """Thompson sampling of orderings from a Gaussian process, with Plackett-Luce proposals.
 
     Each round fits the process to all scores, and the distributions to the orderings with the best estimates.
-    Candidates are known orderings, draws from the distributions, random orderings, good orderings after a random
-    move, and orderings met in a hill climb on the posterior mean. `ask` returns the best candidate of each joint
-    draw from the posterior, so it spends no calls on orderings that a few examples have ruled out.
+    Candidates are known orderings, draws from the distributions, random orderings, good orderings after
+    a random move, and orderings that a hill climb on the posterior mean visits. `ask` returns the best
+    candidate of each joint draw from the posterior. So orderings that look bad after a few examples
+    cost hardly any more calls.
 
     Source: W. R. Thompson, Biometrika 25, 1933; O. Chapelle and L. Li, "An empirical evaluation of Thompson
     sampling", NIPS 2011.
 
     Args:
         space: The orderings to search.
-        num_examples: Number of examples. Orderings scored on all of them, or that got no new scores when last asked
-            for, are not asked for again.
+        num_examples: Number of examples. An ordering is finished once it is scored on all of them, or
+            got no new scores when last asked for.
         classes: For each block, the class of each item, such as the answer of a demo.
         example_classes: The class of each example, such as its answer.
         update: As in `CrossEntropySearch`, but each round starts from the uniform distribution.
@@ -292,7 +293,7 @@ class ThompsonSearch(Search):
             draws[:, is_done] = -np.inf
             is_program = np.array([isinstance(candidate, WholeProgram) for candidate in pool]) & ~is_done
             if self._has_responses and is_program.any():
-                # Log-probabilities inform about orderings only, so the few programs would hardly ever be best.
+                # Reserve the first draw for programs, whose scores log-probabilities do not predict.
                 draws[0, ~is_program] = -np.inf
             batch = []
             for draw in draws[: min(self.num_samples, int((~is_done).sum()))]:
@@ -319,7 +320,7 @@ class ThompsonSearch(Search):
         return self.model.clipped(elites, scores)
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the estimates of the scored candidates that the model has not ruled out, best first."""
+        """Return the estimates of the scored candidates in the fitted model, best first."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
@@ -341,7 +342,7 @@ class ThompsonSearch(Search):
         return [candidate for candidate in candidates if candidate not in self._counts]
 
     def _climb(self, fitted: FittedModel, rng: np.random.Generator) -> list[Ordering]:
-        """Return the orderings that a beam search by random moves on the posterior mean keeps."""
+        """Climb the posterior mean by beam search with random moves; return all beams' orderings."""
         beam = self._best[:NUM_CLIMBERS]
         kept: list[Ordering] = []
         for _ in range(NUM_CLIMBS):
@@ -374,7 +375,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def mean_score(row: Mapping[int, float]) -> float:
-    """Return the mean of a candidate's scores; it does not depend on their order."""
+    """Return the mean of a candidate's scores; `fsum` makes their order irrelevant."""
     return math.fsum(row.values()) / len(row)
 
 

@@ -1,4 +1,4 @@
-"""The search space: orderings of the items of one or more blocks, or of some of these items."""
+"""The search space: orderings of all or some of the items in one or more blocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 Ordering: TypeAlias = tuple[tuple[int, ...], ...]  # the items of each block, in order
-WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; outside the space unless its only block may be empty
-MAX_TRIES = 1_000  # maximum draws or moves until one is allowed
+WITHOUT_DEMOS: Ordering = ((),)  # zero-shot; in a space only if its single block may be empty
+MAX_TRIES = 1_000  # maximum draws or moves to try until one is allowed
 
 
 @dataclass(frozen=True)
 class WholeProgram:
-    """A fixed program that competes with orderings and has no features.
+    """A fixed program that competes with orderings, such as one that retrieves demos.
 
     Attributes:
-        number: Index in the list of programs that the demo space keeps.
+        number: Index in the demo space's list of programs.
         name: Name in the report, such as "nearest last".
     """
 
@@ -57,7 +57,7 @@ class OrderingSpace:
         identity: The ordering that a search begins with; by default, as many of the first items as possible.
         allowed: Returns whether an ordering is allowed, for example by a token limit; None allows all.
         programs: Whole programs that compete with the orderings.
-        from_end: Whether positions are counted from the end, which is the case with limits.
+        from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
         ValueError: If the limits do not fit the blocks, or the identity is not in the space.
@@ -79,7 +79,7 @@ class OrderingSpace:
         identity: Ordering = (),
         allowed: Callable[[Ordering], bool] | None = None,
     ) -> OrderingSpace:
-        """Return the space of blocks whose items all differ. Without both lengths, all items are shown.
+        """Return the space of blocks of distinct items; without any length, all items are shown.
 
         Args:
             sizes: Number of items in each block.
@@ -131,10 +131,10 @@ class OrderingSpace:
         return total + len(self.programs)
 
     def canonical(self, ordering: Sequence[Sequence[int]]) -> Ordering:
-        """Return the one representative of all orderings that look like this one.
+        """Return the representative of all orderings that look the same as this one.
 
         Raises:
-            ValueError: If this is not an ordering within the limits. It need not be allowed.
+            ValueError: If the ordering does not fit the blocks and limits. It need not be allowed.
         """
         if len(ordering) != len(self.kinds):
             raise ValueError(f"ordering must have a permutation for each of {len(self.kinds)} blocks; got {ordering!r}")
@@ -157,9 +157,9 @@ class OrderingSpace:
         return self.allowed is None or self.allowed(ordering)
 
     def shortened(self, ordering: Ordering) -> Ordering | None:
-        """Return the ordering without as many first items as needed to be allowed; None if it never is.
+        """Drop first items until the ordering is allowed; return None if it never is.
 
-        Each item is dropped from the block that is furthest above its minimum.
+        Each dropped item comes from the block that is furthest above its minimum.
         """
         while not self.allows(ordering):
             num_spare = [len(items) - lower for items, (lower, _) in zip(ordering, self.limits, strict=True)]
@@ -178,7 +178,7 @@ class OrderingSpace:
                 yield ordering
 
     def draw(self, num_draws: int, rng: np.random.Generator) -> list[Ordering]:
-        """Draw orderings with replacement: a uniform length for each block, then uniform items in uniform order.
+        """Draw orderings with replacement: a uniform length for each block, then random items.
 
         Raises:
             ValueError: If hardly any ordering is allowed.
@@ -212,8 +212,8 @@ class OrderingSpace:
     def moved(self, ordering: Ordering, rng: np.random.Generator) -> Ordering:
         """Return the ordering after a random move in one block; unchanged if no allowed move was found.
 
-        Without limits, one item is shifted. With limits, the move is equally likely to replace an item by an unused
-        one, insert an item, drop one, shift one, or swap two.
+        Without limits, one item is shifted. With limits, the possible kinds of move are equally likely:
+        to replace, insert, drop or shift an item, or to swap two.
         """
         if not self.from_end:
             positions = [(block, position) for block, size in enumerate(self.sizes) for position in range(size)]
@@ -264,10 +264,10 @@ class OrderingSpace:
 
 
 def _count_with_kind(num_by_length: Sequence[int], length: int, num_alike: int) -> int:
-    """Count the sequences of a length if `num_alike` items of one more kind join the kinds so far.
+    """Count the sequences of a given length after `num_alike` items of a new kind are added.
 
     Args:
-        num_by_length: Number of sequences of the kinds so far, by length.
+        num_by_length: Number of sequences without the new kind, by length.
         length: Length of the sequences to count.
         num_alike: Number of items of the new kind.
     """
@@ -303,7 +303,7 @@ def _arrangements(kinds: tuple[int, ...], length: int, unused: Sequence[int]) ->
 
 
 def _move(items: tuple[int, ...], kind: str, number: int, size: int) -> tuple[int, ...]:
-    """Make the move with this number among the moves of a kind."""
+    """Return the items after the move with this number among all moves of a kind."""
     if kind == "drop":
         return (*items[:number], *items[number + 1 :])
     if kind in ("replace", "insert"):

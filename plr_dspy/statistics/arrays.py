@@ -1,4 +1,4 @@
-"""Names for the types of arrays."""
+"""Type aliases for arrays."""
 
 from typing import TypeAlias
 

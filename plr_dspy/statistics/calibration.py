@@ -12,7 +12,7 @@ from scipy.special import chdtrc, log_softmax, logsumexp  # scipy.stats takes a 
 from plr_dspy.statistics.arrays import Array
 
 MAX_P_VALUE = 0.01  # p value of a chi-squared test below which labels count as uneven
-FAR_FROM_EVEN = 0.2  # minimum total variation distance from even shares to be far; that of shares 0.7 and 0.3
+FAR_FROM_EVEN = 0.2  # total variation distance from even shares that counts as far; that of 0.7 and 0.3
 MIN_GAP = 1e-6  # minimum gap in log-probability between the seen labels and an unseen one
 
 
@@ -49,7 +49,7 @@ def log_mean(log_probabilities: Array, weights: Array) -> Array:
 def label_offsets(log_means: Array, shares: Array, *, held: ArrayLike) -> Array:
     """Return the offsets ``[..., L]`` that move mean probabilities to shares ``[L]``, with mean 0.
 
-    A label that is `held` (``[L]``) or has a share of 0 gets the smallest offset of the other labels.
+    A label that is `held` (``[L]``) or has a share of 0 gets the smallest of the others' offsets.
     """
     is_held = np.asarray(held) | (shares <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -77,8 +77,9 @@ def calibrated(
 def likely_shares(counts: ArrayLike, *, between: bool = False) -> Array:
     """Return the label shares to try as calibration targets, ``[S, L]``, likeliest first.
 
-    The last are even shares. If the label counts ``[L]`` are clearly uneven, their own shares come first. With
-    `between`, shares proportional to the square roots of the counts follow, for metrics that depend on rare labels.
+    The last are even shares. If the label counts ``[L]`` are clearly uneven, the first are the observed
+    shares. With `between`, shares proportional to the square roots of the counts follow, for metrics
+    that depend on rare labels.
     """
     counts = np.asarray(counts, dtype=np.float64)
     even = np.full(len(counts), 1.0 / len(counts))
@@ -113,7 +114,7 @@ def right_counts(scores: ArrayLike) -> Array:
 
 
 def shares_to_try(scores: ArrayLike, *, between: bool = False) -> Array:
-    """Return the label shares that a search tries, ``[S, L]``, from scores ``[E, L]``; a row of NaN is uncalibrated."""
+    """Return the label shares to try, ``[S, L]``, given scores ``[E, L]``; NaN for no calibration."""
     shares = likely_shares(right_counts(scores), between=between)
     uncalibrated = np.full((1, shares.shape[1]), np.nan)
     if between:

@@ -19,8 +19,8 @@ NUM_DRAWS = 20_000
 NUM_DEVIATIONS = 400
 TAIL = 0.025  # probability outside the intervals, at each end
 SIGNIFICANT = 0.05  # maximum p value at which the order of demos counts as relevant
-MANY_ORDERS = 10**9  # maximum number of orders to calculate with
-# Examples with the largest difference that are added to the noise, so that a few equal scores do not look certain.
+MANY_ORDERS = 10**9  # cap on the number of orders, which grows factorially
+# Extra examples with the largest difference, so that a few equal scores do not imply certainty.
 PSEUDO_EXAMPLES = 2
 
 
@@ -29,7 +29,7 @@ def paired_interval(
 ) -> tuple[float, float]:
     """Return the confidence interval of a mean paired difference.
 
-    This is Student's t interval with two pseudo-examples: one at 0, and half of one at each of plus and minus the
+    This is Student's t interval with two pseudo-examples: one at 0, and one split between plus and minus the
     largest difference (Agresti and Min, Statistics in Medicine 24, 2005). If all differences are 0, the interval is
     (0, 0) unless `largest` is given.
 
@@ -57,7 +57,7 @@ def paired_probability(differences: Sequence[float]) -> float:
 
 
 def _with_pseudo_examples(differences: Sequence[float], largest: float = 0.0) -> tuple[float, float, int]:
-    """Return the mean, its standard error, and its degrees of freedom."""
+    """Return the mean with pseudo-examples, its standard error and its degrees of freedom."""
     values = np.asarray(differences, dtype=float)
     if values.size == 0:
         raise ValueError("differences must contain at least one value; got none")
@@ -72,7 +72,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     """Return Student's t confidence interval of the mean of at least two values.
 
     Raises:
-        ValueError: If there are fewer values.
+        ValueError: If there are fewer than two values.
     """
     if len(values) < 2:
         raise ValueError(f"values must contain at least two numbers; got {len(values)}")
@@ -105,7 +105,7 @@ def spread(
         scores: Scores ``[R, E]`` of at least 3 orders (or of both, if only 2 exist): the program's own, then a random
             sample of the others.
         num_distinct: Number of distinct orders.
-        num_searched: Number of orders whose best one defines the gain.
+        num_searched: Number of orders searched, of which the best defines the gain.
         bounds: Bounds of mean scores, if scores of single examples can exceed them.
         seed: Seed of the random draws.
     """
@@ -157,7 +157,7 @@ def spread(
 
 
 def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
+    """Test the variance of mean scores by flipping signs of whole examples; return the p value.
 
     If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
     orders and right-or-wrong scores, this is McNemar's test.
@@ -203,10 +203,11 @@ def _draw_effects(
 
 
 def _degrees_of_freedom(covariance: Array, num_examples: int) -> float:
-    """Return the degrees of freedom of the means of n orders whose noise has this covariance ``[n, n]``.
+    """Return effective degrees of freedom of n means, given the covariance ``[n, n]`` of their noise.
 
-    This is the geometric mean of n - 1 and the degrees of freedom of the noise, which are fewer if examples favour
-    similar orders. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).
+    This is the geometric mean of n - 1 and the noise's degrees of freedom. If examples favour similar
+    orders, the noise has fewer. The sum of squares is estimated without bias (Z. Bai and H. Saranadasa,
+    Statistica Sinica 6, 1996).
     """
     size = len(covariance) - 1
     total = float(np.trace(covariance))

@@ -1,7 +1,7 @@
-"""The answers that count in a search: those that programs gave, or calibrated ones.
+"""The answers that a search scores: as programs gave them, or calibrated.
 
     code          shape      meaning
-    m, E, n                  orderings, examples, some of the examples
+    m, E, n                  orderings, examples, examples in a subset
     L, S                     labels, alternatives for their shares
     logs          [m, E, L]  log-probabilities of labels, NaN if unknown
     label_scores  [E, L]     score of each label on each example
@@ -10,8 +10,8 @@
     offsets       [m, L]     log shares - log mean probabilities, less their mean       (5)
     answers       [m, E]     argmax of logs + offsets                                   (6)
 
-`OwnAnswers` and `CalibratedAnswers` have the same methods. The model of scores calls these and never asks which of the
-two it has. The equation numbers are those of docs/method.md.
+`OwnAnswers` and `CalibratedAnswers` share an interface, so the model of scores need not know which
+one it uses. The equation numbers are those of docs/method.md.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from plr_dspy.search.model.logits import LabelLogits, LabelTable, likeliest_chan
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 from plr_dspy.statistics.calibration import calibrated, label_offsets, log_mean
 
-MAX_EXAMPLES = 128  # maximum number of examples that expected scores are means of
-PRIOR_CELLS = 4.0  # number of cells that expected answers count as
-PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # of the gain of calibration, equally likely
+MAX_EXAMPLES = 128  # maximum number of examples to average expected scores over
+PRIOR_CELLS = 4.0  # weight of expected answers, in cells
+PRIOR_DEVIATIONS = (0.0, 0.05, 0.15, 0.5)  # equally likely prior deviations of the gain of calibration
 
 
 class Revision(NamedTuple):
-    """How the answers of a program are revised: what the builder of the program needs."""
+    """How a program's answers are revised, for the builder of the returned program."""
 
     offsets: tuple[float, ...]  # of the labels, [L]
-    shares: tuple[float, ...]  # of the labels, [L]; empty if answers are the likeliest labels
+    shares: tuple[float, ...]  # target shares of the labels, [L]; empty without calibration
     adjective: str = "calibrated"  # describes the program in reports
 
 
 class CalibrationEstimate(NamedTuple):
-    """The effect of calibration on an ordering; unread replies count by their share of its own calls."""
+    """The effect of calibration on an ordering, with the share of unread replies in its calls."""
 
     offsets: tuple[float, ...]  # of the labels
-    before: float  # expected mean score over all examples without calibration
-    after: float  # and with it
+    before: float  # expected mean score over all examples, without calibration
+    after: float  # the same, with calibration
 
 
 class CalibratedLabels(NamedTuple):
-    """The labels that orderings answer after calibration to some shares."""
+    """The labels that orderings answer after calibration to given shares."""
 
     shares: Array  # [L]; NaN if answers stay as they are
     offsets: Array  # 0 on average, [m, L]
     answers: Numbers  # the likeliest labels, [m, E]; an unseen label is never the likeliest
     known: Mask  # whether answers are known, [m, E]
     never_seen: Mask  # labels that were unseen in all answers, [L]
-    calibrates: bool
+    calibrates: bool  # False if answers stay as they are
 
 
 class SetMetricWeights(Protocol):
-    """What `ConfusionScores` says about the weights of scores."""
+    """The methods of `ConfusionScores` that weight scores."""
 
     def weights(self, known: Mask, examples: Numbers) -> Array:
         """Return the weights of known scores on examples, ``[m, n]``."""
 
     def reweighted(self, table: Array, examples: Numbers) -> Array:
-        """Return scores on examples as they count, ``[m, n]``."""
+        """Return scores ``[m, n]`` rescaled so that each row's mean is its weighted mean."""
 
 
 class ExampleWeights:
@@ -75,12 +75,12 @@ class ExampleWeights:
     Args:
         influence: Weights for a metric over a set; None if all examples count the same.
         examples: Numbers of the examples, ``[E]``.
-        is_seen: Examples with a known answer, ``[E]``. Expected scores are means over these, or over some of very
-            many, evenly spread.
+        is_seen: Examples with a known answer, ``[E]``. Expected scores are averaged over
+            these, or over an evenly spread subset of `MAX_EXAMPLES`.
 
     Attributes:
         all: Weights of all examples, ``[E]``, with the sum 1.
-        columns, of_columns: The examples that expected scores are means of, and their weights, ``[n]``.
+        columns, of_columns: Examples to average expected scores over, and their weights, ``[n]``.
     """
 
     def __init__(self, influence: SetMetricWeights | None, examples: Numbers, is_seen: Mask) -> None:
@@ -97,7 +97,7 @@ class ExampleWeights:
         return self._weights(known, self._examples)
 
     def reweighted(self, scores: Array, columns: Numbers | None = None) -> Array:
-        """Return scores ``[m, n]`` as they count; see `ConfusionScores.reweighted`."""
+        """Return rescaled scores, ``[m, n]``; see `ConfusionScores.reweighted`."""
         if self._influence is None:
             return scores
         examples = self._examples if columns is None else self._examples[columns]
@@ -115,7 +115,7 @@ class ExampleWeights:
 
 
 class OwnAnswers:
-    """The answers that the programs gave, and an estimate of the effect that calibration would have on them.
+    """The answers that programs gave, and the estimated effect of calibrating them.
 
     Args:
         logits: Logits of labels under the effects of orderings.
@@ -125,10 +125,10 @@ class OwnAnswers:
         is_program: Whole programs, ``[m]``, which have no effects.
         shares: Alternatives for the shares of labels, ``[L]`` or ``[S, L]``; None for even ones.
         weights: Weights of the examples.
-        are_drawn: Whether programs draw their answers by the probabilities, instead of answering the likeliest label.
+        are_drawn: Whether programs sample their answers instead of giving the likeliest label.
 
     Attributes:
-        keeps_scores: Whether the scores of calls count as the metric gave them.
+        keeps_scores: Whether calls keep the metric's scores; False if their answers are calibrated.
         adjective: Describes the candidates in reports; empty for own answers.
     """
 
@@ -160,11 +160,11 @@ class OwnAnswers:
 
     @property
     def scores(self) -> Array:
-        """Scores of calls as they count, ``[m, E]``."""
+        """Scores of calls, or of the answers that replace theirs, ``[m, E]``."""
         return self._call_scores
 
     def chances(self, logits: Array, variances: Array) -> Array:
-        """Return the chance of each label to be the answer, ``[m, n, L]``."""
+        """Return the chance of each label being the answer, ``[m, n, L]``."""
         return self._own_chances(logits, variances)
 
     def decision_logits(
@@ -185,21 +185,21 @@ class OwnAnswers:
         return logits
 
     def labels_of(self, number: int) -> tuple[Numbers, Numbers]:
-        """Return the examples whose answers are replaced, and the labels that replace them, as numbers."""
+        """Return the indices of the examples whose answers are replaced, and of the new labels."""
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing
 
     def revision(self, number: int) -> Revision | None:
-        """Return how the answers of an ordering are revised; None if they are its own."""
+        """Return how the answers of an ordering are revised; None if they are not."""
         return None
 
     def gain_of_revision(self, number: int) -> Gains | None:
-        """Return the gain of an ordering, as one column, if its answers are revised; None if they are its own."""
+        """Return the gain from revising an ordering's answers, as one column, or None."""
         return None
 
     @cached_property
     def calibrated_labels(self) -> CalibratedLabels:
-        """Return the labels after calibration to the shares with clearly the best scores, or else to the first ones."""
+        """Return labels calibrated to the best-scoring shares; to the first if none is clearly better."""
         options = [self._calibrate(alternative) for alternative in np.atleast_2d(self._shares)]
         known = self._table.known
         is_seen = np.asarray(known.any(axis=0))
@@ -210,8 +210,8 @@ class OwnAnswers:
         gains = means - means[0]
         mean_gains = gains @ weights
         min_gains = np.zeros(len(options))
-        # Scores of a few rare examples differ far too much for a gain to be clear, and raise the gain itself.
-        # So uncalibrated answers, if they come first, are replaced by any better ones.
+        # With a metric over a set, uncalibrated answers come first, and a few rare examples dominate
+        # both the gain and its error. Requiring a clear gain would rule out calibration.
         if options[0].calibrates:
             min_gains = np.sqrt((gains - mean_gains[:, None]) ** 2 @ weights**2)
         best = int(np.where(mean_gains > min_gains, mean_gains, 0.0).argmax())
@@ -219,7 +219,7 @@ class OwnAnswers:
 
     @cached_property
     def calibrated_scores(self) -> Array:
-        """Return the scores of calls ``[m, E]``, of calibrated answers if log-probabilities are known."""
+        """Return the scores of calls ``[m, E]``, calibrated if log-probabilities are known."""
         labels = self.calibrated_labels
         scores = self._label_scores[self._all, labels.answers]
         of_calls = np.where(np.isnan(self._call_scores), np.nan, scores)
@@ -228,14 +228,14 @@ class OwnAnswers:
 
     @property
     def calibrated_shares(self) -> tuple[float, ...]:
-        """Return the shares of labels after calibration, ``[L]``; empty if it changes nothing."""
+        """Return the shares that labels are calibrated to, ``[L]``; empty if they are not."""
         labels = self.calibrated_labels
         if not labels.calibrates:
             return ()
         return tuple(round(share, 6) for share in labels.shares.tolist())
 
     def rounded_offsets(self, number: int) -> tuple[float, ...]:
-        """Return the offsets that calibrate an ordering, ``[L]``."""
+        """Return the offsets that calibrate an ordering, ``[L]``, rounded."""
         return tuple(np.round(self.calibrated_labels.offsets[number], 6).tolist())
 
     def calibrated_labels_of(self, number: int) -> tuple[Numbers, Numbers]:
@@ -260,14 +260,15 @@ class OwnAnswers:
             share = is_unread.sum() / is_called.sum()
             mean_score = self._call_scores[number, is_unread].mean()
             before = float((1 - share) * before + share * mean_score)
-            if not self.keeps_scores:  # Otherwise it is unknown which of them calibration could read.
+            if not self.keeps_scores:  # Otherwise, calibration might read labels in these replies.
                 after = float((1 - share) * after + share * mean_score)
         return CalibrationEstimate(offsets, before, after)
 
     def corrected(self, number: int) -> tuple[float, float, Array]:
-        """Return an ordering's score as it is, the gain of calibration, and its errors on own calls, ``[n]``.
+        """Return an ordering's uncalibrated score, the gain of calibration, and the gain's errors.
 
-        Own scores correct the expected ones, so both numbers include unread replies.
+        Scores of the ordering's own n calls correct the expected ones, so unread replies count. The
+        errors ``[n]`` are those on these calls.
         """
         weights = self._weights
         call_scores = self._call_scores[number]
@@ -279,8 +280,8 @@ class OwnAnswers:
         return score, float(after - before + differences.mean()), differences
 
     def _expected_scores(self, number: int, examples: Numbers) -> Array:
-        """Return expected scores of an ordering as it is and calibrated, ``[2, n]``."""
-        # An ordering is chosen for cells that are too good, so its own cells count by its effects alone.
+        """Return expected scores of an ordering, uncalibrated and calibrated, ``[2, n]``."""
+        # Ignore the ordering's own cells, which look too good if it was selected for them.
         logits, variances = self._logits.under(self._logits.effects[[number]], examples)
         label_scores = self._label_scores[examples]
         before = expected_scores(self._own_chances(logits, variances), label_scores)
@@ -300,7 +301,7 @@ class OwnAnswers:
         unseen = self._table.unseen
         never_seen: Mask = np.asarray(unseen[known].all(axis=0) & known.any())
         log_means, own_shares, shrinkage = self._log_means
-        # Whole programs have no effects, so their own cells and the shares decide.
+        # Whole programs have no effects, so mix the means over their own cells with the shares.
         of_programs = np.log(np.maximum(shrinkage * own_shares + (1 - shrinkage) * shares, 1e-300))
         log_means = np.where(self._is_program[:, None], of_programs, log_means)
         calibrates = not np.isnan(shares).any()
@@ -346,7 +347,7 @@ class CalibratedAnswers(OwnAnswers):
     def decision_logits(
         self, logits: Array, variances: Array, weights: Array, bias_variances: Array | float
     ) -> tuple[Array, Array]:
-        """Return logits and variances without the label bias, which calibration removes with its uncertainty."""
+        """Return logits and variances without the label bias, which calibration removes."""
         labels = self.calibrated_labels
         if not labels.calibrates:
             return super().decision_logits(logits, variances, weights, bias_variances)
@@ -368,7 +369,7 @@ class CalibratedAnswers(OwnAnswers):
 
 
 def expected_scores(chances: Array, label_scores: Array) -> Array:
-    """Return Eq. 4: expected scores ``[m, n]`` of answers with these chances ``[m, n, L]``."""
+    """Return the expected scores ``[m, n]`` of answers with chances ``[m, n, L]`` (Eq. 4)."""
     return np.asarray(np.einsum("mel,el->me", chances, label_scores))
 
 

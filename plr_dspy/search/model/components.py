@@ -60,7 +60,7 @@ class Components:
         return self.remaining(np.diag(self.covariance), self.covariance)
 
     def remaining(self, prior_variances: Array, covariance: Array) -> Array:
-        """Return posterior variances, given prior ones ``[c]`` and covariances ``[c, m]`` with the fitted orderings."""
+        """Return posterior variances, given prior variances ``[c]`` and covariances ``[c, m]``."""
         explained = ((covariance @ self.inverse) * covariance).sum(axis=1)
         return np.asarray(self.noise * np.maximum(prior_variances - explained, MIN_VARIANCE))
 
@@ -112,8 +112,8 @@ def fit_components(
         num_steps = NUM_STEPS
     rate = PRIOR_SHAPE * count / total
     for step in range(num_steps + 1):
-        given = fixed + np.diag(np.zeros(size) + extra_variances / noise)
-        covariance = np.tensordot(variances, stacked, axes=1) + given
+        fixed_covariance = fixed + np.diag(np.zeros(size) + extra_variances / noise)
+        covariance = np.tensordot(variances, stacked, axes=1) + fixed_covariance
         inverse: Any = np.linalg.inv(covariance + errors)
         values, new_noise = measure(covariance, inverse)
         solved = inverse @ values
@@ -126,4 +126,4 @@ def fit_components(
         variances = (0.5 * variances * explained + PRIOR_SHAPE) / (0.5 * traces + rate)
         variances = np.maximum(variances, MIN_VARIANCE)
     weights = [v * (family.T @ solved) for v, family in zip(variances[:-1], features, strict=True)]
-    return Components(variances, covariance, given, inverse, solved, noise, weights)
+    return Components(variances, covariance, fixed_covariance, inverse, solved, noise, weights)

@@ -26,7 +26,7 @@ from plr_dspy.statistics.arrays import Array, Mask
 
 NUM_SWEEPS = 12
 NUM_QUICK_SWEEPS = 3  # sweeps of a fit that only ranks orderings
-TOLERANCE = 3e-4  # Sweeps end if the noise changes by less, relatively; with many cells, after about six.
+TOLERANCE = 3e-4  # Stop when the noise changes by less than this fraction; six sweeps are typical.
 PRIOR_COUNT = 5.0  # weight of a variance's prior, in orderings, examples or answers
 # Prior variances of log-odds (natural logarithms).
 PRIOR_LABEL_BIAS = 0.1
@@ -62,7 +62,7 @@ class ResponseEffects:
     """
 
     def __init__(self, contrasts: Array, directions: Array, *, is_outsider: Mask, num_sweeps: int = NUM_SWEEPS) -> None:
-        # Internally, contrasts are the first axis, so sums over them add a few large tables.
+        # Internally, contrasts are the first axis, because adding a few large tables is fast.
         is_known = ~np.isnan(contrasts[..., 0])
         num_contrasts = contrasts.shape[2]
         self._known = is_known.astype(np.float64)
@@ -171,7 +171,7 @@ class ResponseEffects:
 
 
 def _sum_variances(cross: Array, rows: Array, columns: Array) -> Array:
-    """Return the variance of each row's effect plus each column's effect, ``[r, c]``.
+    """Return the variance of the sum of each row's and each column's effect, ``[r, c]``.
 
     Args:
         cross: Precisions that couple the rows with the columns, ``[r, c]``.

@@ -24,7 +24,7 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "region": which items are near each position
 - "last": which item is last
 - "adjacency": which item comes right before which
-- "class region", "class adjacency": the same for the classes of items, such as the answers of demos
+- "class region", "class adjacency": "region" and "adjacency" of classes, such as the answers of demos
 """
 
 REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
@@ -93,7 +93,7 @@ class _Block:
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
         self._has_pairs = self._size**2 <= MAX_PAIRS // len(space.sizes)
-        # More classes would add hardly any information to the items.
+        # If almost every item has its own class, classes add hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:

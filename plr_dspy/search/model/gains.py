@@ -12,7 +12,7 @@
     A            outsiders      [m, m]  further prior covariance of candidates that may be unlike others
     N            noise          [m, m]  covariance of the errors of y
     s, k, v                             factors of K, A and N
-    r            reference              number of the ordering that the others are compared with
+    r            reference              index of the ordering that the others are compared with
     P            prior          [m, m]  s K + k A
     W            inverse        [m, m]  inverse covariance of y
     mu           centre                 generalised least-squares mean of y
@@ -59,7 +59,7 @@ class Gains(NamedTuple):
     possible: Mask  # whether a gain can differ from 0, [H, m]
 
     def plus(self, other: Gains) -> Gains:
-        """Add independent gains for each pair of hypotheses. A single column is added to every ordering."""
+        """Add independent gains for each pair of hypotheses; one column applies to all orderings."""
         probabilities = np.outer(self.probabilities, other.probabilities).ravel()
         shape = (len(probabilities), -1)
         means = self.means[:, None] + other.means
@@ -72,7 +72,7 @@ class Gains(NamedTuple):
         return self._replace(means=factor * self.means, variances=np.square(factor) * self.variances)
 
     def condensed(self) -> Gains:
-        """Merge hypotheses with the same possible gains into one with the same mean and variance."""
+        """Merge hypotheses under which the same gains are possible; keep mean and variance."""
         possible, groups = np.unique(self.possible, axis=0, return_inverse=True)
         in_group = groups.ravel() == np.arange(len(possible))[:, None]
         shares = self.probabilities * in_group
@@ -107,9 +107,10 @@ def expected_gains(
 ) -> Gains:
     """Return the gains of orderings over a reference, by Gaussian conditioning.
 
-    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains average over scales
-    of this variance, weighted by the likelihood of the scores. The covariance of the errors, estimated with
-    `num_examples - 1` degrees of freedom, may be larger than its estimate, but never smaller.
+    If orderings do not differ, their estimated variance mistakes chance for an effect. So the gains
+    average over scales of this variance, weighted by the likelihood of the scores. The covariance of
+    the errors has `num_examples - 1` degrees of freedom. To be cautious, hypotheses may enlarge it,
+    but never reduce it.
     """
     hypotheses = []
     for scale, outsider_scale, error_scale in _factors(outsiders, outsider_scales, num_examples):
@@ -135,8 +136,9 @@ def expected_gains(
 def independent_gains(means: Array, noise: Array, *, outsiders: Array, reference: int, num_examples: int) -> Gains:
     """Return gains like `expected_gains`, but for errors that span few dimensions.
 
-    Errors on a few shared examples move many orderings together, so all of them are hardly more evidence than one. The
-    spread of the means therefore has the effective degrees of freedom of the errors' covariance.
+    Errors on a few shared examples move many orderings together, so many orderings are hardly more
+    evidence than one. The spread of the means therefore has the effective degrees of freedom of the
+    errors' covariance.
 
     Args:
         means: As in `expected_gains`.

@@ -4,13 +4,13 @@
 
     symbol  code         shape      meaning
     m, E                            orderings o, examples e
-    c, n                            other orderings, some of the examples
+    c, n                            other orderings, examples in a subset
     L                               labels
     p       logs         [m, E, L]  log-probabilities of labels, NaN if unknown
     B       basis        [d, L]     orthonormal contrasts, d = L - 1
     z       contrasts    [m, E, d]  p B^T, NaN if unknown
     a, b, q                         effects of the example, label bias and slope of the ordering, see `effects.py`
-    g       directions   [E, d]     direction of the labels with high scores
+    g       directions   [E, d]     direction towards the labels with high scores
     b, q    effects      [m, d+1]   label bias and slope of orderings, side by side
     z B     logits       [m, n, L]  mean logits of labels
 
@@ -30,15 +30,15 @@ from plr_dspy.search.model.process import covariance_of_means
 from plr_dspy.search.model.score_table import ScoreTable
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-MIN_LOG = -1e3  # servers write -9999 or nothing for a probability of 0
-MAX_CONTRAST = 8.0  # beyond it, how unlikely an impossible label is says little
+MIN_LOG = -1e3  # lower bound, since servers return -9999 or nothing for a probability of 0
+MAX_CONTRAST = 8.0  # upper bound; beyond it, a label is practically impossible
 
 
 class LabelTable(NamedTuple):
-    """Log-probabilities of labels, and labels that were not among the likeliest tokens, ``[m, E, L]`` each."""
+    """Log-probabilities of labels, and which labels are unseen, ``[m, E, L]`` each."""
 
     logs: Array  # NaN if unknown
-    unseen: Mask
+    unseen: Mask  # not among the likeliest tokens
 
     @property
     def known(self) -> Mask:
@@ -59,12 +59,12 @@ def mean_probabilities(logits: Array, variances: Array) -> Array:
 
 
 def likeliest_chances(logits: Array, variances: Array) -> Array:
-    """Return each label's chance to be the likeliest, by the logistic approximation of the normal."""
+    """Return each label's chance of being likeliest (logistic approximation of the normal)."""
     return softmax(logits * (np.pi / np.sqrt(6.0 * variances))[..., None])
 
 
 class LabelLogits:
-    """The logits of labels, by effects that are fitted to log-probabilities.
+    """The logits of labels, predicted from effects that are fitted to log-probabilities.
 
     Whole programs have no effects, because their prompts differ by example.
 
@@ -73,15 +73,15 @@ class LabelLogits:
         label_scores: Score of each label on each example, ``[E, L]``.
         is_outsider: Candidates without features, ``[m]``, as in `AdditiveProcess`.
         is_program: Whole programs, ``[m]``.
-        features: Features of the orderings. None takes effects as measured, which is quick and cannot predict.
-        earlier: `state` of the fit before, which this one continues.
+        features: Features of the orderings; None for a fast fit that cannot predict others.
+        earlier: `state` of an earlier fit to start from.
 
     Attributes:
-        noise: Variance of a contrast.
+        noise: Noise variance of a contrast.
         num_cells: Known cells of each ordering, ``[m]``.
         effects, effect_variances: Effects of orderings, ``[m, d + 1]``, and the variances of label bias and of
             slope, ``[m, 2]``.
-        state: Variances of the processes of the effects, as JSON data.
+        state: Fitted variances of the effects, as JSON data.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LabelLogits:
         self.effect_variances = np.stack([posterior.variances for posterior in posteriors], axis=1)
 
     def under(self, effects: Array, examples: Numbers) -> tuple[Array, Array]:
-        """Return Eq. 3: mean logits ``[m, n, L]`` under effects, and variances of contrasts ``[n]``."""
+        """Return mean logits ``[m, n, L]`` under effects (Eq. 3), and contrasts' variances ``[n]``."""
         label_bias = effects[:, None, :-1]
         slopes = effects[:, -1:, None]
         means = self._cells.examples[examples] + label_bias
@@ -144,7 +144,7 @@ class LabelLogits:
         return effects, np.stack([bias_variances, slope_variances], axis=1)
 
     def predict_effects(self, features: Families) -> Array:
-        """Return about the effects of `predict` in less time, ``[c, d + 1]``."""
+        """Return only the effects of `predict`, in less time, ``[c, d + 1]``."""
         effects = [linear(features, process.fit.weights) + process.level for process in self._processes]
         return np.concatenate(effects, axis=1)
 
@@ -154,6 +154,6 @@ class LabelLogits:
         contrasts = contrasts[:, ~np.isnan(contrasts[..., 0]).all(axis=0)]
         kernels = [kernel[np.ix_(measured, measured)] for kernel in self._kernels]
         tables = [ScoreTable(column) for column in np.moveaxis(contrasts, 2, 0)]
-        alike = np.mean([covariance_of_means(kernels, table) for table in tables], axis=0)
-        of_label_bias, of_slope = (process.errors(alike, measured) for process in self._processes)
+        noise = np.mean([covariance_of_means(kernels, table) for table in tables], axis=0)
+        of_label_bias, of_slope = (process.errors(noise, measured) for process in self._processes)
         return of_label_bias, of_slope

@@ -1,4 +1,4 @@
-"""The model that a search uses: scores of orderings in, estimates, gains and posterior draws out.
+"""The model behind a search: from scores of orderings to estimates, gains and posterior draws.
 
     y[o, e] - s[o, e]  =  a[e]  +  f(o)  +  b[c(e)] l(o)  +  noise          (2)
 
@@ -7,14 +7,14 @@
     L                                   labels
              scores                     scores of calls by candidate and example
              scored          [m, E]     the same as a table, NaN if unknown
-    y        counted_scores  [m, E]     scores as they count: those of calls, or of the answers that replace them
+    y        counted_scores  [m, E]     scores of calls, or of the calibrated answers that replace theirs
     p        label_table     [m, E, L]  log-probabilities of labels
-    s        responses       [m, E]     expected scores by these, see `responses.py`; 0 if there are none
-    y - s    unexplained     [m, E]     what the process explains
+    s        responses       [m, E]     scores expected from p, see `responses.py`; 0 without p
+    y - s    unexplained     [m, E]     remainder, which the process explains
     a, f     process                    effects of examples, and a Gaussian process of orderings, see `process.py`
     b l      process         [m, E]     label bias; only if s = 0 and examples have classes
              features        [m, d]     features of orderings, one array for each family
-             is_outsider     [m]        candidates with an effect of their own and no features
+             is_outsider     [m]        candidates without features, such as programs
              is_program      [m]        whole programs
 
 The equation number is that of docs/method.md.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg  # noqa: F401  # loads its own BLAS, which must be among the limited libraries
+import scipy.linalg  # noqa: F401  # loads its own BLAS, which `one_thread` must limit
 import torch
 from threadpoolctl import ThreadpoolController
 
@@ -43,14 +43,14 @@ from plr_dspy.search.model.score_table import InformationWeights, ScoreTable
 from plr_dspy.search.space import Candidate, Ordering, OrderingSpace, ScoreEstimate, Scores, WholeProgram, best_first
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
-# Maximum orderings that the process is fitted to, which bounds its time. Half are the most promising, and the others
-# are spread over the rest for contrast.
+# Maximum number of orderings to fit the process to, which bounds the time of a fit. Half are the
+# most promising; the others are spread over the rest for contrast.
 MAX_MODELLED = 176
-MOST_SCORED = 32  # number of the most promising that have the most scores, which include the finalists
-LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; with fewer, scores have more information
+MOST_SCORED = 32  # candidates modelled because they have the most scores, as finalists do
+LEAST_SHARE = 0.5  # minimum share of calls with log-probabilities; below it, scores alone say more
 DEVIATIONS = 1.96  # standard errors from a mean to the ends of its 95 % interval
-# Standard errors, at most, between an expected score and the mean of the own scores (B. Efron and C. Morris, JASA 67,
-# 1972).
+# Maximum distance of an expected score from the mean of an ordering's own scores, in standard errors
+# (B. Efron and C. Morris, JASA 67, 1972).
 MOST_SHRUNK = 0.7
 
 _LIBRARIES = ThreadpoolController()
@@ -59,7 +59,7 @@ _ARITHMETIC = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run linear algebra and torch in one thread, which is faster for small matrices; compiles take turns."""
+    """Run linear algebra in one thread, which is faster for small matrices; other compiles wait."""
     with _ARITHMETIC, _LIBRARIES.limit(limits=1, user_api="blas"):
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -96,18 +96,18 @@ class _Data:
 
 
 class OrderingModel:
-    """A model that predicts scores of other orderings, and on other examples, from known scores.
+    """A model of known scores that predicts scores of other orderings and on other examples.
 
     Args:
-        space: The orderings.
+        space: The orderings to model.
         classes: Classes of the demos, as in `ThompsonSearch`.
         example_classes: Classes of the examples, as in `ThompsonSearch`.
         responses: Log-probabilities of labels; None if there are none.
-        with_features: Whether similar orderings have similar scores.
+        with_features: Whether to use features, so that similar orderings have similar scores.
 
     Attributes:
-        information_weights: Returns how much information scores have, see `ScoreTable`; None if all have the same.
-        keeps_scores: Whether the scores of calls count as the metric gave them.
+        information_weights: Returns the information per score, see `ScoreTable`; None if it does not vary.
+        keeps_scores: Whether calls keep the metric's scores; False if their answers are calibrated.
         varies_in_length: Whether orderings may show different numbers of demos.
     """
 
@@ -137,7 +137,7 @@ class OrderingModel:
         Args:
             scores: Scores by candidate and example.
             earlier: `variances` of an earlier fit, which this one continues in fewer steps.
-            kept: Candidates to model in any case, if there are more than `MAX_MODELLED`.
+            kept: Candidates to model even if there are more than `MAX_MODELLED`.
         """
         earlier = earlier or {}
         with one_thread():
@@ -171,7 +171,7 @@ class OrderingModel:
     def clipped(self, estimates: Sequence[ScoreEstimate], scores: Scores) -> list[ScoreEstimate]:
         """Clip estimates to the range of known scores and scores of labels.
 
-        The process is linear, and may expect 1.035 of a metric that gives 0 or 1.
+        The process is linear, so it may predict 1.035 for a metric that is 0 or 1.
         """
         values = [score for row in scores.values() for score in row.values()]
         if self._responses is not None:
@@ -181,7 +181,7 @@ class OrderingModel:
         return [ScoreEstimate(ordering, min(max(lowest, score), highest)) for ordering, score in estimates]
 
     def features(self, candidates: Sequence[Candidate]) -> list[Array]:
-        """Return the features ``[m, d]`` of each family; outsiders have 0, as a mean ordering."""
+        """Return the features ``[m, d]`` of each family; 0 for outsiders, like an average ordering."""
         if self._features is None:
             return []
         is_outsider = self._is_outsider(candidates)
@@ -198,7 +198,7 @@ class OrderingModel:
         return _Data(candidates, scored, label_table, is_program, self._is_outsider(candidates))
 
     def _modelled(self, data: _Data, kept: Sequence[Candidate]) -> Numbers:
-        """Return the rows of programs, kept, most scored and most promising candidates, and of some others."""
+        """Return the rows to model: programs, `kept`, the most scored, the best, and some others."""
         responses = self._respond(data)
         means = np.array(data.scored.shrunk_means if responses is None else responses.means)
         most_scored = np.lexsort((means, data.scored.counts))[-MOST_SCORED:]
@@ -213,7 +213,7 @@ class OrderingModel:
     def _respond(
         self, data: _Data, *, features: Sequence[Array] | None = None, earlier: Sequence[Sequence[float]] | None = None
     ) -> ResponseModel | None:
-        """Fit the model of log-probabilities; None if most calls have none."""
+        """Fit the model of log-probabilities, or return None if too few calls have them."""
         if self._responses is None or data.label_table is None:
             return None
         if data.label_table.known.sum() <= LEAST_SHARE * data.scored.counts.sum():
@@ -239,35 +239,36 @@ class OrderingModel:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of an ordering over another one on unseen examples."""
+    """The gain of an ordering over a reference on unseen examples."""
 
     expected: float
     probability: float  # of a gain above 0
     worse: float = 0.0  # probability of a gain below 0
-    deviation: float = 0.0  # of the posterior
-    # The same if the answers of the other one are revised alike; 1 and 0 for own answers and for the other one itself.
+    deviation: float = 0.0  # standard deviation of the posterior
+    # The probabilities if the reference's answers are revised, too. They are 1 and 0 for the
+    # reference itself, and without revisions.
     probability_alike: float = 1.0
     worse_alike: float = 0.0
 
     @property
     def min_probability(self) -> float:
-        """Probability of a gain above 0, whether the answers of the other ordering are revised or not."""
+        """Lower probability of a gain above 0, with the reference's answers revised or not."""
         return min(self.probability, self.probability_alike)
 
     @property
     def max_worse(self) -> float:
-        """Probability of a gain below 0, whether the answers of the other ordering are revised or not."""
+        """Higher probability of a gain below 0, with the reference's answers revised or not."""
         return max(self.worse, self.worse_alike)
 
 
 @dataclass(eq=False)
 class FittedModel:
-    """A model that was fitted to scores; `predict` and `sample` alone take orderings that were not fitted.
+    """A model fitted to scores. Only `predict` and `sample` accept other orderings.
 
     Attributes:
-        keeps_scores: Whether the scores of calls count as the metric gave them.
-        adjective: Describes how the answers of candidates are revised; empty if they are their own.
-        variances: JSON data from which the next fit may continue.
+        keeps_scores: As in `OrderingModel`.
+        adjective: Describes how answers are revised, such as "calibrated"; empty if they are not.
+        variances: JSON data for the next fit to start from.
     """
 
     model: OrderingModel
@@ -278,8 +279,8 @@ class FittedModel:
     counted_scores: Array
 
     def __post_init__(self) -> None:
-        self._both = np.stack([self.counted_scores, self.scored.scores])
-        self._range = float(np.nanmin(self._both)), float(np.nanmax(self._both))
+        self._all_scores = np.stack([self.counted_scores, self.scored.scores])
+        self._range = float(np.nanmin(self._all_scores)), float(np.nanmax(self._all_scores))
         self.keeps_scores = self.responses is None or self.responses.answers.keeps_scores
         self.adjective = "" if self.responses is None else self.responses.answers.adjective
         self.variances = {**self.process.state, "responses": self.responses and self.responses.state}
@@ -292,13 +293,13 @@ class FittedModel:
         return best_first(zip(self.orderings, means.tolist(), strict=True))
 
     def expected_scores(self, reference: Candidate) -> dict[Candidate, float]:
-        """Return expected scores on unseen examples: that of the reference as it is, plus gains."""
+        """Return expected scores on unseen examples: the reference's own score plus each gain."""
         score = self.as_it_is(reference)
         gains = self.gains(reference)
         return {ordering: round(self.clip(score + gain.expected), 9) for ordering, gain in gains.items()}
 
     def as_it_is(self, ordering: Candidate) -> float:
-        """Return the expected score of an ordering with its own answers, never far from its own calls."""
+        """Return the expected score with unrevised answers, close to the mean of the ordering's calls."""
         number = self.orderings.index(ordering)
         if self.responses is None:
             own = float(self.process.unshrunk[number])
@@ -310,9 +311,10 @@ class FittedModel:
         return self.clip(min(max(expected, own - margin), own + margin))
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score, by the calls of the ordering and of the reference.
+        """Return the 95 % interval of an expected score, from both orderings' calls.
 
-        If all calls scored the same, the margin is 3 over their number (J. Hanley and A. Lippman-Hand, JAMA 1983).
+        If all calls scored the same, the margin is 3 / n for n calls (J. Hanley and
+        A. Lippman-Hand, JAMA 1983).
         """
         error = self._error(ordering, reference)
         if not error and 0.0 <= score <= 1.0:
@@ -324,10 +326,10 @@ class FittedModel:
         return round(min(score, low), 6), round(max(score, high), 6)
 
     def _error(self, *orderings: Candidate) -> float:
-        """Return the standard error of the sum of mean scores of different orderings, by their own calls."""
-        rows = self._both[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
-        # By a metric over a set, scores differ the more the rarer the decisive examples are in a row.
-        deviations = np.maximum(np.nanstd(self._both, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
+        """Return the standard error of the sum of mean scores, from the orderings' own calls."""
+        rows = self._all_scores[:, [self.orderings.index(ordering) for ordering in set(orderings)]]
+        # With a metric over a set, scores vary more in a row whose decisive examples are rare.
+        deviations = np.maximum(np.nanstd(self._all_scores, axis=(1, 2)).max(), np.nanstd(rows, axis=2).max(axis=0))
         counts = (~np.isnan(rows[0])).sum(axis=1)
         return float(np.sqrt((deviations**2 / counts).sum()))
 
@@ -336,29 +338,30 @@ class FittedModel:
         return float(np.clip(score, *self._range))
 
     def gains(self, reference: Candidate) -> dict[Candidate, Gain]:
-        """Return the gain of each fitted ordering over one of them as it is."""
+        """Return each fitted ordering's gain over the reference, whose answers stay unrevised."""
         number = self.orderings.index(reference)
         above_alike = np.ones(len(self.orderings))
         below_alike = np.zeros(len(self.orderings))
         summaries = []
         with one_thread():
-            by_labels = None if self.responses is None else self.responses.gains(number)
-            by_revision = None if self.responses is None else self.responses.answers.gain_of_revision(number)
-            # Log-probabilities may explain what sets an outsider apart, and leave the rest of its scores to chance. So
-            # a gain is no surer than if outsiders were of another kind for certain. Without log-probabilities, the
-            # reference may be unlike all others, because somebody made or chose it.
+            label_gains = None if self.responses is None else self.responses.gains(number)
+            revision_gain = None if self.responses is None else self.responses.answers.gain_of_revision(number)
+            # Log-probabilities may explain an outsider's scores so well that no further difference
+            # seems likely. To avoid false certainty, also assume that outsiders differ, and keep the
+            # less certain result. Without log-probabilities, the reference may be unlike all others,
+            # because somebody made or chose it.
             alternatives: tuple[Sequence[float], ...] = ((1.0,), OUTSIDER_SCALES)
-            if by_labels is None:
+            if label_gains is None:
                 alternatives = (OUTSIDER_SCALES,)
             for outsider_scales in alternatives:
-                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=by_labels is None)
-                if by_labels is not None:
-                    gains = gains.plus(by_labels)
-                if by_revision is not None:
+                gains = self.process.gains(number, outsider_scales=outsider_scales, may_differ=label_gains is None)
+                if label_gains is not None:
+                    gains = gains.plus(label_gains)
+                if revision_gain is not None:
                     summary = gains.summary()
                     above_alike = np.minimum(above_alike, summary.above.round(6))
                     below_alike = np.maximum(below_alike, summary.below.round(6))
-                    gains = gains.plus(by_revision)
+                    gains = gains.plus(revision_gain)
                 summaries.append(gains.summary())
         above_alike[number] = 1.0
         below_alike[number] = 0.0
@@ -375,7 +378,7 @@ class FittedModel:
         return {ordering: Gain(*row) for ordering, row in zip(self.orderings, rows, strict=True)}
 
     def counted(self, scores: Scores) -> Scores:
-        """Return scores with those of fitted orderings as they count; see `counted_scores`."""
+        """Return the scores, with those of fitted orderings replaced by `counted_scores`."""
         if self.keeps_scores:
             return scores
         columns = {example: column for column, example in enumerate(self.scored.examples.tolist())}
@@ -386,30 +389,30 @@ class FittedModel:
         return counted
 
     def revised_labels(self, ordering: Candidate) -> dict[int, int]:
-        """Return the labels that count in place of an ordering's own answers, by example."""
+        """Return the labels that replace an ordering's own answers, by example."""
         if self.responses is None or ordering not in self.orderings:
             return {}
         columns, labels = self.responses.answers.labels_of(self.orderings.index(ordering))
         return dict(zip(self.scored.examples[columns].tolist(), labels.tolist(), strict=True))
 
     def revision(self, ordering: Candidate) -> Revision | None:
-        """Return how an ordering's answers are revised; None if they are its own."""
+        """Return how an ordering's answers are revised; None if they are not."""
         if self.responses is None or ordering not in self.orderings:
             return None
         return self.responses.answers.revision(self.orderings.index(ordering))
 
     def predict(self, orderings: Sequence[Candidate]) -> Array:
-        """Return the expected scores of any orderings, ``[m]``."""
+        """Return the expected scores of orderings, fitted or not, ``[m]``."""
         features = self.model.features(orderings)
         expected = self.process.predict(features)
         return expected if self.responses is None else expected + self.responses.predict_means(features)
 
     def expected_at_random(self, drawn: Sequence[Candidate], longest: Sequence[Candidate]) -> float:
-        """Return the expected mean score of random orderings of the largest number of items.
+        """Return the expected mean score of random orderings with as many items as possible.
 
         Args:
-            drawn: Random orderings of any number of items that were scored. Most calls went to other orderings.
-            longest: Random orderings of the largest number of items.
+            drawn: Random orderings with any number of items, among those scored.
+            longest: Other random orderings, with as many items as possible.
         """
         estimates = dict(self.estimates())
         with one_thread():
@@ -421,7 +424,7 @@ class FittedModel:
         return self.clip(mean)
 
     def sample(self, others: Sequence[Candidate], num_draws: int, rng: np.random.Generator) -> Array:
-        """Draw jointly from the posterior of the fitted orderings, then of others, ``[draws, m + c]``."""
+        """Draw from the joint posterior of fitted and other orderings, ``[draws, m + c]``."""
         features = [family[: len(others)] for family in self.model.features(others or self.orderings[:1])]
         if self.responses is None:
             return self.process.sample(features, num_draws, rng)

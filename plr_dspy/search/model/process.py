@@ -14,7 +14,7 @@
     g       preferences      [m, E]  interactions of orderings and examples
 
 f is the sum of a linear function of each feature family, a smooth function of l, and an independent effect of each
-ordering (its "own effect"). Programs without features ("outsiders") have only an own effect.
+ordering (its "own effect"). Candidates without features ("outsiders") have only an own effect.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class _BiasMeasurement:
 class LabelBias:
     """A Gaussian process of the label bias of orderings.
 
-    An ordering with a label bias scores higher on some classes of examples and lower on others. The bias is nearly
-    linear in the ordering's features, but accuracy peaks between the extremes (T. Zhao et al., "Calibrate before use",
-    ICML 2021).
+    An ordering with a label bias scores higher on some classes of examples and lower on others. The
+    bias is nearly linear in the ordering's features, but accuracy peaks at a moderate bias (T. Zhao et
+    al., "Calibrate before use", ICML 2021).
 
     Attributes:
         explained: Contribution of the label bias to the scores, ``[m, E]``.
@@ -146,10 +146,10 @@ def covariance_of_means(kernels: Families, table: ScoreTable) -> Array:
 
 
 def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array:
-    """Return the share of the variance of the residuals ``[m, E]`` that preferences along each kernel explain.
+    """Return, for each kernel, the share of the residuals' variance that its preferences explain.
 
-    This is non-negative least squares on the products of two orderings' residuals on the same example (J. K. Haseman
-    and R. C. Elston, Behavior Genetics 2, 1972).
+    This is non-negative least squares on products of two orderings' residuals ``[m, E]`` on the same
+    example (J. K. Haseman and R. C. Elston, Behavior Genetics 2, 1972).
     """
     total = float(np.vdot(residuals, residuals))
     if total <= 0.0 or not kernels:
@@ -177,7 +177,7 @@ def preference_shares(kernels: Families, residuals: Array, known: Mask) -> Array
 
 
 class _ScoreMeasurement:
-    """The mean scores of orderings minus the effects of examples, which each update estimates anew."""
+    """The mean scores of orderings minus effects of examples. Updates re-estimate the effects."""
 
     def __init__(self, table: ScoreTable, effects: Array) -> None:
         self._table = table
@@ -211,7 +211,7 @@ class AdditiveProcess:
         features: Features of the orderings, ``[m, d]`` for each family.
         table: Scores, with at least one for each ordering.
         classes: Classes of the examples.
-        references: Features of random orderings. Without them or `classes`, no label bias is modelled.
+        references: Features of random orderings. No label bias is modelled without them or `classes`.
         is_outsider: Whether each candidate has only an own effect, ``[m]``.
         extra_variances: Prior variances in addition to the estimated ones, ``[m]``.
         earlier: The `state` of an earlier fit to start from.

@@ -2,22 +2,23 @@
 
     symbol  code            shape      meaning
     m, E                               orderings, examples
-    c, n                               some of the orderings, some of the examples
+    c, n                               other or chosen orderings, examples in a subset
     L, S                               labels, alternatives for the shares of labels among right answers
     p       logs            [m, E, L]  log-probabilities of labels, NaN if unknown
     z B     logits          [m, n, L]  mean logits of labels, see `logits.py`
     b, q    effects         [m, d+1]   label bias and slope of orderings, d = L - 1
-    P       chances         [m, n, L]  chance of each label to be the answer
+    P       chances         [m, n, L]  chance of each label being the answer
     y       call_scores     [m, E]     scores of calls, NaN if unknown
     M       label_scores    [E, L]     score of each label on each example
-    w       weights         [n]        weights of the examples that expected scores are means of
-    s       read_scores     [m, n]     expected scores of replies with a label that can be read
+    w       weights         [n]        weights of the examples in mean scores
+    s       read_scores     [m, n]     expected scores of replies with a readable label
             read_means      [m]        their weighted means
 
     s[o, e]  =  sum_l P[o, e, l] M[e, l]          (4)
 
-The effects give the chances of each label on each example, and the metric scores the labels. Whole programs have no
-effects, and are expected to score as a mean ordering. "Unread" replies have a score, but no label.
+The effects give the chances of each label on each example, and the metric scores the labels. Whole
+programs have no effects, and are expected to score like an average ordering. "Unread" replies have
+a score, but no readable label.
 The equation numbers are those of docs/method.md.
 """
 
@@ -34,21 +35,22 @@ from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.arrays import Array, Mask, Numbers
 
 NUM_DRAWS = 8  # draws of an ordering's effects, for the variance of its expected score; an even number
-UNDERSTATED = 1.6  # error variances of effects over those of the fit, in simulations
+UNDERSTATED = 1.6  # factor by which fits understate error variances of effects, by simulation
 STEP = 0.05  # change of an effect, for numerical derivatives
 OUTSIDER_SCORE = np.float64(0.25)  # variance of the mean score of a candidate without features
 
 
 @dataclass(frozen=True)
 class LabelResponses:
-    """Access to the log-probabilities of labels, and the scores of labels.
+    """The scores of labels, and access to their log-probabilities.
 
     Attributes:
         scores: Score of each label on each example, ``[E, L]``.
-        logprobs_of: Returns log-probabilities, and the numbers of unseen labels, by candidate and example; or None.
-        shares: Shares of examples that labels are right for, ``[L]`` or ``[S, L]``; None for even ones.
-        answers: The answers that count.
-        influence: The `ConfusionScores` of a metric over a set.
+        logprobs_of: Returns a candidate's log-probabilities on an example, and the indices of
+            unseen labels; or None.
+        shares: Share of examples that each label is right for, ``[L]`` or ``[S, L]``; None if even.
+        answers: The class of the answers to score: own or calibrated.
+        influence: The `ConfusionScores` of a metric over a set; None for other metrics.
     """
 
     scores: Array
@@ -58,7 +60,7 @@ class LabelResponses:
     influence: SetMetricWeights | None = None
 
     def table(self, rows: Mapping[Candidate, Collection[int]], examples: Numbers) -> LabelTable:
-        """Return the table of candidates on their examples; the columns are all `examples`."""
+        """Return the log-probabilities of candidates on their own examples; columns are `examples`."""
         logs = np.full((len(rows), len(examples), self.scores.shape[1]), np.nan)
         unseen = np.zeros(logs.shape, dtype=bool)
         for row, (candidate, own_examples) in enumerate(rows.items()):
@@ -79,16 +81,16 @@ class ResponseModel:
         is_outsider: Candidates without features, ``[m]``, as in `AdditiveProcess`.
         is_program: Whole programs, ``[m]``, which have no effects.
         call_scores: Scores of calls, ``[m, E]``.
-        features: Features of the orderings. None takes effects as measured, which is quick and cannot predict.
-        earlier: `state` of the fit before, which this one continues.
+        features: Features of the orderings; None for a fast fit that cannot predict others.
+        earlier: `state` of an earlier fit to start from.
 
     Attributes:
-        answers: The answers that count.
+        answers: The answers to score.
         means, mean_variances: Expected mean scores of the orderings, and their variances, ``[m]``.
         expected: Expected scores of the calls, ``[m, E]``.
-        state: Variances of the processes of effects and of unread replies, as JSON data.
-        num_examples: Number of examples that expected scores are means of.
-        always: Mean score of answering each label to all examples, ``[L]``.
+        state: Fitted variances of effects and of unread replies, as JSON data.
+        num_examples: Number of examples that expected scores are averaged over.
+        always: Mean score of each label as the answer to all examples, ``[L]``.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class ResponseModel:
         return np.asarray(unread.shares**2 * by_effects + by_shares)
 
     def _expected_of_calls(self, read_scores: Array) -> Array:
-        """Return expected scores of the calls ``[m, E]``, each given all other calls if it has log-probabilities."""
+        """Return leave-one-out predictions of the calls' scores, ``[m, E]``."""
         logits, variances = self._logits.leave_one_out()
         chances = self.answers.chances(self.answers.decision_logits_of_calls(logits), variances)
         read_scores = np.where(self._logits.known, expected_scores(chances, self._label_scores), read_scores)
@@ -163,7 +165,7 @@ class ResponseModel:
     def _expected_scores(
         self, effects: Array, examples: Numbers, weights: Array, bias_variances: Array | float = 0.0
     ) -> Array:
-        """Return expected scores ``[m, n]`` under effects, whose label bias has further variances ``[m]``."""
+        """Return expected scores ``[m, n]``, with extra variances ``[m]`` of the label bias."""
         logits, variances = self._logits.under(effects, examples)  # Eq. 3
         logits, variances = self.answers.decision_logits(logits, variances, weights, bias_variances)
         chances = self.answers.chances(logits, variances)
@@ -176,7 +178,7 @@ class ResponseModel:
         return np.asarray(read_scores @ weights)
 
     def _draw(self, effects: Array, variances: Array) -> Array:
-        """Return expected mean scores ``[draws, m]`` under draws of effects, the same ones for all orderings.
+        """Return expected mean scores ``[draws, m]`` under random effects with shared noise.
 
         Args:
             effects: Means of the effects, ``[m, d + 1]``.
@@ -198,28 +200,28 @@ class ResponseModel:
         return unread.mixed(read_means, shares), variances
 
     def predict_means(self, features: Families) -> Array:
-        """Return about the means of `predict` in less time, ``[c]``."""
-        # The label bias has the mean variance of the fitted orderings.
+        """Approximate the means of `predict` in less time, ``[c]``."""
+        # Assume the mean variance of the fitted orderings' label bias.
         bias_variance = self._logits.effect_variances[:, 0].mean()
         read_means = self._mean_scores(self._logits.predict_effects(features), bias_variance)
         return self._unread.mixed(read_means, self._unread.predict(features))
 
     def gains(self, reference: int) -> Gains | None:
-        """Return the gains of the fitted orderings over one of them on new examples; None if nothing differs.
+        """Return the fitted orderings' gains over a reference on new examples; None if none differ.
 
-        They come from the labels of read replies, and from the share of these.
+        Gains come from the labels of read replies, and from the share of read replies.
         """
-        by_shares = None
+        share_gains = None
         if self._unread.process is not None:
-            by_shares = self._unread.process.gains(reference).condensed()
-            by_shares = by_shares.times(float(self._read_means[reference]) - self._unread.mean_score)
-        # Candidates without log-probabilities are expected to score as a mean ordering, so one stands for all.
+            share_gains = self._unread.process.gains(reference).condensed()
+            share_gains = share_gains.times(float(self._read_means[reference]) - self._unread.mean_score)
+        # Candidates without log-probabilities count as average orderings, so one stands for all.
         is_mute = self._is_program | (self._logits.num_cells <= 0)
         first_mute = int(is_mute.argmax())
         chosen = ~is_mute
         chosen[first_mute] = True
         if chosen.sum() < 2:
-            return by_shares
+            return share_gains
         representatives = np.where(is_mute, first_mute, np.arange(len(is_mute)))
         columns = (np.cumsum(chosen) - 1)[representatives]
         gains = independent_gains(
@@ -232,13 +234,13 @@ class ResponseModel:
         gains = Gains(
             gains.probabilities, gains.means[:, columns], gains.variances[:, columns], gains.possible[:, columns]
         )
-        by_labels = gains.times(self._unread.shares)
-        if by_shares is None:
-            return by_labels
-        return by_labels.plus(by_shares)
+        label_gains = gains.times(self._unread.shares)
+        if share_gains is None:
+            return label_gains
+        return label_gains.plus(share_gains)
 
     def _example_errors(self, chosen: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of errors of mean scores, because the examples are a sample."""
+        """Return the covariance ``[c, c]`` of mean scores due to the sampling of examples."""
         examples = self._weights.columns
         weights = self._weights.of_columns
         read_scores = self._expected_scores(self._logits.effects[chosen], examples, weights)
@@ -250,7 +252,7 @@ class ResponseModel:
         return np.asarray((centred * weights**2) @ centred.T / share_free)
 
     def _effect_errors(self, chosen: Mask, is_mute: Mask) -> Array:
-        """Return the covariance ``[c, c]`` of errors of mean scores, because effects are measured on some examples."""
+        """Return the covariance ``[c, c]`` of mean scores due to errors in the effects."""
         places = np.flatnonzero(~is_mute[chosen])
         bias_errors, slope_errors = self._logits.effect_errors(chosen & ~is_mute)
         effects = self._logits.effects[chosen]
@@ -266,7 +268,7 @@ class ResponseModel:
 
 
 def _are_drawn(call_scores: Array, logs: Array, label_scores: Array) -> bool:
-    """Return whether answers are drawn by their probabilities, as at a temperature of 1, or are the likeliest labels.
+    """Return whether programs sample their answers instead of giving the likeliest label.
 
     Args:
         call_scores: Scores of calls, ``[m, E]``.
@@ -278,7 +280,7 @@ def _are_drawn(call_scores: Array, logs: Array, label_scores: Array) -> bool:
     chances = softmax(np.maximum(logs[known], MIN_LOG))
     likeliest = np.take_along_axis(of_labels, chances.argmax(axis=1)[:, None], axis=1)[:, 0]
     num_agreeing = np.isclose(call_scores[known], likeliest).sum()
-    # As many agree if all answers are the likeliest labels, or if all are drawn.
+    # Expected numbers of agreeing calls if all answers are the likeliest labels, or are sampled.
     num_if_likeliest = len(of_labels)
     num_if_drawn = (chances * np.isclose(of_labels, likeliest[:, None])).sum()
     return bool(2 * num_agreeing < num_if_likeliest + num_if_drawn)

@@ -26,7 +26,7 @@ from plr_dspy.statistics.arrays import Array, Mask, Numbers
 InformationWeights: TypeAlias = Callable[[Mask, Numbers], Array]  # maps known [m, E] and examples [E] to w
 
 PRIOR_NOISE_RATIO = 3.0
-PRIOR_EXAMPLES = 10.0  # weight of this prior, in examples
+PRIOR_EXAMPLES = 10.0  # weight of the prior ratio, in examples
 MIN_NOISE_RATIO = 0.05
 MAX_NOISE_RATIO = 30.0
 NUM_ALTERNATIONS = 10

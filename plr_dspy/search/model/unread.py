@@ -1,11 +1,11 @@
-"""Replies in which no label can be read: their mean score, and how often each ordering gets one.
+"""Replies in which no label can be read: their mean score, and their frequency by ordering.
 
 code          shape   meaning
 m, c, E               orderings, other orderings, examples
 call_scores   [m, E]  scores of calls, NaN if unknown
 read          [m, E]  calls with a label that can be read
 shares        [m]     shares of read replies
-mean_score            of unread replies
+mean_score            mean score of unread replies
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ from plr_dspy.statistics.arrays import Array, Mask
 
 
 class UnreadReplies:
-    """The mean score of unread replies, and the share of read ones of each ordering.
+    """The mean score of unread replies, and each ordering's share of read ones.
 
-    Orderings may differ in that by far more than in the labels, so it has a process of its own.
+    Orderings may differ far more in this share than in their answers, so it has its own process.
 
     Attributes:
         mean_score: Mean score of unread replies.
@@ -52,10 +52,10 @@ class UnreadReplies:
         self.shares = np.clip(shares, 0.0, 1.0)
 
     def predict(self, features: Families) -> Array:
-        """Return the expected shares of other orderings, ``[c]``."""
+        """Return the expected shares of read replies of other orderings, ``[c]``."""
         shares = 1.0 if self.process is None else self.process.predict(features)
         return np.clip(shares, 0.0, 1.0)
 
     def mixed(self, read_scores: Array, shares: Array) -> Array:
-        """Return expected scores of all replies, given those of read ones and their shares."""
+        """Return expected scores of all replies, given the scores and shares of read ones."""
         return np.asarray(self.mean_score + shares * (read_scores - self.mean_score))
