@@ -27,6 +27,7 @@ from plr_dspy.labels.calibrated_program import CalibratedProgram, Calibration
 from plr_dspy.labels.work import LabelWork
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
+from plr_dspy.optimizer.expected_scores import program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
@@ -34,6 +35,7 @@ from plr_dspy.optimizer.setup import (
     DemoChoices,
     Teacher,
     checked_copy,
+    checked_rivals,
     make_setup,
     plain_arguments,
 )
@@ -42,6 +44,7 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
+from plr_dspy.programs.rivals import Programs, Rival
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
@@ -76,6 +79,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     Attributes:
         chooses_by_score: Whether the metric decides; if so, a student without demos competes unchanged.
+        takes_programs: Whether programs of the user can compete.
         balances_splits: Whether both splits have the same class shares.
     """
 
@@ -92,6 +96,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
+    takes_programs: ClassVar[bool] = False
     signal: ClassVar[str] = "auto"
     calibrate: ClassVar[Any] = False
     min_probability: ClassVar[float | None] = None
@@ -133,6 +138,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
+        programs: Programs | None = None,
     ) -> dspy.Module:
         """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
 
@@ -143,6 +149,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 with one; None uses the student.
             valset: Examples for the final comparison; if None or empty, 20 % of the trainset.
             seed: Overrides the constructor's seed.
+            programs: Programs that compete as they are, such as those of other optimizers: a list, or a
+                dict by names for the report. Their demos' examples score nothing.
 
         Returns:
             A compiled copy, with the report as plain data in ``reorder_report``.
@@ -154,7 +162,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
         with self._open(setup, started) as opened:
             return self._run(opened, started)
 
@@ -166,6 +174,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
+        programs: Programs | None = None,
     ) -> Estimate:
         """Estimate the cost of `compile` with these arguments, without any program calls.
 
@@ -174,7 +183,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
         """
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
         make_budget(setup)
         return estimate_cost(setup)
 
@@ -186,6 +195,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         *,
         seed: int | None = None,
         teacher: Teacher = None,
+        programs: Programs | None = None,
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
         self.check_together()  # Arguments may have been reassigned.
@@ -193,9 +203,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program = checked_copy(options, student, trainset, valset)
+        program = self._student(options, student, trainset, valset)
         self.check(program, trainset)
-        choices = self._choices(program, trainset, valset, rng, teacher)
+        rivals = self._rivals(options, program, programs, trainset, valset)
+        choices = self._choices(program, trainset, valset, rng, teacher, rivals)
         setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
         if not setup.needs_calls:
             return setup
@@ -206,6 +217,33 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
+
+    def _student(
+        self, options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
+    ) -> dspy.Module:
+        """Check the student, and return a copy."""
+        return checked_copy(options, student, trainset, valset)
+
+    def _rivals(
+        self,
+        options: CompileOptions,
+        student: dspy.Module,
+        programs: Programs | None,
+        trainset: Examples,
+        valset: Examples,
+    ) -> list[Rival]:
+        """Check the user's programs, and return those that are unlike the student and each other."""
+        if programs is None:
+            return []
+        if not self.takes_programs:
+            raise UserError(f"{self.name} compares no programs: pass them to choose_program, with its result")
+        if self.calibrate is not False:
+            raise UserError(
+                "programs compete as they are, without calibration: leave calibrate out, and pass the result to "
+                "BatchCalibration"
+            )
+        known = [Rival(self.student_name, student)]
+        return checked_rivals(options, programs, trainset, valset, known=known)
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""
@@ -221,11 +259,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
-        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
+        self,
+        program: dspy.Module,
+        trainset: Examples,
+        valset: Examples,
+        rng: random.Random,
+        teacher: Teacher,
+        rivals: Sequence[Rival],
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots = ProgramSlots(program)
+        slots = ProgramSlots(program, rivals)
         if not slots.slots:
             raise UserError(
                 f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; its "
@@ -233,7 +277,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 "with dspy.BootstrapFewShot or PLFewShot"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
-        return DemoChoices(program=program, slots=slots, original=original)
+        return DemoChoices(program=program, slots=slots, original=original, rivals=rivals)
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
@@ -318,19 +362,22 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Create the run of a compile, once its signal is known."""
         setup = opened.setup
         kind = CompileRun if setup.plan.racing else PaperRun
-        return kind(
-            self.search(setup, opened.responses),
-            opened.scorer,
-            plan=setup.plan,
-            num_train=len(setup.splits.train),
-            original=setup.original,
-            sample=lambda: opened.work.sample,
-            advice=adapter_advice(),
-            min_probability=self.min_probability,
-            stop_at_score=getattr(self, "stop_at_score", None),
-            patience=getattr(self, "patience", None),
-            shifted=opened.responses is not None,
-        )
+        return kind(self.search(setup, opened.responses), opened.scorer, **self._run_options(opened))
+
+    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
+        """Return the arguments of a run besides its search and its scorer."""
+        setup = opened.setup
+        return {
+            "plan": setup.plan,
+            "num_train": len(setup.splits.train),
+            "original": setup.original,
+            "sample": lambda: opened.work.sample,
+            "advice": adapter_advice(),
+            "min_probability": self.min_probability,
+            "stop_at_score": getattr(self, "stop_at_score", None),
+            "patience": getattr(self, "patience", None),
+            "shifted": opened.responses is not None,
+        }
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
@@ -365,7 +412,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Build the compile's result; `program_in` builds a program as scored."""
-        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
+        program = program_in(outcome.decision.ordering, outcome.decision.offsets)
+        return FinishedProgram(program, programs=program_scores(setup.slots, run, outcome))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:

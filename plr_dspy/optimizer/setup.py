@@ -17,6 +17,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
@@ -73,6 +74,7 @@ class DemoChoices:
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # makes demos; None if the student does
+    rivals: Sequence[Rival] = ()  # programs of the user that compete as they are
     attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls
 
 
@@ -176,12 +178,15 @@ def make_setup(
     name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
+    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
+    for rival in choices.rivals:
+        demos += rival.leaked([*trainset, *valset])
+        models += rival.models
     prompted: set[str] = set()
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
     splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, name=name, prompted=prompted)
-    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
     setup = CompileSetup(
         **vars(choices),
         options=options,
@@ -221,6 +226,27 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
     _forget_earlier_compile(program)
     check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
     return program
+
+
+def checked_rivals(
+    options: CompileOptions, programs: Programs, trainset: Examples, valset: Examples, *, known: Sequence[Rival] = ()
+) -> list[Rival]:
+    """Check the user's programs, and return copies of those that are unlike the known and earlier ones."""
+    distinct = {rival.digest: rival for rival in known}
+    rivals = []
+    for name, program in named_programs(programs).items():
+        datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
+        check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)
+        check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
+        own = ProgramFactory(program).build({})
+        _forget_earlier_compile(own)
+        rival = Rival(name, own)
+        same = distinct.setdefault(rival.digest, rival)
+        if same is rival:
+            rivals.append(rival)
+        else:
+            logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
+    return rivals
 
 
 def _forget_earlier_compile(program: dspy.Module) -> None:

@@ -17,8 +17,9 @@ import dspy
 from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.programs.tokens import Messages
+from plr_dspy.programs.tokens import Messages, token_counter
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,11 @@ class PromptSlots(ABC):
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
-    def __init__(self, program: dspy.Module) -> None:
+    def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         self.program = program
+        self.rivals: Mapping[Candidate, Rival] = {
+            WholeProgram(number, rival.name): rival for number, rival in enumerate(rivals)
+        }
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
 
@@ -96,14 +100,20 @@ class PromptSlots(ABC):
 
     def num_demos(self, candidate: Candidate) -> int:
         """Return the total number of demos that the predictors show."""
+        if candidate in self.rivals:
+            return len(self.rivals[candidate].demos)
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Return a candidate's program; if `guarded`, it finds no demos unless the scored example is known."""
+        if candidate in self.rivals:
+            return self.rivals[candidate].build()
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts, for an example's `inputs` if given."""
+        """Return a digest of a candidate's prompts, for an example's `inputs` if given; of a rival as a whole."""
+        if candidate in self.rivals:
+            return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
@@ -123,15 +133,37 @@ def _without_sets(demo: Any) -> dict[str, Any]:
     return fields
 
 
-class ProgramSlots(PromptSlots):
-    """A program's demos and the space of their orders."""
+class WholeProgramSlots(PromptSlots):
+    """Whole programs alone, the first of which stays unless another one is better."""
 
-    def __init__(self, program: dspy.Module) -> None:
-        super().__init__(program)
+    noun = "program"
+    slots = ()
+
+    def __init__(self, rivals: Sequence[Rival]) -> None:
+        super().__init__(rivals[0].program, rivals)
+        self.original, *others = _whole_programs(self)
+        # The empty ordering stands for the first program.
+        self.space = OrderingSpace((), programs=tuple(others))
+
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        return {}
+
+
+def _whole_programs(slots: PromptSlots) -> list[WholeProgram]:
+    """Return the candidates of all rivals."""
+    return [candidate for candidate in slots.rivals if isinstance(candidate, WholeProgram)]
+
+
+class ProgramSlots(PromptSlots):
+    """A program's demos and the space of their orders, with programs that compete with it."""
+
+    def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
+        super().__init__(program, rivals)
         self._hidden: dict[str, list[int]] = {}
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
-        self.space = OrderingSpace(tuple(itertools.chain(*(slot.space.kinds for slot in slots))))
+        kinds = tuple(itertools.chain(*(slot.space.kinds for slot in slots)))
+        self.space = OrderingSpace(kinds, programs=tuple(_whole_programs(self)))
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Permute the demos of each block within the block's positions."""
@@ -197,7 +229,8 @@ class PoolSlots(PromptSlots):
         min_demos: Minimum demos per predictor, or its whole pool if smaller.
         max_demos: Maximum demos per predictor.
         max_tokens: Maximum tokens of all demos together.
-        programs: Programs that compete with the arrangements.
+        rivals: Programs of the user that compete with the arrangements.
+        programs: Other programs that do.
 
     Raises:
         ValueError: if no arrangement is within the limits.
@@ -213,9 +246,10 @@ class PoolSlots(PromptSlots):
         min_demos: int,
         max_demos: int,
         max_tokens: int | None,
+        rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
     ) -> None:
-        super().__init__(program)
+        super().__init__(program, rivals)
         most_tokens = math.inf if max_tokens is None else max_tokens
         slots: list[Slot] = []
         limits: list[tuple[int, int]] = []
@@ -242,7 +276,8 @@ class PoolSlots(PromptSlots):
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, tuple(programs))
+        programs = (*_whole_programs(self), *programs)
+        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, programs)
         # The student's own demos come first.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
         own = tuple(tuple(range(number)) for number in numbers)
@@ -262,6 +297,11 @@ class PoolSlots(PromptSlots):
     def tokens(self, candidate: Candidate) -> int:
         """Return the number of tokens in a candidate's demos."""
         tokens = 0
+        if candidate in self.rivals:
+            count = token_counter()
+            for predictor in self.rivals[candidate].predictors:
+                tokens += count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
+            return tokens
         permutations = self.permutations(candidate)
         for slot in self.slots:
             tokens += sum(slot.pool[item].tokens for item in permutations[slot.predictor])

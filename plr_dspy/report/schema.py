@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[20] = 20  # the version of the JSON format
+SCHEMA_VERSION: Literal[21] = 21  # the version of the JSON format
 
 ScoreRange = tuple[float, float, float]  # a score, then the ends of its 95 % interval
 
@@ -51,6 +51,7 @@ class Candidate(Part):
 
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
+        name: The name of a program that the user passed; empty for others.
         score: Mean score on the selection split.
         expected_gain, probability, probability_worse: Gain over the original on new examples, and the
             probabilities of a higher, or lower, score there.
@@ -62,6 +63,7 @@ class Candidate(Part):
     expected_gain: float
     probability: float
     probability_worse: float = 0.0
+    name: str = ""
 
 
 class SlotReport(Part):
@@ -208,6 +210,7 @@ class ProgramState(Part):
     Attributes:
         num_demos, demo_tokens: Demos shown by all predictors, and their tokens if demos were chosen.
         num_failed, num_unread: Calls without a score, and how many of them had an unparsable reply.
+        name: The name of a program that the user passed in `programs`; empty for others.
     """
 
     num_demos: int
@@ -215,6 +218,7 @@ class ProgramState(Part):
     num_calls: int
     num_failed: int
     num_unread: int = 0
+    name: str = ""
 
 
 class ReportData(Part):
@@ -232,6 +236,7 @@ class ReportData(Part):
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
+        programs: Expected scores of the programs that the user passed, best first.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
         vote: Score of the most frequent label among the `max_demos` nearest examples.
@@ -256,8 +261,9 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[20] = SCHEMA_VERSION
+    schema_version: Literal[21] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
+    programs: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None
@@ -278,12 +284,14 @@ class ReportData(Part):
         """Whether the returned program is the unchanged student."""
         if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
+        if self.returned.name != self.original.name:
+            return False
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
     def chosen_of_number(self) -> Alternative | None:
         """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
-        if self.retrieves:
+        if self.retrieves or self.returned.name:
             return None
         chosen = {slot.predictor: slot.ordering for slot in self.slots}
         return next((best for best in self.best_by_number if best.ordering == chosen), None)

@@ -1,5 +1,6 @@
 """The search space with retrieval: arrangements of demos, and ways to show the nearest demos."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -85,7 +86,9 @@ class RetrievalSlots(PoolSlots):
     ) -> None:
         self.found = dict(found)
         self._variations = list(nearest.values()) if found else []
-        self.whole_programs = tuple(WholeProgram(i, name) for i, name in enumerate(nearest) if found)
+        self._num_rivals = len(limits.get("rivals", ()))
+        names = list(nearest) if found else []
+        self.whole_programs = tuple(itertools.starmap(WholeProgram, enumerate(names, start=self._num_rivals)))
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
@@ -102,8 +105,10 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == wanted)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return a candidate's variation of the nearest demos; None for arrangements."""
-        return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
+        """Return a candidate's variation of the nearest demos; None for other candidates."""
+        if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
+            return None
+        return self._variations[candidate.number - self._num_rivals]
 
     def showing(self, share: float) -> Candidate:
         if any(most for _, most in self.space.limits):
@@ -126,7 +131,7 @@ class RetrievalSlots(PoolSlots):
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of the prompts, or of the program if its predictors' inputs are unknown."""
-        if not isinstance(candidate, WholeProgram):
+        if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:

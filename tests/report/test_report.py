@@ -129,9 +129,9 @@ class TestData:
             data = json.loads(json.dumps(saved.to_dict()))
             assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        version = '"schema_version":20'
-        older = chosen.model_dump_json().replace(version, '"schema_version":19')
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 20}', older):
+        version = '"schema_version":21'
+        older = chosen.model_dump_json().replace(version, '"schema_version":20')
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 21}', older):
             path.write_text(text)
             with pytest.raises(ValueError, match="no plr_dspy report of schema version 20: pass a file"):
                 Report.load(path)

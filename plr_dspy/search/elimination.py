@@ -1,0 +1,62 @@
+"""The search among whole programs: score all of them on the same examples, and drop those that cannot win."""
+
+from collections.abc import Sequence
+
+from plr_dspy.search.model.program_model import FittedPrograms, ProgramModel
+from plr_dspy.search.search import Search
+from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
+
+MIN_IMPROVEMENT = 0.005  # minimum expected gain, over the deviation of scores, for which a program stays
+
+
+class EliminationSearch(Search):
+    """Ask for the programs that may still win, and drop the others.
+
+    Args:
+        space: Has no demos to order; its programs are those after the first.
+        first: The first program, which is never dropped, because all are compared with it.
+
+    Attributes:
+        alive: Programs in the race, the first one first.
+    """
+
+    fitted: FittedPrograms | None
+
+    def __init__(self, space: OrderingSpace, first: WholeProgram) -> None:
+        super().__init__(space)
+        self.model: ProgramModel = ProgramModel(space)
+        self.alive: list[Candidate] = [first, *space.programs]
+
+    def ask(self) -> list[Candidate]:
+        return list(self.alive)
+
+    def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
+        """Fit the model to all scores, and return the best programs, best first."""
+        elites = super().tell(orderings, scores)
+        self.fitted = self.model.fit(scores)
+        return elites
+
+    def ranked(self, scores: Scores) -> list[ScoreEstimate]:
+        """Return the model's estimates of all programs, best first."""
+        estimates = [] if self.fitted is None else self.fitted.estimates()
+        return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
+
+    def eliminate(self, leader: Candidate, num_examples: int) -> bool:
+        """Drop the programs that more examples would hardly put in the leader's place.
+
+        Args:
+            leader: The program that would be chosen now.
+            num_examples: Number of examples that the programs can be scored on in the end.
+
+        Returns:
+            Whether any program may still replace the leader.
+        """
+        assert self.fitted is not None
+        improvements = self.fitted.improvements(leader, num_examples)
+        promising = []
+        for program in self.alive:
+            if program != leader and improvements.get(program, 0.0) >= MIN_IMPROVEMENT:
+                promising.append(program)
+        first = self.alive[0]
+        self.alive = [program for program in self.alive if program in (first, leader, *promising)]
+        return bool(promising)
