@@ -61,6 +61,8 @@ def _run(args: argparse.Namespace) -> None:
 
     if args.command == "compile":
         compiling.run_compile(args)
+    elif args.command == "choose":
+        compiling.run_choose(args)
     else:
         compiling.run_evaluate(args)
 
@@ -154,6 +156,17 @@ OF_EVALUATE: Options = {
     "--data": {"type": _file, "required": True, "help": "examples that no optimizer has seen: JSON lines, or a .csv"},
     "--programs": {"type": _file, "nargs": "+", "default": [], "help": "saved programs (JSON) to compare it with"},
 }
+SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max-cost", "--seed", "--log-dir")
+OF_CHOOSE: Options = {
+    "programs": {
+        "nargs": "+",
+        "help": "programs to compare it with: saved ones (JSON), which are loaded into it, or others as FILE.py:NAME",
+    },
+    **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
+    "--val": {"type": _file, "help": "more examples, which count like those of --train"},
+    "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum number of program calls (default: all)"},
+    "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
+}
 OF_REPORT: Options = {
     "path": {"type": _report_file, "help": "a report, or a folder with report.json"},
     "--html": {"type": _new_file, "metavar": "FILE", "help": "write a page with the figure instead"},
@@ -164,6 +177,7 @@ COMMANDS = {
         OF_PROGRAM | OF_COMPILE,
     ),
     "evaluate": ("score the program and saved ones side by side", OF_PROGRAM | OF_EVALUATE),
+    "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),
 }
 

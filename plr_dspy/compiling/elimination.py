@@ -14,9 +14,9 @@ from plr_dspy.report.stop import Stop, StopReason
 from plr_dspy.search.elimination import EliminationSearch
 from plr_dspy.search.space import Candidate
 
-FIRST_EXAMPLES = 10  # examples of the first round
+FIRST_EXAMPLES = 20  # examples of the first round
 MIN_MORE = 4  # minimum new examples of a later round
-GROWTH = 0.35  # new examples of a later round, over those so far
+GROWTH = 0.25  # new examples of a later round, over those so far
 
 
 @dataclass(kw_only=True)
@@ -71,23 +71,17 @@ class EliminationRun(CompileRun):
     def check_stoppers(self) -> Stop | None:
         """Drop the programs that can hardly win. Return the reason to stop; None to go on."""
         stop = super().check_stoppers()
-        if stop is None and not self._drop():
-            return Stop(StopReason.DECIDED)
-        return stop
-
-    def _drop(self) -> bool:
-        """Drop the programs that can hardly win; return whether any may still replace the leader."""
-        affordable = self.evaluator.budget.calls_left // len(self.search.alive)
-        num_examples = min(self._num_scored + affordable, len(self._examples))
-        return self.search.eliminate(self._leader(), num_examples)
-
-    def _leader(self) -> Candidate:
-        """Return the program that would be chosen now."""
+        if stop is not None:
+            return stop
         fitted = self.search.fitted
         assert fitted is not None
         gains = fitted.gains(self.original)
         allowed = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
-        return max([self.original, *allowed], key=lambda program: gains[program].expected)
+        leader = max([self.original, *allowed], key=lambda program: gains[program].expected)
+        affordable = self.evaluator.budget.calls_left // len(self.search.alive)
+        num_examples = min(self._num_scored + affordable, len(self._examples))
+        is_open = self.search.eliminate(leader, num_examples)
+        return None if is_open else Stop(StopReason.DECIDED)
 
     def _compared(self) -> Compared:
         """Return the first program and those that were scored on all of its examples."""

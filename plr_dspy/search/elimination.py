@@ -6,7 +6,9 @@ from plr_dspy.search.model.program_model import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-MIN_IMPROVEMENT = 0.005  # minimum expected gain, over the deviation of scores, for which a program stays
+# Expected gain, over the deviation of scores, for which more examples are scored: by one program, and by all of those
+# that drop out in a round.
+MIN_IMPROVEMENT = 0.002
 
 
 class EliminationSearch(Search):
@@ -42,21 +44,26 @@ class EliminationSearch(Search):
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 
     def eliminate(self, leader: Candidate, num_examples: int) -> bool:
-        """Drop the programs that more examples would hardly put in the leader's place.
+        """Drop the programs that more examples would hardly put in the leader's place, but for the first one.
 
         Args:
             leader: The program that would be chosen now.
             num_examples: Number of examples that the programs can be scored on in the end.
 
         Returns:
-            Whether any program may still replace the leader.
+            Whether more examples may gain enough by another choice.
         """
         assert self.fitted is not None
         improvements = self.fitted.improvements(leader, num_examples)
-        promising = []
-        for program in self.alive:
-            if program != leader and improvements.get(program, 0.0) >= MIN_IMPROVEMENT:
-                promising.append(program)
+        rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
         first = self.alive[0]
-        self.alive = [program for program in self.alive if program in (first, leader, *promising)]
-        return bool(promising)
+        if improvements[rivals[-1]] < MIN_IMPROVEMENT:
+            return False
+        lost = 0.0
+        for program in rivals:
+            lost += improvements[program]
+            if lost > MIN_IMPROVEMENT:
+                break
+            if program != first:
+                self.alive.remove(program)
+        return True

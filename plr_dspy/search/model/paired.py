@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -26,13 +26,22 @@ from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Gains
 from plr_dspy.search.model.score_table import ScoreTable
 
 # Prior deviations of effects, equally likely, over the deviation of scores.
-DEVIATIONS_OF_EFFECTS = (0.04, 0.08, 0.16, 0.32, 0.64)
-PRIOR_NOTHING = 0.1  # prior probability that all programs are equal on new examples
+DEVIATIONS_OF_EFFECTS = (0.04, 0.08, 0.16, 0.32)
+PRIOR_NOTHING = 0.05  # prior probability that all programs are equal on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others
-DEVIATION_OF_OUTSIDER = 0.3  # its further prior deviation, over that of scores
+DEVIATION_OF_OUTSIDER = 0.2  # its further prior deviation, over that of scores
 ERROR_QUANTILES = np.array([1.0, 3.0, 5.0]) / 6.0  # of the factor of the noise, equally likely
 PRIOR_EXAMPLES = 50.0  # examples with independent errors that count as seen
 MIN_VARIANCE = 0.02  # minimum variance of errors, over that of scores: some examples may agree by chance
+
+
+class _Posterior(NamedTuple):
+    """The hypotheses given the scores."""
+
+    probabilities: Array  # [H]
+    priors: Array  # P
+    inverses: Array  # of the covariances of measured effects, [H, n, n]
+    solved: Array  # measured effects without their mean, times these inverses, [H, n]
 
 
 class PairedProcess:
@@ -95,11 +104,26 @@ class PairedProcess:
             outsider_scales, may_differ: As in `AdditiveProcess.gains`; any program may be an outsider here.
             num_examples: Foreseen number of examples, on which errors are smaller; None for those seen.
         """
-        noise = self._noise
+        now = self._posterior
+        inverses = now.inverses
         if num_examples is not None:
-            noise = noise * (self._num_examples / num_examples)
-        probabilities, priors, factors = self._hypotheses()
-        inverses = np.linalg.inv(priors + factors[:, None, None] * noise)
+            inverses = self._inverses(self._num_examples / num_examples)
+        priors = now.priors
+        contrasts = priors - priors[:, [reference]]
+        slopes = contrasts @ inverses
+        diagonals = np.diagonal(priors, axis1=1, axis2=2)
+        prior_variances = diagonals + diagonals[:, [reference]] - 2.0 * priors[:, reference]
+        precisions = inverses.sum(axis=(1, 2))
+        explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
+        variances = np.maximum(prior_variances - explained, 0.0)
+        means = (contrasts @ now.solved[..., None])[..., 0]
+        return Gains(now.probabilities, means, variances, prior_variances > 1e-12)
+
+    @cached_property
+    def _posterior(self) -> _Posterior:
+        """Weight the hypotheses by their likelihood."""
+        probabilities, priors, _ = self._hypotheses
+        inverses = self._inverses(1.0)
         sums = inverses.sum(axis=1)
         precisions = sums.sum(axis=1)
         # The generalised least-squares mean is unknown, so the likelihood is restricted.
@@ -108,15 +132,14 @@ class PairedProcess:
         log_determinants = np.linalg.slogdet(inverses)[1]
         log_likelihoods = 0.5 * (log_determinants - np.log(precisions) - (rest * solved).sum(axis=1))
         weights = probabilities * np.exp(log_likelihoods - log_likelihoods.max())
-        contrasts = priors - priors[:, [reference]]
-        slopes = contrasts @ inverses
-        diagonals = np.diagonal(priors, axis1=1, axis2=2)
-        prior_variances = diagonals + diagonals[:, [reference]] - 2.0 * priors[:, reference]
-        explained = (slopes * contrasts).sum(axis=2) - slopes.sum(axis=2) ** 2 / precisions[:, None]
-        variances = np.maximum(prior_variances - explained, 0.0)
-        means = (contrasts @ solved[..., None])[..., 0]
-        return Gains(weights / weights.sum(), means, variances, prior_variances > 1e-12)
+        return _Posterior(weights / weights.sum(), priors, inverses, solved)
 
+    def _inverses(self, share: float) -> Array:
+        """Return the inverse covariances of measured effects ``[H, n, n]``, with this share of the noise."""
+        _, priors, factors = self._hypotheses
+        return np.asarray(np.linalg.inv(priors + share * factors[:, None, None] * self._noise))
+
+    @cached_property
     def _hypotheses(self) -> tuple[Array, Array, Array]:
         """Return prior probabilities ``[H]``, covariances of effects, and factors of the noise ``[H]``."""
         size = len(self.unshrunk)
