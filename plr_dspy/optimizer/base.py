@@ -235,8 +235,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """Check the user's programs, and return those that are unlike the student and each other."""
         if programs is None:
             return []
-        if not self.takes_programs:
-            raise UserError(f"{self.name} compares no programs: pass them to choose_program, with its result")
+        if not self.takes_programs or getattr(self, "auto", None) == "paper":
+            raise UserError(
+                f"{self.name} cannot compare programs: leave them out, and pass its result to choose_program"
+            )
         if self.calibrate is not False:
             raise UserError(
                 "programs compete as they are, without calibration: leave calibrate out, and pass the result to "

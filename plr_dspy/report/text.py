@@ -245,6 +245,8 @@ def _advice(report: ReportData) -> Iterator[str]:
     """Advise how to learn more: with calls, examples, or demos that make a difference."""
     evidence = report.evidence
     settings = report.settings
+    if report.stop_reason is StopReason.DECIDED:
+        return
     if evidence is None or not evidence.num_met:  # No two orders share a scored example.
         return
     if not evidence.num_differing:

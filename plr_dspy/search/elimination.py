@@ -6,9 +6,9 @@ from plr_dspy.search.model.program_model import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Expected gain, over the deviation of scores, for which more examples are scored: by one program, and by all of those
-# that drop out in a round.
-MIN_IMPROVEMENT = 0.002
+# Expected gains that a race may forgo, over the deviation of scores: by ending, and by dropping programs in a round.
+LOST_BY_ENDING = 0.003
+LOST_BY_DROPPING = 0.001
 
 
 class EliminationSearch(Search):
@@ -57,12 +57,12 @@ class EliminationSearch(Search):
         improvements = self.fitted.improvements(leader, num_examples)
         rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
         first = self.alive[0]
-        if improvements[rivals[-1]] < MIN_IMPROVEMENT:
+        if improvements[rivals[-1]] < LOST_BY_ENDING:
             return False
         lost = 0.0
         for program in rivals:
             lost += improvements[program]
-            if lost > MIN_IMPROVEMENT:
+            if lost > LOST_BY_DROPPING:
                 break
             if program != first:
                 self.alive.remove(program)

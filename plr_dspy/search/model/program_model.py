@@ -19,8 +19,14 @@ class FittedPrograms(FittedModel):
     process: PairedProcess  # type: ignore[assignment]
 
     def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
-        """Return the 95 % interval of an expected score; paired gains add hardly any error to it."""
-        return super().interval(ordering, score, reference=ordering)
+        """Return the 95 % interval of an expected score, which extends beyond the mean of the program's own scores.
+
+        Paired gains add hardly any error to it.
+        """
+        own = float(self.process.unshrunk[self.orderings.index(ordering)])
+        low, _ = super().interval(ordering, score, reference=ordering)
+        _, high = super().interval(ordering, max(score, self.clip(own)), reference=ordering)
+        return low, high
 
     def improvements(self, leader: Candidate, num_examples: int) -> dict[Candidate, float]:
         """Return how much more examples should gain by each program, over the deviation of scores.
