@@ -236,9 +236,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         if programs is None:
             return []
         if not self.takes_programs or getattr(self, "auto", None) == "paper":
-            raise UserError(
-                f"{self.name} cannot compare programs: leave them out, and pass its result to choose_program"
-            )
+            raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
         if self.calibrate is not False:
             raise UserError(
                 "programs compete as they are, without calibration: leave calibrate out, and pass the result to "
