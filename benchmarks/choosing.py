@@ -38,7 +38,7 @@ from plr_dspy.scoring.budget import Budget
 from plr_dspy.scoring.evaluator import Evaluator
 from plr_dspy.scoring.run_log import CallRecord, RunLog
 from plr_dspy.search.elimination import EliminationSearch
-from plr_dspy.search.model.program_model import ProgramModel
+from plr_dspy.search.model.paired import ProgramModel
 from plr_dspy.search.space import Candidate, OrderingSpace, WholeProgram
 
 TOLERANCE = 0.005  # A program this close to the best is as good.

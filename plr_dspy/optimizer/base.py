@@ -79,6 +79,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     Attributes:
         chooses_by_score: Whether the metric decides; if so, a student without demos competes unchanged.
+        orders_demos: Whether the student must have predictors whose demos can be ordered.
         takes_programs: Whether programs of the user can compete.
         balances_splits: Whether both splits have the same class shares.
     """
@@ -96,6 +97,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
+    orders_demos: ClassVar[bool] = True
     takes_programs: ClassVar[bool] = False
     signal: ClassVar[str] = "auto"
     calibrate: ClassVar[Any] = False
@@ -108,6 +110,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
+        self._rivals: Sequence[Rival] = ()  # the user's programs in the current compile
         self.check_together()
 
     @abstractmethod
@@ -203,10 +206,17 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         valset = valset or []
         seed = self._seed(seed)
         rng = random.Random(seed)
-        program = self._student(options, student, trainset, valset)
+        program = checked_copy(options, student, trainset, valset)
         self.check(program, trainset)
-        rivals = self._rivals(options, program, programs, trainset, valset)
-        choices = self._choices(program, trainset, valset, rng, teacher, rivals)
+        self._rivals = ()
+        if programs is not None:
+            if not self.takes_programs or getattr(self, "auto", None) == "paper":
+                raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
+            if self.calibrate is not False:
+                raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
+            self._rivals = checked_rivals(options, program, programs, trainset, valset)
+        choices = self._choices(program, trainset, valset, rng, teacher)
+        choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
         setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
         if not setup.needs_calls:
             return setup
@@ -217,33 +227,6 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
-
-    def _student(
-        self, options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
-    ) -> dspy.Module:
-        """Check the student, and return a copy."""
-        return checked_copy(options, student, trainset, valset)
-
-    def _rivals(
-        self,
-        options: CompileOptions,
-        student: dspy.Module,
-        programs: Programs | None,
-        trainset: Examples,
-        valset: Examples,
-    ) -> list[Rival]:
-        """Check the user's programs, and return those that are unlike the student and each other."""
-        if programs is None:
-            return []
-        if not self.takes_programs or getattr(self, "auto", None) == "paper":
-            raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
-        if self.calibrate is not False:
-            raise UserError(
-                "programs compete as they are, without calibration: leave calibrate out, and pass the result to "
-                "BatchCalibration"
-            )
-        known = [Rival(self.student_name, student)]
-        return checked_rivals(options, programs, trainset, valset, known=known)
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""
@@ -259,17 +242,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         return setup.with_plan(self.plan(setup.size, signal=signal))
 
     def _choices(
-        self,
-        program: dspy.Module,
-        trainset: Examples,
-        valset: Examples,
-        rng: random.Random,
-        teacher: Teacher,
-        rivals: Sequence[Rival],
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
         added = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots = ProgramSlots(program, rivals)
+        slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(
                 f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; its "
@@ -277,7 +254,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 "with dspy.BootstrapFewShot or PLFewShot"
             )
         original = WITHOUT_DEMOS if added and self.chooses_by_score else slots.space.identity
-        return DemoChoices(program=program, slots=slots, original=original, rivals=rivals)
+        return DemoChoices(program=program, slots=slots, original=original)
 
     @contextlib.contextmanager
     def _open(self, setup: CompileSetup, started: float | None = None) -> Iterator[OpenCompile]:
@@ -361,23 +338,23 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _make_run(self, opened: OpenCompile) -> CompileRun:
         """Create the run of a compile, once its signal is known."""
         setup = opened.setup
-        kind = CompileRun if setup.plan.racing else PaperRun
-        return kind(self.search(setup, opened.responses), opened.scorer, **self._run_options(opened))
+        return self._run_kind(setup.plan)(
+            self.search(setup, opened.responses),
+            opened.scorer,
+            plan=setup.plan,
+            num_train=len(setup.splits.train),
+            original=setup.original,
+            sample=lambda: opened.work.sample,
+            advice=adapter_advice(),
+            min_probability=self.min_probability,
+            stop_at_score=getattr(self, "stop_at_score", None),
+            patience=getattr(self, "patience", None),
+            shifted=opened.responses is not None,
+        )
 
-    def _run_options(self, opened: OpenCompile) -> dict[str, Any]:
-        """Return the arguments of a run besides its search and its scorer."""
-        setup = opened.setup
-        return {
-            "plan": setup.plan,
-            "num_train": len(setup.splits.train),
-            "original": setup.original,
-            "sample": lambda: opened.work.sample,
-            "advice": adapter_advice(),
-            "min_probability": self.min_probability,
-            "stop_at_score": getattr(self, "stop_at_score", None),
-            "patience": getattr(self, "patience", None),
-            "shifted": opened.responses is not None,
-        }
+    def _run_kind(self, plan: Plan) -> type[CompileRun]:
+        """Return the class of a compile with this plan."""
+        return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
@@ -396,6 +373,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             finished,
             yardsticks(setup, run, decision),
             names=names,
+            programs=program_scores(setup.slots, run, outcome),
             signal=work.signal,
             seconds=time.monotonic() - started,
         )
@@ -412,8 +390,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Build the compile's result; `program_in` builds a program as scored."""
-        program = program_in(outcome.decision.ordering, outcome.decision.offsets)
-        return FinishedProgram(program, programs=program_scores(setup.slots, run, outcome))
+        return FinishedProgram(program_in(outcome.decision.ordering, outcome.decision.offsets))
 
 
 def scorer_of(setup: CompileSetup, work: MetricWork, payer: ProgramEvaluator) -> Evaluator:

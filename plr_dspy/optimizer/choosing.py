@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
-from pydantic import SkipValidation
 
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.elimination import EliminationRun
@@ -17,14 +16,12 @@ from plr_dspy.compiling.plan import MAX_ROUNDS, MIN_EXAMPLES, Plan, ProblemSize
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError
 from plr_dspy.metrics.by_example import Metric
-from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
-from plr_dspy.optimizer.expected_scores import program_scores
+from plr_dspy.optimizer.base import DemoOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
-from plr_dspy.optimizer.setup import CompileOptions, CompileSetup, DemoChoices, Teacher, checked_rivals
+from plr_dspy.optimizer.setup import CompileSetup, DemoChoices, Teacher
 from plr_dspy.programs.checks import Probability, arguments
-from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.rivals import Programs, Rival, named_programs
+from plr_dspy.programs.rivals import Rival, named_programs
 from plr_dspy.programs.slots import WholeProgramSlots
 from plr_dspy.programs.splits import Examples
 from plr_dspy.report.report import Report
@@ -53,14 +50,11 @@ class ProgramRace(DemoOptimizer):
 
     name = "choose_program"
     student_name = "the first program"
+    orders_demos: ClassVar[bool] = False
+    takes_programs: ClassVar[bool] = True
     signal: ClassVar[str] = "score"
     num_demos: ClassVar[None] = None  # type: ignore[misc]
     min_probability: Probability | None = None  # type: ignore[misc]
-    programs: Annotated[Any, SkipValidation]
-
-    def check_together(self) -> None:
-        """Raise an error unless there are two programs or more."""
-        named_programs(self.programs, least=2)
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
         num_programs = size.num_distinct
@@ -87,40 +81,21 @@ class ProgramRace(DemoOptimizer):
         assert isinstance(slots, WholeProgramSlots)
         return EliminationSearch(slots.space, slots.original)
 
-    def choose(self, trainset: list[dspy.Example], valset: list[dspy.Example] | None) -> ProgramChoice:
+    def choose(
+        self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
+    ) -> ProgramChoice:
         """Race the programs, and return the chosen one."""
-        first = next(iter(named_programs(self.programs).values()))
-        program = self.compile(first, trainset=trainset, valset=valset)
+        (self._first_name, first), *others = programs.items()
+        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
         assert self.report is not None
         return ProgramChoice(program, self.report.returned.name, self.report)
 
-    def _student(
-        self, options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples
-    ) -> dspy.Module:
-        return student  # Checked as one of the programs.
-
-    def _rivals(
-        self,
-        options: CompileOptions,
-        student: dspy.Module,
-        programs: Programs | None,
-        trainset: Examples,
-        valset: Examples,
-    ) -> list[Rival]:
-        return checked_rivals(options, self.programs, trainset, valset)
-
     def _choices(
-        self,
-        program: dspy.Module,
-        trainset: Examples,
-        valset: Examples,
-        rng: random.Random,
-        teacher: Teacher,
-        rivals: Sequence[Rival],
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the programs."""
-        slots = WholeProgramSlots(rivals)
-        return DemoChoices(program=slots.program, slots=slots, original=slots.original, rivals=rivals)
+        slots = WholeProgramSlots([Rival(self._first_name, program), *self._rivals])
+        return DemoChoices(program=program, slots=slots, original=slots.original)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
         """Return the setup with a plan, and with all examples in one split, because no search needs a held-out one."""
@@ -134,19 +109,14 @@ class ProgramRace(DemoOptimizer):
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
 
-    def _make_run(self, opened: OpenCompile) -> CompileRun:
-        setup = opened.setup
-        search = self.search(setup)
-        assert isinstance(search, EliminationSearch)
-        return EliminationRun(search, opened.scorer, **self._run_options(opened))
+    def _run_kind(self, plan: Plan) -> type[CompileRun]:
+        return EliminationRun
 
     def _finish(
         self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
     ) -> FinishedProgram:
-        """Return a copy of the chosen program as the user passed it."""
-        name = setup.slots.rivals[outcome.decision.ordering].name
-        program = ProgramFactory(named_programs(self.programs)[name]).build({})
-        return FinishedProgram(program, programs=program_scores(setup.slots, run, outcome))
+        """Return the chosen program as it is."""
+        return FinishedProgram(setup.slots.build(outcome.decision.ordering))
 
 
 def choose_program(
@@ -191,5 +161,5 @@ def choose_program(
         RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
         Exception: From a program or the metric, as in `PLReorder.compile`.
     """
-    given = {name: value for name, value in locals().items() if name not in ("trainset", "valset")}
-    return ProgramRace(**given).choose(trainset, valset)
+    options = {name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset")}
+    return ProgramRace(**options).choose(named_programs(programs, least=2), trainset, valset)

@@ -18,14 +18,13 @@ from plr_dspy.compiling.plan import Plan, ProblemSize, make_plan
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
-from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores, program_scores
+from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
-from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -120,13 +119,7 @@ class PLFewShot(LearningOptimizer):
         return self._makers[num_demos]()
 
     def _choices(
-        self,
-        program: dspy.Module,
-        trainset: Examples,
-        valset: Examples,
-        rng: random.Random,
-        teacher: Teacher,
-        rivals: Sequence[Rival],
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
     ) -> DemoChoices:
         """Return the demos to choose from, assuming that the teacher makes all allowed attempts."""
         given = self._given
@@ -143,7 +136,7 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and not given:
             # Prompts must not depend on the trainset's order.
             findable = {index: trainset[index] for index in by_content(trainset)}
-        slots = self._slots(program, examples, findable, attempts, rivals)
+        slots = self._slots(program, examples, findable, attempts)
         if not (slots.slots or attempts):
             raise UserError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
@@ -168,7 +161,6 @@ class PLFewShot(LearningOptimizer):
             demo_examples=examples,
             findable=findable,
             teacher=teacher,
-            rivals=rivals,
             attempts=attempts,
         )
 
@@ -183,7 +175,6 @@ class PLFewShot(LearningOptimizer):
         examples: Mapping[int, dspy.Example],
         findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
-        rivals: Sequence[Rival],
     ) -> PoolSlots:
         """Return the slots and their pools after these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
@@ -197,7 +188,7 @@ class PLFewShot(LearningOptimizer):
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
-            "rivals": rivals,
+            "rivals": self._rivals,
         }
         if self.demos == "fixed":
             return PoolSlots(program, fixed, **limits)
@@ -235,7 +226,7 @@ class PLFewShot(LearningOptimizer):
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teaching)
-        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts, setup.rivals)
+        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts)
         if slots.space.num_distinct < 2 and all(attempt.cell.outcome == FAILED for attempt in attempts):
             raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
@@ -266,6 +257,5 @@ class PLFewShot(LearningOptimizer):
             best_by_number=[
                 score.alternative(f"{number} demos", slots.shown(score.candidate)) for number, score in best.items()
             ],
-            programs=program_scores(slots, run, outcome),
             retrieval=retrieval,
         )

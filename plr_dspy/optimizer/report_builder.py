@@ -35,7 +35,6 @@ class FinishedProgram:
 
     program: dspy.Module
     best_by_number: list[Alternative] = field(default_factory=list)
-    programs: list[Alternative] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
 
 
@@ -47,10 +46,11 @@ def build_report(
     yardsticks: Yardsticks,
     *,
     names: Sequence[str],
+    programs: list[Alternative],
     signal: Signal | None,
     seconds: float,
 ) -> Report:
-    """Build the report of a finished compile; `names` are the examples'."""
+    """Build the report of a finished compile; `names` are the examples', `programs` those of the user."""
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -83,7 +83,7 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
-        programs=finished.programs,
+        programs=programs,
         retrieval=finished.retrieval,
         **yardsticks._asdict(),
     )

@@ -52,6 +52,7 @@ class CompileOptions:
     trainset_name: str
     scored_on: str
     chooses_by_score: bool
+    orders_demos: bool
     balances_splits: bool
     calibrate: bool | Mapping[Any, float]
     max_metric_calls: int | None
@@ -210,14 +211,14 @@ def make_setup(
 
 def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
-    if isinstance(student, CalibratedProgram):
+    if options.orders_demos and isinstance(student, CalibratedProgram):
         raise UserError(
             f"{options.student_name} is calibrated for the order of its demos: pass student.program, and calibrate the "
             "result"
         )
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
-    check_given(student, name=options.student_name, **datasets)
-    if retrievals_of(student):
+    check_given(student, name=options.student_name, to_order=options.orders_demos, **datasets)
+    if options.orders_demos and retrievals_of(student):
         raise UserError(
             f"{options.student_name} finds its demos for each input, so that there is nothing to learn: pass the "
             "program that it was made of, or pass it to BatchCalibration"
@@ -229,24 +230,22 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
 
 
 def checked_rivals(
-    options: CompileOptions, programs: Programs, trainset: Examples, valset: Examples, *, known: Sequence[Rival] = ()
+    options: CompileOptions, student: dspy.Module, programs: Programs, trainset: Examples, valset: Examples
 ) -> list[Rival]:
-    """Check the user's programs, and return copies of those that are unlike the known and earlier ones."""
-    distinct = {rival.digest: rival for rival in known}
-    rivals = []
+    """Check the user's programs, and return copies of those that are unlike the student and each other."""
+    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
+    first = Rival(options.student_name, student)
+    distinct = {first.digest: first}
     for name, program in named_programs(programs).items():
-        datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
         check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)
         check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
         own = ProgramFactory(program).build({})
         _forget_earlier_compile(own)
         rival = Rival(name, own)
         same = distinct.setdefault(rival.digest, rival)
-        if same is rival:
-            rivals.append(rival)
-        else:
+        if same is not rival:
             logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
-    return rivals
+    return list(distinct.values())[1:]
 
 
 def _forget_earlier_compile(program: dspy.Module) -> None:

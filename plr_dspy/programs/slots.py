@@ -19,7 +19,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
-from plr_dspy.programs.tokens import Messages, token_counter
+from plr_dspy.programs.tokens import Messages
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,8 @@ class PromptSlots(ABC):
 
     def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         self.program = program
-        self.rivals: Mapping[Candidate, Rival] = {
-            WholeProgram(number, rival.name): rival for number, rival in enumerate(rivals)
-        }
+        self.competing = tuple(WholeProgram(number, rival.name) for number, rival in enumerate(rivals))
+        self.rivals: Mapping[Candidate, Rival] = dict(zip(self.competing, rivals, strict=True))
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
 
@@ -141,17 +140,11 @@ class WholeProgramSlots(PromptSlots):
 
     def __init__(self, rivals: Sequence[Rival]) -> None:
         super().__init__(rivals[0].program, rivals)
-        self.original, *others = _whole_programs(self)
-        # The empty ordering stands for the first program.
-        self.space = OrderingSpace((), programs=tuple(others))
+        self.original = self.competing[0]
+        self.space = OrderingSpace((), programs=self.competing[1:])  # Its empty ordering stands for the first one.
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         return {}
-
-
-def _whole_programs(slots: PromptSlots) -> list[WholeProgram]:
-    """Return the candidates of all rivals."""
-    return [candidate for candidate in slots.rivals if isinstance(candidate, WholeProgram)]
 
 
 class ProgramSlots(PromptSlots):
@@ -163,7 +156,7 @@ class ProgramSlots(PromptSlots):
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
         kinds = tuple(itertools.chain(*(slot.space.kinds for slot in slots)))
-        self.space = OrderingSpace(kinds, programs=tuple(_whole_programs(self)))
+        self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Permute the demos of each block within the block's positions."""
@@ -276,8 +269,7 @@ class PoolSlots(PromptSlots):
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         allowed = lambda shown: self.tokens(shown) <= most_tokens  # noqa: E731
-        programs = (*_whole_programs(self), *programs)
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, programs)
+        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), allowed, (*self.competing, *programs))
         # The student's own demos come first.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
         own = tuple(tuple(range(number)) for number in numbers)
@@ -295,13 +287,8 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos."""
+        """Return the number of tokens in a candidate's demos; 0 for programs of the user."""
         tokens = 0
-        if candidate in self.rivals:
-            count = token_counter()
-            for predictor in self.rivals[candidate].predictors:
-                tokens += count(messages_of(predictor, predictor.demos)) - count(messages_of(predictor, []))
-            return tokens
         permutations = self.permutations(candidate)
         for slot in self.slots:
             tokens += sum(slot.pool[item].tokens for item in permutations[slot.predictor])

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from plr_dspy.search.model.program_model import FittedPrograms, ProgramModel
+from plr_dspy.search.model.ordering_model import one_thread
+from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
 # Expected gains that a race may forgo, over the deviation of scores: by ending, and by dropping programs in a round.
 LOST_BY_ENDING = 0.003
-LOST_BY_DROPPING = 0.001
+LOST_BY_DROPPING = 0.002
 
 
 class EliminationSearch(Search):
@@ -54,7 +55,10 @@ class EliminationSearch(Search):
             Whether more examples may gain enough by another choice.
         """
         assert self.fitted is not None
-        improvements = self.fitted.improvements(leader, num_examples)
+        orderings = self.fitted.orderings
+        with one_thread():
+            gains = self.fitted.process.improvements(orderings.index(leader), num_examples)
+        improvements = dict(zip(orderings, gains.tolist(), strict=True))
         rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
         first = self.alive[0]
         if improvements[rivals[-1]] < LOST_BY_ENDING:

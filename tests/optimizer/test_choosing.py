@@ -66,7 +66,7 @@ class TestChoice:
     def test_equal_programs_compete_once(self, caplog):
         engine = Engine()
         choice = chosen(engine, [student(), student(demos=LEANING), student()])
-        assert "'program 3' and 'program 1' are the same program" in caplog.text
+        assert "'program 3' and 'the first program' are the same program" in caplog.text
         assert {way.name for way in choice.report.programs} == {"program 1", "program 2"}
         assert max(Counter(engine.prompts).values()) == 1
         engine = Engine()

@@ -14,8 +14,8 @@ y  =  t  +  a  +  noise, which programs may share on an example
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,14 +23,15 @@ import numpy as np
 from scipy import special
 
 from plr_dspy.search.model.gains import OUTSIDER_SCALES, Array, Gains
+from plr_dspy.search.model.ordering_model import FittedModel, OrderingModel, one_thread
 from plr_dspy.search.model.score_table import ScoreTable
+from plr_dspy.search.space import Candidate, Scores
 
 # Prior deviations of effects, equally likely, over the deviation of scores.
 DEVIATIONS_OF_EFFECTS = (0.04, 0.08, 0.16, 0.32)
 PRIOR_NOTHING = 0.05  # prior probability that all programs are equal on new examples
 PRIOR_OUTSIDER = 0.5  # prior probability that one program is unlike the others
 DEVIATION_OF_OUTSIDER = 0.2  # its further prior deviation, over that of scores
-ERROR_QUANTILES = np.array([1.0, 3.0, 5.0]) / 6.0  # of the factor of the noise, equally likely
 PRIOR_EXAMPLES = 50.0  # examples with independent errors that count as seen
 MIN_VARIANCE = 0.02  # minimum variance of errors, over that of scores: some examples may agree by chance
 
@@ -106,9 +107,10 @@ class PairedProcess:
         """
         now = self._posterior
         inverses = now.inverses
-        if num_examples is not None:
-            inverses = self._inverses(self._num_examples / num_examples)
         priors = now.priors
+        if num_examples is not None:
+            shrunk = self._noise * (self._num_examples / num_examples)
+            inverses = np.asarray(np.linalg.inv(priors + shrunk), dtype=np.float64)
         contrasts = priors - priors[:, [reference]]
         slopes = contrasts @ inverses
         diagonals = np.diagonal(priors, axis1=1, axis2=2)
@@ -122,8 +124,8 @@ class PairedProcess:
     @cached_property
     def _posterior(self) -> _Posterior:
         """Weight the hypotheses by their likelihood."""
-        probabilities, priors, _ = self._hypotheses
-        inverses = self._inverses(1.0)
+        probabilities, priors = self._hypotheses()
+        inverses = np.asarray(np.linalg.inv(priors + self._noise), dtype=np.float64)
         sums = inverses.sum(axis=1)
         precisions = sums.sum(axis=1)
         # The generalised least-squares mean is unknown, so the likelihood is restricted.
@@ -134,29 +136,18 @@ class PairedProcess:
         weights = probabilities * np.exp(log_likelihoods - log_likelihoods.max())
         return _Posterior(weights / weights.sum(), priors, inverses, solved)
 
-    def _inverses(self, share: float) -> Array:
-        """Return the inverse covariances of measured effects ``[H, n, n]``, with this share of the noise."""
-        _, priors, factors = self._hypotheses
-        return np.asarray(np.linalg.inv(priors + share * factors[:, None, None] * self._noise))
-
-    @cached_property
-    def _hypotheses(self) -> tuple[Array, Array, Array]:
-        """Return prior probabilities ``[H]``, covariances of effects, and factors of the noise ``[H]``."""
+    def _hypotheses(self) -> tuple[Array, Array]:
+        """Return prior probabilities ``[H]`` and P."""
         size = len(self.unshrunk)
-        degrees = max(1.0, self._num_examples + PRIOR_EXAMPLES - 1.0)
-        factors = degrees / special.chdtri(degrees, ERROR_QUANTILES)
-        usual = (1.0 - PRIOR_NOTHING) * (1.0 - PRIOR_OUTSIDER) / len(DEVIATIONS_OF_EFFECTS)
-        unusual = (1.0 - PRIOR_NOTHING) * PRIOR_OUTSIDER / len(DEVIATIONS_OF_EFFECTS) / size
-        spreads: list[tuple[float, Array]] = [(PRIOR_NOTHING, np.zeros(size))]
+        share = (1.0 - PRIOR_NOTHING) / len(DEVIATIONS_OF_EFFECTS)
+        probabilities = [PRIOR_NOTHING]
+        variances = [np.zeros(size)]
         for deviation in DEVIATIONS_OF_EFFECTS:
             alike = np.full(size, deviation**2)
-            spreads.append((usual, alike))
-            for outsider in np.eye(size):
-                spreads.append((unusual, alike + DEVIATION_OF_OUTSIDER**2 * outsider))
-        hypotheses = list(itertools.product(spreads, factors))
-        probabilities = np.array([probability for (probability, _), _ in hypotheses])
-        variances = np.array([spread for (_, spread), _ in hypotheses]) * self._deviation**2
-        return probabilities, variances[:, :, None] * np.eye(size), np.array([factor for _, factor in hypotheses])
+            probabilities += [(1.0 - PRIOR_OUTSIDER) * share, *np.full(size, PRIOR_OUTSIDER * share / size)]
+            variances += [alike, *(alike + DEVIATION_OF_OUTSIDER**2 * np.eye(size))]
+        priors = self._deviation**2 * np.array(variances)[:, :, None] * np.eye(size)
+        return np.array(probabilities), priors
 
     def improvements(self, reference: int, num_examples: float) -> Array:
         """Return the expected gain of each program as an alternative after more examples, over the deviation of scores.
@@ -174,3 +165,33 @@ class PairedProcess:
         density = np.exp(-0.5 * standard**2) / np.sqrt(2.0 * np.pi)
         gains = deviations * density + now.means * special.ndtr(standard)
         return np.asarray(now.probabilities @ gains / self._deviation)
+
+
+@dataclass(eq=False)
+class FittedPrograms(FittedModel):
+    """The model fitted to scores of whole programs on the same examples."""
+
+    process: PairedProcess  # type: ignore[assignment]
+
+    def interval(self, ordering: Candidate, score: float, *, reference: Candidate) -> tuple[float, float]:
+        """Return the 95 % interval of an expected score, which extends beyond the mean of the program's own scores.
+
+        Paired gains add hardly any error to it.
+        """
+        own = float(self.process.unshrunk[self.orderings.index(ordering)])
+        low, _ = super().interval(ordering, score, reference=ordering)
+        _, high = super().interval(ordering, max(score, self.clip(own)), reference=ordering)
+        return low, high
+
+
+class ProgramModel(OrderingModel):
+    """What scores of whole programs on the same examples tell of new examples."""
+
+    def fit(
+        self, scores: Scores, *, earlier: Mapping[str, Any] | None = None, kept: Sequence[Candidate] = ()
+    ) -> FittedPrograms:
+        """Fit the effects of all programs anew; other arguments are for searches that model some of many."""
+        with one_thread():
+            table = ScoreTable.from_rows([*scores.values()], self.information_weights)
+            process = PairedProcess(table)
+            return FittedPrograms(self, list(scores), process, None, table, table.scores)
