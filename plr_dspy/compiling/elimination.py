@@ -1,8 +1,8 @@
 """One race of whole programs, from its first examples to its outcome.
 
 All programs see the same examples, so that differences between examples cancel. After each round, those drop out that
-more examples would hardly put in the leader's place. The race ends when only the leader and the first program are
-left. There is no held-out comparison: the model of effects allows for the choice among many.
+more examples would hardly put in the leader's place. The race ends when more examples would hardly change the choice.
+There is no held-out comparison, because the model of effects allows for the choice among many.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """The search among whole programs: score all of them on the same examples, and drop those that cannot win."""
 
+import math
 from collections.abc import Sequence
 
 from plr_dspy.search.model.ordering_model import one_thread
@@ -7,9 +8,10 @@ from plr_dspy.search.model.paired import FittedPrograms, ProgramModel
 from plr_dspy.search.search import Search
 from plr_dspy.search.space import Candidate, OrderingSpace, ScoreEstimate, Scores, WholeProgram
 
-# Expected gains that a race may forgo, over the deviation of scores: by ending, and by dropping programs in a round.
-LOST_BY_ENDING = 0.003
-LOST_BY_DROPPING = 0.002
+# Expected gains that a race may forgo, over the standard error of a mean of all examples: by ending, and by dropping
+# programs in a round.
+LOST_BY_ENDING = 0.045
+LOST_BY_DROPPING = 0.025
 
 
 class EliminationSearch(Search):
@@ -58,7 +60,7 @@ class EliminationSearch(Search):
         orderings = self.fitted.orderings
         with one_thread():
             gains = self.fitted.process.improvements(orderings.index(leader), num_examples)
-        improvements = dict(zip(orderings, gains.tolist(), strict=True))
+        improvements = dict(zip(orderings, (math.sqrt(num_examples) * gains).tolist(), strict=True))
         rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
         first = self.alive[0]
         if improvements[rivals[-1]] < LOST_BY_ENDING:
