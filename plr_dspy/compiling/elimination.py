@@ -85,9 +85,9 @@ class EliminationRun(CompileRun):
 
     def _compared(self) -> Compared:
         """Return the first program and those that were scored on all of its examples."""
+        least = max(1, self._num_scored)
         programs = [self.original, *self.search.space.programs]
-        count = self.observations.count
-        finalists = [program for program in programs if self._num_scored and count(program) >= self._num_scored]
+        finalists = [program for program in programs if self.observations.count(program) >= least]
         if self.observations.records and not self.observations.answered():
             raise self.evaluator.nothing_ran(self.observations.every_record())
         examples, _ = self.observations.table(finalists, self._examples)

@@ -157,7 +157,7 @@ def _scores(report: ReportData) -> Iterator[str]:
             if comparison.expected_chosen is not None:
                 rows["gain"] = _gain(comparison)
     for way in _simpler_ways(report):
-        rows[way.name] = _score_of(way)
+        rows[way.name] = score_text(way.score, *(way.interval or ()))
     if rows:
         yield title
         yield from _table(rows)
@@ -174,12 +174,9 @@ def _programs(report: ReportData) -> Iterator[str]:
         yield "programs, best first:"
         rows = {}
         for way in report.programs:
-            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{_score_of(way)} by {way.num_examples} examples"
+            score = score_text(way.score, *(way.interval or ()))
+            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{score} by {way.num_examples} examples"
         yield from _table(rows)
-
-
-def _score_of(way: Alternative) -> str:
-    return score_text(way.score, *(way.interval or ()))
 
 
 def _table(rows: dict[str, str]) -> Iterator[str]:
@@ -387,4 +384,5 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 
 
 def _way(way: Alternative) -> str:
-    return f"{_score_of(way)} by {way.num_examples} examples, {way.tokens:,} tokens"
+    score = score_text(way.score, *(way.interval or ()))
+    return f"{score} by {way.num_examples} examples, {way.tokens:,} tokens"

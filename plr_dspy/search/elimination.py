@@ -56,11 +56,11 @@ class EliminationSearch(Search):
         Returns:
             Whether more examples may gain enough by another choice.
         """
-        assert self.fitted is not None
-        orderings = self.fitted.orderings
+        fitted = self.fitted
+        assert fitted is not None
         with one_thread():
-            gains = self.fitted.process.improvements(orderings.index(leader), num_examples)
-        improvements = dict(zip(orderings, (math.sqrt(num_examples) * gains).tolist(), strict=True))
+            gains = fitted.process.improvements(fitted.orderings.index(leader), num_examples)
+        improvements = dict(zip(fitted.orderings, (math.sqrt(num_examples) * gains).tolist(), strict=True))
         rivals = sorted((program for program in self.alive if program != leader), key=improvements.__getitem__)
         first = self.alive[0]
         if improvements[rivals[-1]] < LOST_BY_ENDING:
