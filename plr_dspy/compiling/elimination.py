@@ -35,7 +35,7 @@ class EliminationRun(CompileRun):
         """Score the programs in rounds, drop the worse ones, and decide by all scores."""
         nothing_to_do = self.reason_not_to_begin()
         if nothing_to_do is not None:
-            return self.outcome(stop=nothing_to_do)
+            return self.outcome(stop=replace(nothing_to_do, detail="all programs are the same"))
         self.begin_phase("race")
         stop: Stop | None = None
         while stop is None:

@@ -10,7 +10,7 @@ from fakes import Program, failure, interrupt, using
 from label_engines import classifier
 from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 
-from plr_dspy import F1, PLFewShot, PLReorder, Report, choose_program
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
 from plr_dspy.baselines import TopKOrder
 
 LEANING = [demo for demo in DEMOS if demo.label == "negative"]
@@ -70,8 +70,24 @@ class TestChoice:
         assert {way.name for way in choice.report.programs} == {"program 1", "program 2"}
         assert max(Counter(engine.prompts).values()) == 1
         engine = Engine()
-        assert chosen(engine, [student(), student()]).name == "program 1"
+        same = chosen(engine, [student(), student()])
+        assert same.name == "program 1"
+        assert same.report.stopped == "all programs are the same"
         assert not engine.prompts
+
+    def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
+        """An example never finds itself."""
+        engine = Engine()
+        with using(engine, "fake/x"):
+            finding = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
+            finding.compile(student(demos=[]), trainset=EXAMPLES).save(tmp_path / "finds.json")
+            finds = load_program(student(demos=[]), tmp_path / "finds.json")
+            calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=EXAMPLES)
+        choice = chosen(engine, {"bare": student(demos=[]), "finds": finds, "calibrated": calibrated})
+        assert len(choice.report.programs) == 3
+        for texts in engine.prompts:
+            demos, text = Engine.shown(texts)
+            assert text not in demos
 
     def test_examples_that_a_demo_of_any_program_shows_are_left_out_for_all(self):
         engine = Engine()
