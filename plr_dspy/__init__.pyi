@@ -15,6 +15,8 @@ from .metrics.confusion import F1 as F1
 from .metrics.confusion import BalancedAccuracy as BalancedAccuracy
 from .metrics.confusion import ConfusionMetric as ConfusionMetric
 from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
+from .optimizer.choosing import ProgramChoice as ProgramChoice
+from .optimizer.choosing import choose_program as choose_program
 from .optimizer.estimate import Estimate as Estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
 from .optimizer.plreorder import PLReorder as PLReorder

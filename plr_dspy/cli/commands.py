@@ -61,6 +61,8 @@ def _run(args: argparse.Namespace) -> None:
 
     if args.command == "compile":
         compiling.run_compile(args)
+    elif args.command == "choose":
+        compiling.run_choose(args)
     else:
         compiling.run_evaluate(args)
 
@@ -159,6 +161,17 @@ OF_EVALUATE: Options = {
         "help": "saved programs (JSON) to compare the program with",
     },
 }
+SHARED = ("--train", "--val", "--report", "--max-calls", "--max-seconds", "--max-cost", "--seed", "--log-dir")
+OF_CHOOSE: Options = {
+    "programs": {
+        "nargs": "+",
+        "help": "programs to compare it with: saved ones (JSON), which are loaded into it, or others as FILE.py:NAME",
+    },
+    **{name: OF_COMPILE[name] for name in ("--metric", *SHARED, "--accept-changes")},
+    "--val": {"type": _file, "help": "more examples, which count like those of --train"},
+    "--max-calls": {"type": int, "dest": "max_metric_calls", "help": "maximum number of program calls (default: all)"},
+    "--out": {"type": _new_program, "help": "file for the chosen program (JSON)"},
+}
 OF_REPORT: Options = {
     "path": {"type": _report_file, "help": "report file, or a folder that contains report.json"},
     "--html": {"type": _new_file, "metavar": "FILE", "help": "write an HTML page with a figure instead"},
@@ -166,6 +179,7 @@ OF_REPORT: Options = {
 COMMANDS = {
     "compile": ("find the best order or choice of a program's demos, and save the program", OF_PROGRAM | OF_COMPILE),
     "evaluate": ("compare the scores of a program and of saved versions", OF_PROGRAM | OF_EVALUATE),
+    "choose": ("choose the best of several programs in a race", OF_PROGRAM | OF_CHOOSE),
     "report": ("print a saved report", OF_REPORT),
 }
 

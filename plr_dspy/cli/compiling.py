@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from plr_dspy.lm.plain_text_adapter import PlainTextAdapter
 from plr_dspy.local import local_lm
 from plr_dspy.metrics.by_example import Metric
 from plr_dspy.metrics.confusion import F1, BalancedAccuracy, MatthewsCorrelation, SetMetric
+from plr_dspy.optimizer.choosing import choose_program
 from plr_dspy.optimizer.fewshot import PLFewShot
 from plr_dspy.optimizer.plreorder import PLReorder
 from plr_dspy.programs.checks import json_obstacle
@@ -70,6 +72,33 @@ def run_evaluate(args: argparse.Namespace) -> None:
         devset = read_examples(args.data, args.inputs, program)
         metric = metrics if len(metrics) > 1 else metrics[args.metric[0]]
         print(evaluate_programs(programs, metric, devset, num_threads=args.num_threads))
+
+
+def run_choose(args: argparse.Namespace) -> None:
+    """Race programs, print the report, and save the chosen one if asked to."""
+    first = _named_program(args.program, args.demos)
+    programs = {args.program: first}
+    for reference in args.programs:
+        if reference in programs:
+            raise UserError(f"programs: {reference} is named twice; name it once")
+        if Path(reference).suffix == ".json":
+            programs[reference] = load_program(first, reference)
+        else:
+            programs[reference] = _named_program(reference, None)
+    metric = _named_metric(args.metric, first)
+    trainset = read_examples(args.train, args.inputs, first)
+    valset = None if args.val is None else read_examples(args.val, args.inputs, first)
+    names = inspect.signature(choose_program).parameters.keys() - {"programs", "metric", "trainset", "valset"}
+    options = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    with _language_model(args):
+        choice = choose_program(programs, metric, trainset, valset=valset, **options)
+    if args.report is not None:
+        choice.report.save(args.report)
+    print(choice.report.details())
+    print(f"chosen: {choice.name}")
+    if args.out is not None:
+        choice.program.save(args.out)
+        print(f"saved in {args.out}; load it: plr_dspy.load_program(student, {str(args.out)!r})")
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:

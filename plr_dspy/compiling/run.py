@@ -105,7 +105,7 @@ class CompileRun(SearchRounds):
     def reason_not_to_begin(self) -> Stop | None:
         """Return the reason not to start the search; None to start it."""
         if self.search.space.num_distinct < 2:
-            logger.warning("all choices of demos and orders give the same prompt, so there is nothing to compare")
+            logger.warning("%s, so there is nothing to compare", StopReason.ONE_PROMPT.value)
             return Stop(StopReason.ONE_PROMPT)
         if not self.plan.program_calls:
             return Stop(StopReason.NO_CALLS, addition=NOT_COMPARED)

@@ -110,13 +110,14 @@ class LabelWork(MetricWork):
         self.requests = LogprobRequests()
         self.scores = scores
         self._original = _demos(original)
+        self._signatures = _signatures(original)
         self._likeliest: Decision | None = None
         if calibrating:
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
         """Return a score, with log-probabilities if they explain it."""
-        if not self.requests.wanted:
+        if not self.requests.wanted or _signatures(program) != self._signatures:  # Others may answer in another way.
             return super().__call__(program, example)
         stays_original = self._likeliest is not None and self._original == _demos(program)
         decision = None if stays_original else self._likeliest
@@ -201,6 +202,11 @@ def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)
     return _fields(reading)
+
+
+def _signatures(program: dspy.Module) -> dict[str, list[str]]:
+    """Return the fields of each predictor."""
+    return {name: list(predictor.signature.fields) for name, predictor in program.named_predictors()}
 
 
 def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:

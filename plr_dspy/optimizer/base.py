@@ -26,6 +26,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.labels.work import describe_answers
 from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.optimizer.estimate import Estimate, estimate_cost, make_budget
+from plr_dspy.optimizer.expected_scores import program_scores
 from plr_dspy.optimizer.report_builder import FinishedProgram, build_report
 from plr_dspy.optimizer.setup import (
     CompileOptions,
@@ -33,6 +34,7 @@ from plr_dspy.optimizer.setup import (
     DemoChoices,
     Teacher,
     checked_copy,
+    checked_rivals,
     make_setup,
     plain_arguments,
 )
@@ -41,6 +43,7 @@ from plr_dspy.programs.calls import MetricWork, ProgramEvaluator, adapter_advice
 from plr_dspy.programs.checks import AnyMetric, Checked, Count, Flag, Folder, Positive, WholeNumber, arguments
 from plr_dspy.programs.fingerprint import describe, digest
 from plr_dspy.programs.made_with import record_settings
+from plr_dspy.programs.rivals import Programs, Rival
 from plr_dspy.programs.slots import ProgramSlots, add_labelled_demos
 from plr_dspy.programs.splits import Examples
 from plr_dspy.programs.value_classes import value_classes
@@ -76,6 +79,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
     Attributes:
         chooses_by_score: Whether the metric decides; if so, a student without demos also competes as it is.
+        orders_demos: Whether the student must have predictors whose demos can be ordered.
+        takes_programs: Whether programs of the user can compete.
         balances_splits: Whether the train and selection splits are stratified by class.
     """
 
@@ -92,6 +97,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     trainset_name: ClassVar[str] = "trainset"
     scored_on: ClassVar[str] = "train examples"
     chooses_by_score: ClassVar[bool] = True
+    orders_demos: ClassVar[bool] = True
+    takes_programs: ClassVar[bool] = False
     signal: ClassVar[str] = "auto"
     min_probability: ClassVar[float | None] = None
 
@@ -102,6 +109,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def __post_init__(self) -> None:
         self.report: Report | None = None
         self.best_program: dspy.Module | None = None
+        self._rivals: Sequence[Rival] = ()  # the user's programs in the current compile
         self.check_together()
 
     @abstractmethod
@@ -132,6 +140,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
+        programs: Programs | None = None,
     ) -> dspy.Module:
         """Search for the best order of the student's demos; `PLFewShot` also chooses the demos.
 
@@ -142,6 +151,8 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 program is used; None uses the student.
             valset: Examples for the final comparison; if None or empty, 20 % of the trainset are used.
             seed: Random seed that overrides the constructor's.
+            programs: Programs that compete as they are, such as those of other optimizers: a list, or a
+                dict whose keys name them in the report. Examples that are their demos are not scored.
 
         Returns:
             A compiled copy of the student, with the report as plain data in ``reorder_report``.
@@ -153,7 +164,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         """
         started = time.monotonic()
         self.report = self.best_program = None
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
         with self._open(setup, started) as opened:
             return self._run(opened, started)
 
@@ -165,6 +176,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         teacher: Teacher = None,
         valset: list[dspy.Example] | None = None,
         seed: int | None = None,
+        programs: Programs | None = None,
     ) -> Estimate:
         """Estimate the cost of `compile` with these arguments, without any program calls.
 
@@ -173,7 +185,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         Raises:
             TypeError, ValueError: If an argument is invalid, as in `compile`.
         """
-        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher)
+        setup = self._prepare(student, trainset, valset, seed=seed, teacher=teacher, programs=programs)
         make_budget(setup)
         return estimate_cost(setup)
 
@@ -185,6 +197,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         *,
         seed: int | None = None,
         teacher: Teacher = None,
+        programs: Programs | None = None,
     ) -> CompileSetup:
         """Check the arguments and set up the compile, without any program calls."""
         self.check_together()  # Arguments may have been reassigned.
@@ -194,7 +207,15 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         rng = random.Random(seed)
         program = checked_copy(options, student, trainset, valset)
         self.check(program, trainset)
+        self._rivals = ()
+        if programs is not None:
+            if not self.takes_programs or getattr(self, "auto", None) == "paper":
+                raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
+            if self.calibrate is not False:
+                raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
+            self._rivals = checked_rivals(options, program, programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
+        choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
         setup = make_setup(options, choices, seed=seed, trainset=trainset, valset=valset, rng=rng)
         if not setup.needs_calls:
             return setup
@@ -224,7 +245,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     ) -> DemoChoices:
         """Return the demos that can be ordered or chosen."""
         filled_predictors = add_labelled_demos(program, trainset, self.num_demos, rng) if self.num_demos else []
-        slots = ProgramSlots(program)
+        slots = ProgramSlots(program, self._rivals)
         if not slots.slots:
             raise UserError(
                 f"{self.student_name} has no demos to order, and none were added (num_demos={self.num_demos}; this "
@@ -319,8 +340,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
     def _make_run(self, opened: OpenCompile) -> CompileRun:
         """Create the run of a compile whose learning signal is known."""
         setup = opened.setup
-        kind = CompileRun if setup.plan.racing else PaperRun
-        return kind(
+        return self._run_kind(setup.plan)(
             self.search(setup, opened.responses),
             opened.scorer,
             plan=setup.plan,
@@ -333,6 +353,10 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             patience=getattr(self, "patience", None),
             shifted=opened.responses is not None,
         )
+
+    def _run_kind(self, plan: Plan) -> type[CompileRun]:
+        """Return the class of a compile with this plan."""
+        return CompileRun if plan.racing else PaperRun
 
     def _conclude(self, opened: OpenCompile, run: CompileRun, outcome: Outcome, started: float) -> dspy.Module:
         """Set `report` and `best_program`, write the report to `log_dir`, and return the program."""
@@ -350,6 +374,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             finished,
             yardsticks(setup, run, decision),
             names=names,
+            programs=program_scores(setup.slots, run, outcome),
             signal=work.signal,
             seconds=time.monotonic() - started,
         )

@@ -8,7 +8,7 @@ import numpy as np
 from plr_dspy.compiling.choice import Outcome
 from plr_dspy.compiling.run import CompileRun
 from plr_dspy.optimizer.setup import CompileSetup
-from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.programs.slots import PoolSlots, PromptSlots
 from plr_dspy.report.schema import Alternative, RetrievalReport
 from plr_dspy.report.stop import StopReason
 from plr_dspy.retrieval.slots import RetrievalSlots
@@ -41,7 +41,7 @@ class ExpectedScore:
         )
 
 
-def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list[ExpectedScore]:
+def expected_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[ExpectedScore]:
     """Return the expected scores of all scored candidates, best first.
 
     A score is the unchanged original's score plus the expected gain, so its interval covers the errors of both.
@@ -79,7 +79,7 @@ def expected_scores(slots: PoolSlots, run: CompileRun, outcome: Outcome) -> list
                 interval,
                 num_examples=counts[candidate],
                 num_demos=slots.num_demos(candidate),
-                tokens=slots.tokens(candidate),
+                tokens=slots.tokens(candidate) if isinstance(slots, PoolSlots) else 0,
             )
         )
     return expected
@@ -99,12 +99,25 @@ def best_by_number(
     return dict(sorted(best.items()))
 
 
+def program_scores(slots: PromptSlots, run: CompileRun, outcome: Outcome) -> list[Alternative]:
+    """Return the expected scores of the user's programs, best first."""
+    if not slots.rivals:
+        return []
+    entries = []
+    for score in expected_scores(slots, run, outcome):
+        if score.candidate in slots.rivals:
+            entries.append(score.alternative(slots.rivals[score.candidate].name))
+    return entries
+
+
 def compare_ways(
     setup: CompileSetup, slots: RetrievalSlots, expected: Sequence[ExpectedScore], chosen: Candidate
 ) -> RetrievalReport:
     """Compare fixed, retrieved and no demos by the best candidate of each kind."""
     best: dict[str, ExpectedScore] = {}
     for score in expected:
+        if score.candidate in slots.rivals:
+            continue
         best.setdefault(_kind_of(setup, slots, score), score)
     variation = None
     text = ""

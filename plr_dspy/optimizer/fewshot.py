@@ -209,6 +209,7 @@ class PLFewShot(LearningOptimizer):
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
+            "rivals": self._rivals,
         }
         if self.demos == "fixed":
             return PoolSlots(program, fixed, **limits)

@@ -37,6 +37,7 @@ class LearningOptimizer(DemoOptimizer):
     Arguments are as in `PLReorder`. Subclasses define their own `auto` argument.
     """
 
+    takes_programs: ClassVar[bool] = True
     auto: ClassVar[str | None] = "light"
 
     signal: Literal["auto", "score", "logprobs"] = "auto"  # type: ignore[misc]

@@ -46,10 +46,16 @@ def build_report(
     yardsticks: Yardsticks,
     *,
     names: Sequence[str],
+    programs: list[Alternative],
     signal: Signal | None,
     seconds: float,
 ) -> Report:
-    """Build the report of a finished compile; `names` are those of the scored examples."""
+    """Build the report of a finished compile.
+
+    Args:
+        names: The names of the scored examples.
+        programs: The scores of the programs that the user passed.
+    """
     decision = outcome.decision
     tokens: dict[str, Any] = defaultdict(Counter)
     for tokens_of_call in scorer.log.tokens:
@@ -82,6 +88,7 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
+        programs=programs,
         retrieval=finished.retrieval,
         **yardsticks._asdict(),
     )
@@ -92,6 +99,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
     return [
         Candidate(
             origin=result.origin,
+            name=_name(setup, result.ordering),
             ordering=setup.slots.shown(result.ordering),
             score=result.score,
             expected_gain=result.gain.expected,
@@ -107,12 +115,19 @@ def _program_state(setup: CompileSetup, ordering: Ordering | WholeProgram, score
     slots = setup.slots
     records = scorer.records_of(ordering).values()
     return ProgramState(
+        name=_name(setup, ordering),
         num_demos=slots.num_demos(ordering),
         demo_tokens=slots.tokens(ordering) if isinstance(slots, PoolSlots) else None,
         num_calls=len(records),
         num_failed=sum(bool(record.error) for record in records),
         num_unread=sum(record.outcome == WRONG and cause_of(record.error) is None for record in records),
     )
+
+
+def _name(setup: CompileSetup, candidate: Ordering | WholeProgram) -> str:
+    """Return the name of a program of the user; empty for other candidates."""
+    rival = setup.slots.rivals.get(candidate)
+    return "" if rival is None else rival.name
 
 
 def _slot_reports(setup: CompileSetup, outcome: Outcome, original: Ordering | WholeProgram) -> list[SlotReport]:

@@ -16,6 +16,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
@@ -50,6 +51,7 @@ class CompileOptions:
     trainset_name: str
     scored_on: str
     chooses_by_score: bool
+    orders_demos: bool
     balances_splits: bool
     max_metric_calls: int | None
     max_seconds: float | None
@@ -71,6 +73,7 @@ class DemoChoices:
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
+    rivals: Sequence[Rival] = ()  # programs of the user that compete as they are
     attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
 
 
@@ -174,12 +177,15 @@ def make_setup(
     name = options.trainset_name
     predictors = choices.program.predictors()
     demos = list(choices.others)
+    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
+    for rival in choices.rivals:
+        demos += rival.leaked([*trainset, *valset])
+        models += rival.models
     prompted: set[str] = set()
     for predictor in predictors:
         demos += predictor.demos
         prompted.update(predictor.signature.input_fields)
     splits = make_splits(trainset, valset, demos, rng, balanced=options.balances_splits, name=name, prompted=prompted)
-    models = [predictor.lm or dspy.settings.lm for predictor in predictors]
     setup = CompileSetup(
         **vars(choices),
         options=options,
@@ -203,10 +209,11 @@ def make_setup(
 
 def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Examples, valset: Examples) -> dspy.Module:
     """Check the user's arguments, and return a copy of the student."""
-    check_answers_itself(student, name=options.student_name)
+    if options.orders_demos:
+        check_answers_itself(student, name=options.student_name)
     datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
-    check_given(student, name=options.student_name, **datasets)
-    if retrievals_of(student):
+    check_given(student, name=options.student_name, to_order=options.orders_demos, **datasets)
+    if options.orders_demos and retrievals_of(student):
         raise UserError(
             f"{options.student_name} must have fixed demos; it retrieves demos for each input: pass the program that "
             "it was compiled from, or use BatchCalibration instead"
@@ -215,6 +222,25 @@ def checked_copy(options: CompileOptions, student: dspy.Module, trainset: Exampl
     _remove_earlier_results(program)
     check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
     return program
+
+
+def checked_rivals(
+    options: CompileOptions, student: dspy.Module, programs: Programs, trainset: Examples, valset: Examples
+) -> list[Rival]:
+    """Check the user's programs, and return copies of those that differ from the student and from each other."""
+    datasets: dict[str, Any] = {options.trainset_name: trainset, "valset": valset}
+    first = Rival(options.student_name, student)
+    distinct = {first.digest: first}
+    for name, program in named_programs(programs).items():
+        check_given(program, name=f"programs[{name!r}]", to_order=False, **datasets)
+        check_answers(program, options.metric, [*trainset, *valset], name=options.trainset_name)
+        own = ProgramFactory(program).build({})
+        _remove_earlier_results(own)
+        rival = Rival(name, own)
+        same = distinct.setdefault(rival.digest, rival)
+        if same is not rival:
+            logger.warning("%r and %r are the same program, and compete as %r", name, same.name, same.name)
+    return list(distinct.values())[1:]
 
 
 def _remove_earlier_results(program: dspy.Module) -> None:

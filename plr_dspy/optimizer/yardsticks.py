@@ -105,7 +105,7 @@ def _interval_half_width(rows: Sequence[Mapping[int, float]]) -> float:
 
 def _constant_answer(setup: CompileSetup) -> Alternative | None:
     """Score a constant answer: the most frequent one, or for a set metric the best of several frequent ones."""
-    if setup.splits.classes is None:
+    if setup.splits.classes is None or not setup.program.predictors():
         return None
     examples = setup.scored_examples[:MAX_EXAMPLES]
     num_answers = MAX_ANSWERS if isinstance(setup.options.metric, SetMetric) else 1
@@ -143,9 +143,11 @@ def _vote(setup: CompileSetup) -> Alternative | None:
     """Score the most frequent answer among each example's nearest neighbours."""
     slots = setup.slots
     predictors = setup.program.named_predictors()
+    if not isinstance(slots, PoolSlots) or len(predictors) != 1 or setup.splits.classes is None:
+        return None
     names = set(predictors[0][1].signature.input_fields)
     labelled = [example for example in setup.examples if names <= set(example.inputs().keys())]
-    if not isinstance(slots, PoolSlots) or len(predictors) != 1 or setup.splits.classes is None or not labelled:
+    if not labelled:
         return None
     if isinstance(slots, RetrievalSlots) and slots.found:
         (pool,) = slots.found.values()

@@ -171,6 +171,8 @@ class ProgramEvaluator:
         self._max_errors = max_errors
         self._default_max_errors = dspy.settings.max_errors
         models = [dspy.settings.lm, *language_models(slots.program), *language_models(dspy.settings.adapter)]
+        for rival in slots.rivals.values():
+            models += language_models(rival.program)
         self._redact = Redactor([*models, *work.models, slots.embedder])
         self._interrupted = interrupted or threading.Event()
         self._lock = threading.Lock()

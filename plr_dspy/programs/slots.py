@@ -17,6 +17,7 @@ import dspy
 from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.programs.tokens import Messages
 from plr_dspy.search.space import WITHOUT_DEMOS, Candidate, Ordering, OrderingSpace, WholeProgram
@@ -64,8 +65,10 @@ class PromptSlots(ABC):
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
-    def __init__(self, program: dspy.Module) -> None:
+    def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
         self.program = program
+        self.competing = tuple(WholeProgram(number, rival.name) for number, rival in enumerate(rivals))
+        self.rivals: Mapping[Candidate, Rival] = dict(zip(self.competing, rivals, strict=True))
         self._predictors = dict(program.named_predictors())
         self._factory = ProgramFactory(program)
 
@@ -96,14 +99,20 @@ class PromptSlots(ABC):
 
     def num_demos(self, candidate: Candidate) -> int:
         """Return the total number of demos that the predictors show."""
+        if candidate in self.rivals:
+            return len(self.rivals[candidate].demos)
         return sum(map(len, self.shown(candidate).values()))
 
     def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
         """Build a candidate's program; if `guarded`, it retrieves demos only if the scored example is known."""
+        if candidate in self.rivals:
+            return self.rivals[candidate].build()
         return self._factory.build(self.demos(candidate))
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of a candidate's prompts, for an example's `inputs` if given."""
+        """Return a digest of a candidate's prompts, for an example's `inputs` if given; of a rival as a whole."""
+        if candidate in self.rivals:
+            return self.rivals[candidate].digest
         return self._digest(self.demos(candidate))
 
     def _digest(self, shown: Mapping[str, Sequence[Any]]) -> str:
@@ -123,15 +132,31 @@ def _without_sets(demo: Any) -> dict[str, Any]:
     return fields
 
 
-class ProgramSlots(PromptSlots):
-    """A program's demos and the space of their orders."""
+class WholeProgramSlots(PromptSlots):
+    """Whole programs alone, the first of which stays unless another one is better."""
 
-    def __init__(self, program: dspy.Module) -> None:
-        super().__init__(program)
+    noun = "program"
+    slots = ()
+
+    def __init__(self, rivals: Sequence[Rival]) -> None:
+        super().__init__(rivals[0].program, rivals)
+        self.original = self.competing[0]
+        self.space = OrderingSpace((), programs=self.competing[1:])  # Its empty ordering stands for the first one.
+
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        return {}
+
+
+class ProgramSlots(PromptSlots):
+    """A program's demos and the space of their orders, with programs that compete with it."""
+
+    def __init__(self, program: dspy.Module, rivals: Sequence[Rival] = ()) -> None:
+        super().__init__(program, rivals)
         self._hidden: dict[str, list[int]] = {}
         slots = [self._slot(name, predictor) for name, predictor in self._predictors.items() if predictor.demos]
         self.slots = tuple(slots)
-        self.space = OrderingSpace(tuple(itertools.chain(*(slot.space.kinds for slot in slots))))
+        kinds = tuple(itertools.chain(*(slot.space.kinds for slot in slots)))
+        self.space = OrderingSpace(kinds, programs=self.competing)
 
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
         """Permute the demos of each block within the block's positions."""
@@ -197,7 +222,8 @@ class PoolSlots(PromptSlots):
         min_demos: Minimum demos per predictor, or the size of its pool if that is smaller.
         max_demos: Maximum demos per predictor.
         max_tokens: Maximum total tokens of all demos.
-        programs: Programs that compete with the arrangements.
+        rivals: Programs of the user that compete with the arrangements.
+        programs: Other programs that compete with them.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -213,9 +239,10 @@ class PoolSlots(PromptSlots):
         min_demos: int,
         max_demos: int,
         max_tokens: int | None,
+        rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
     ) -> None:
-        super().__init__(program)
+        super().__init__(program, rivals)
         token_limit = math.inf if max_tokens is None else max_tokens
         slots: list[Slot] = []
         limits: list[tuple[int, int]] = []
@@ -242,7 +269,7 @@ class PoolSlots(PromptSlots):
             )
         kinds = tuple(slot.blocks[0] for slot in slots)
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), fits, tuple(programs))
+        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), fits, (*self.competing, *programs))
         # The student's own demos come first in each pool.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
         own_demos = tuple(tuple(range(number)) for number in numbers)
@@ -260,7 +287,7 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos."""
+        """Return the number of tokens in a candidate's demos; 0 for programs of the user."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:

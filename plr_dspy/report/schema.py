@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from plr_dspy.report.stop import StopReason
 
-SCHEMA_VERSION: Literal[20] = 20  # version of the JSON format
+SCHEMA_VERSION: Literal[21] = 21  # version of the JSON format
 
 ScoreRange = tuple[float, float, float]  # a score, and the ends of its 95 % interval
 
@@ -54,6 +54,7 @@ class Candidate(Part):
     Attributes:
         origin: "original", "calibrated" (the original with calibrated answers), "mode", "best seen" or "draw".
         ordering: Indices of the demos in prompt order, by predictor.
+        name: The name of a program that the user passed; empty for others.
         score: Mean score on the selection split.
         expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
             probabilities of a higher and a lower score there.
@@ -65,6 +66,7 @@ class Candidate(Part):
     expected_gain: float
     probability: float
     probability_worse: float = 0.0
+    name: str = ""
 
 
 class SlotReport(Part):
@@ -213,6 +215,7 @@ class ProgramState(Part):
         num_demos, demo_tokens: Number of demos in all predictors, and of their tokens if demos were chosen.
         num_calls: Number of calls that scored the program.
         num_failed, num_unread: Number of calls without a score, and of those with an unparsable reply.
+        name: The name of a program that the user passed in `programs`; empty for others.
     """
 
     num_demos: int
@@ -220,6 +223,7 @@ class ProgramState(Part):
     num_calls: int
     num_failed: int
     num_unread: int = 0
+    name: str = ""
 
 
 class ReportData(Part):
@@ -242,6 +246,7 @@ class ReportData(Part):
         settings: Everything that determines the run, including the seed.
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
         retrieval: The choice between fixed and retrieved demos, if there was one.
+        programs: Expected scores of the programs that the user passed, best first.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.
@@ -267,8 +272,9 @@ class ReportData(Part):
     settings: dict[str, Any]
     plr_dspy_version: str
     dspy_version: str
-    schema_version: Literal[20] = SCHEMA_VERSION
+    schema_version: Literal[21] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
+    programs: list[Alternative] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None
@@ -289,12 +295,14 @@ class ReportData(Part):
         """Whether the returned program is the unchanged student."""
         if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
+        if self.returned.name != self.original.name:
+            return False
         return all(slot.ordering == slot.original for slot in self.slots)
 
     @property
     def chosen_of_number(self) -> Alternative | None:
         """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
-        if self.retrieves:
+        if self.retrieves or self.returned.name:
             return None
         chosen = {slot.predictor: slot.ordering for slot in self.slots}
         return next((best for best in self.best_by_number if best.ordering == chosen), None)

@@ -74,6 +74,7 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _long_prompts(report)
     yield _header(report)
     yield from _scores(report)
+    yield from _programs(report)
     yield from _verdict(report)
     yield from _rivals(report)
     yield from _calibration(report)
@@ -148,9 +149,9 @@ def _scores(report: ReportData) -> Iterator[str]:
         if comparison.expected_chosen is not None:
             title = "scores expected on new examples, with 95 % intervals:"
         original = comparison.expected_original or (comparison.original,)
-        rows[f"your program, {_demos_of(report.original)}"] = score_text(*original)
+        rows[f"{_named('your program', report.original)}, {_demos_of(report.original)}"] = score_text(*original)
         if not report.original_stays:
-            name = f"returned program, {_demos_of(report.returned)}"
+            name = f"{_named('returned program', report.returned)}, {_demos_of(report.returned)}"
             if report.is_calibrated:
                 name += ", calibrated"
             rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
@@ -160,6 +161,22 @@ def _scores(report: ReportData) -> Iterator[str]:
         rows[rival.name] = score_text(rival.score, *(rival.interval or ()))
     if rows:
         yield title
+        yield from _table(rows)
+
+
+def _named(text: str, state: ProgramState) -> str:
+    """Add the name of a program that the user passed, if it is one."""
+    return f"{text} {state.name!r}" if state.name else text
+
+
+def _programs(report: ReportData) -> Iterator[str]:
+    """List the programs that the user passed."""
+    if report.programs:
+        yield "programs, best first:"
+        rows = {}
+        for way in report.programs:
+            score = score_text(way.score, *(way.interval or ()))
+            rows[f"{way.name}, {count(way.num_demos, 'demo')}"] = f"{score} by {way.num_examples} examples"
         yield from _table(rows)
 
 
@@ -209,7 +226,7 @@ def _verdict(report: ReportData) -> Iterator[str]:
 
 
 def _why_original_stays(report: ReportData) -> str:
-    noun = "order"
+    noun = "order" if report.slots else "program"
     if any(slot.origins for slot in report.slots):
         noun = "choice of demos"
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
@@ -226,6 +243,8 @@ def _advice(report: ReportData) -> Iterator[str]:
     """Advise how to reduce the uncertainty: with more calls or examples, or with demos that matter."""
     evidence = report.evidence
     settings = report.settings
+    if report.stop_reason is StopReason.DECIDED:
+        return
     if evidence is None or not evidence.num_met:  # No two orders were scored on the same example.
         return
     if not evidence.num_differing:
@@ -314,9 +333,9 @@ def details(report: ReportData) -> Iterator[str]:
     settings = report.settings
     names = [*settings.get("models", []), settings.get("adapter"), settings.get("metric")]
     yield f"{', '.join(str(name) for name in names if name)}, seed {settings.get('seed')}"
-    examples = (
-        f"examples: {settings.get('num_train')} to search, {settings.get('num_selection')} for the final comparison"
-    )
+    examples = f"examples: {settings.get('num_train')}"
+    if settings.get("num_selection"):
+        examples += f" to search, {settings.get('num_selection')} for the final comparison"
     if settings.get("num_repeated"):
         examples += f"; {settings['num_repeated']} duplicates left out"
     yield examples

@@ -1,5 +1,6 @@
 """The search space with retrieval: arrangements of demos, and variations of the nearest demos."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -86,7 +87,9 @@ class RetrievalSlots(PoolSlots):
     ) -> None:
         self.found = dict(found)
         self._variations = list(nearest.values()) if found else []
-        self.whole_programs = tuple(WholeProgram(i, name) for i, name in enumerate(nearest) if found)
+        self._num_rivals = len(limits.get("rivals", ()))
+        names = list(nearest) if found else []
+        self.whole_programs = tuple(itertools.starmap(WholeProgram, enumerate(names, start=self._num_rivals)))
         super().__init__(program, pools, programs=self.whole_programs, **limits)
         self.embedder = next((pool.embedder for pool in found.values()), None)
         self._program_digests: dict[WholeProgram, str] = {}
@@ -103,8 +106,10 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation that a candidate stands for; None for an arrangement."""
-        return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
+        """Return the variation of the nearest demos that a candidate stands for; None for other candidates."""
+        if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
+            return None
+        return self._variations[candidate.number - self._num_rivals]
 
     def showing(self, share: float) -> Candidate:
         if any(most for _, most in self.space.limits):
@@ -127,7 +132,7 @@ class RetrievalSlots(PoolSlots):
 
     def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
         """Return a digest of the prompts, or of the program if the inputs of its predictors are unknown."""
-        if not isinstance(candidate, WholeProgram):
+        if not isinstance(candidate, WholeProgram) or candidate in self.rivals:
             return super().fingerprint(candidate)
         retrievals = self._retrievals(candidate)
         if inputs is not None and self._passes_inputs_on:

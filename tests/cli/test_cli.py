@@ -95,6 +95,25 @@ def test_compile_and_report(folder, server, monkeypatch, capsys):
     assert f"{first.program_calls['total']:,} program calls" in (folder / "page.html").read_text(encoding="utf-8")
 
 
+def test_choose(folder, capsys):
+    first = dspy.Predict(Sentiment)
+    first.demos = brief_reviews("test", 2)
+    first.save("saved.json")
+    arguments = ["choose", "reviews_app.py:bare", "saved.json", "reviews_app.py:program"]
+    arguments += ["--metric", "reviews_app.py:accuracy", "--train", "train.csv", "--inputs", "review", "--lm", "local"]
+    arguments += ["--max-calls", "40", "--log-dir", "log", "--out", "best.json", "--report", "race.json"]
+    for _ in range(2):
+        assert cli.main(arguments) == 0
+    report = Report.load("race.json")
+    assert report.program_calls["resumed"] == report.program_calls["total"] <= 40
+    printed = capsys.readouterr().out
+    assert f"chosen: {report.returned.name}" in printed
+    assert "saved.json, 2 demos" in printed
+    load_program(dspy.Predict(Sentiment), "best.json")
+    assert cli.main([*arguments[:3], "saved.json", *arguments[3:]]) == cli.USER_ERROR
+    assert "saved.json is named twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("adapter", "route"), [((), "completion"), (("--adapter", "chat"), "chat")])
 def test_the_local_model_is_asked_in_plain_text_unless_told_otherwise(folder, monkeypatch, capsys, adapter, route):
     """A format that the model does not follow ends the compile after a few replies."""

@@ -14,6 +14,21 @@ from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
 from plr_dspy import F1, MixtureEM, PLFewShot, PLReorder, Report, order_sensitivity
 from plr_dspy.baselines import TopKOrder
 
+
+class WithPrograms(PLFewShot):
+    """`PLFewShot` with programs of others."""
+
+    def compile(self, student, **options):
+        return super().compile(student, programs=programs_of_others(), **options)
+
+    def estimate(self, student, **options):
+        return super().estimate(student, programs=programs_of_others(), **options)
+
+
+def programs_of_others():
+    return {"reversed": student(demos=DEMOS[::-1]), "fewer": student(demos=DEMOS[1:3])}
+
+
 KINDS = {
     "PLReorder": PLReorder,
     "scores alone": partial(PLReorder, signal="score", update=MixtureEM(num_components=2)),
@@ -21,18 +36,19 @@ KINDS = {
     "paper": partial(PLReorder, auto="paper", num_samples=4, num_iterations=3, num_final_draws=2),
     "PLFewShot": partial(PLFewShot, max_demos=4, max_bootstrapped=4, candidates="bootstrapped"),
     "demos for each input": partial(PLFewShot, demos="auto", max_demos=4, candidates="labeled"),
+    "programs": partial(WithPrograms, max_demos=4, candidates="labeled"),
     "TopKOrder": partial(TopKOrder, num_candidates=8),
     "F1": PLReorder,
     "F1, calibrated": partial(PLFewShot, calibrate=True, max_demos=4, candidates="labeled"),
 }
-CHOOSING = ("PLFewShot", "demos for each input", "F1, calibrated")
+CHOOSING = ("PLFewShot", "demos for each input", "programs", "F1, calibrated")
 BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
 """Program calls; the others get 100."""
-OFTEN = {"demos for each input": 3}
-"""How often a prompt may be paid: two rules may show an example the same demos."""
+OFTEN = {"demos for each input": 3, "programs": 2}
+"""How often a prompt may be paid: two rules, or a program and the search, may show an example the same demos."""
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):

@@ -129,11 +129,11 @@ class TestData:
             data = json.loads(json.dumps(saved.to_dict()))
             assert Report.model_validate(data) == saved
         path = tmp_path / "odd.json"
-        version = '"schema_version":20'
-        older = chosen.model_dump_json().replace(version, '"schema_version":19')
-        for text in ("[1]", "{}", "not JSON", '{"schema_version": 20}', older):
+        version = '"schema_version":21'
+        older = chosen.model_dump_json().replace(version, '"schema_version":20')
+        for text in ("[1]", "{}", "not JSON", '{"schema_version": 21}', older):
             path.write_text(text)
-            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 20: pass a file"):
+            with pytest.raises(ValueError, match="not a plr_dspy report of schema version 21: pass a file"):
                 Report.load(path)
 
     def test_texts_of_demos_are_as_dspy_shows_them_and_cut_and_hold_no_keys(self):

@@ -1,0 +1,98 @@
+"""One race of whole programs, from its first examples to its outcome.
+
+All programs see the same examples, so that differences between examples cancel. After each round, those drop out that
+more examples would hardly put in the leader's place. The race ends when more examples would hardly change the choice.
+There is no held-out comparison, because the model of effects allows for the choice among many.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from plr_dspy.compiling.choice import Outcome, likely
+from plr_dspy.compiling.run import NOT_COMPARED, CompileRun, FinalComparison
+from plr_dspy.report.stop import Stop, StopReason
+from plr_dspy.search.elimination import EliminationSearch
+from plr_dspy.search.space import Candidate
+
+FIRST_EXAMPLES = 20  # examples of the first round
+MIN_MORE = 4  # minimum new examples of a later round
+GROWTH = 0.25  # new examples of a later round, over those so far
+
+
+@dataclass(kw_only=True)
+class EliminationRun(CompileRun):
+    """A race of whole programs in progress. `original` is the first program."""
+
+    search: EliminationSearch = field(kw_only=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        turns = self.schedule.examples_for([self.original], self.observations, self.num_train)
+        self._examples = turns[self.original]  # in the order of scoring
+        self._num_scored = 0  # examples that all programs left were scored on
+
+    def run(self) -> Outcome:
+        """Score the programs in rounds, drop the worse ones, and decide by all scores."""
+        nothing_to_do = self.reason_not_to_begin()
+        if nothing_to_do is not None:
+            return self.outcome(stop=replace(nothing_to_do, detail="all programs are the same"))
+        self.begin_phase("race")
+        stop: Stop | None = None
+        while stop is None:
+            stop = self.play_round(self.search.ask()) or self.check_stoppers()
+        self.stop = stop
+        if stop.reason is StopReason.NO_DIFFERENCE and self.observations.count(self.original):
+            return self.outcome_without_difference()
+        compared = self._compared()
+        if not compared.finalists:
+            return self.outcome(stop=replace(stop, addition=NOT_COMPARED))
+        return self.outcome(self.decide(compared, self.observations))
+
+    def play_round(self, candidates: Sequence[Candidate]) -> Stop | None:
+        """Score all programs left on the same new examples. Return the reason to stop; None to go on."""
+        affordable = self.evaluator.budget.calls_left // len(candidates)
+        wanted_more = max(MIN_MORE, round(GROWTH * self._num_scored))
+        if not self._num_scored:
+            wanted_more = FIRST_EXAMPLES
+        num_examples = min(self._num_scored + min(wanted_more, affordable), len(self._examples))
+        if num_examples == self._num_scored:
+            return Stop(StopReason.ALL_EXAMPLES if affordable else StopReason.BUDGET)
+        wanted = dict.fromkeys(candidates, self._examples[:num_examples])
+        if not self._num_scored:
+            self._check_first_replies(wanted)
+        scored = self.observe(wanted)
+        if scored:
+            self._update_search(scored)
+        if len(scored) < len(wanted):
+            return Stop(self.evaluator.budget.refused or StopReason.TIME)
+        self._num_scored = num_examples
+        return None
+
+    def check_stoppers(self) -> Stop | None:
+        """Drop the programs that can hardly win. Return the reason to stop; None to go on."""
+        stop = super().check_stoppers()
+        if stop is not None:
+            return stop
+        fitted = self.search.fitted
+        assert fitted is not None
+        gains = fitted.gains(self.original)
+        allowed = [program for program in self.search.alive[1:] if likely(gains[program], self.min_probability)]
+        leader = max([self.original, *allowed], key=lambda program: gains[program].expected)
+        affordable = self.evaluator.budget.calls_left // len(self.search.alive)
+        num_examples = min(self._num_scored + affordable, len(self._examples))
+        is_open = self.search.eliminate(leader, num_examples)
+        return None if is_open else Stop(StopReason.DECIDED)
+
+    def _compared(self) -> FinalComparison:
+        """Return the first program and those that were scored on all of its examples."""
+        least = max(1, self._num_scored)
+        programs = [self.original, *self.search.space.programs]
+        finalists = [program for program in programs if self.observations.count(program) >= least]
+        if self.observations.records and not self.observations.answered():
+            raise self.evaluator.nothing_ran(self.observations.every_record())
+        examples, _ = self.observations.table(finalists, self._examples)
+        if len(finalists) < 2 or not examples:
+            return FinalComparison({}, [], {})
+        origins = dict.fromkeys(finalists, "best seen")
+        origins[self.original] = "original"
+        return FinalComparison(origins, examples, self.evaluator.known(dict.fromkeys(finalists, examples)))

@@ -1,0 +1,165 @@
+"""choose_program: the best of several programs, such as the results of several optimizers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import dspy
+
+from plr_dspy.compiling.choice import Outcome
+from plr_dspy.compiling.elimination import EliminationRun
+from plr_dspy.compiling.plan import MAX_ROUNDS, MIN_EXAMPLES, Plan, ProblemSize
+from plr_dspy.compiling.run import CompileRun
+from plr_dspy.errors import UserError
+from plr_dspy.metrics.by_example import Metric
+from plr_dspy.optimizer.base import DemoOptimizer
+from plr_dspy.optimizer.report_builder import FinishedProgram
+from plr_dspy.optimizer.setup import CompileSetup, DemoChoices, Teacher
+from plr_dspy.programs.checks import Probability, arguments
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.rivals import Rival, named_programs
+from plr_dspy.programs.slots import WholeProgramSlots
+from plr_dspy.programs.splits import Examples
+from plr_dspy.report.report import Report
+from plr_dspy.search.elimination import EliminationSearch
+from plr_dspy.search.model.responses import LabelResponses
+from plr_dspy.search.search import Search
+
+
+class ProgramChoice(NamedTuple):
+    """The program that `choose_program` chose.
+
+    Attributes:
+        program: A copy of it, with the report as plain data in ``reorder_report``.
+        name: Its name.
+        report: The `Report`. ``report.programs`` has the expected score of every program.
+    """
+
+    program: dspy.Module
+    name: str
+    report: Report
+
+
+@arguments
+class ProgramRace(DemoOptimizer):
+    """Races whole programs; for `choose_program` only."""
+
+    name = "choose_program"
+    student_name = "the first program"
+    orders_demos: ClassVar[bool] = False
+    takes_programs: ClassVar[bool] = True
+    signal: ClassVar[str] = "score"
+    num_demos: ClassVar[None] = None  # type: ignore[misc]
+    min_probability: Probability | None = None  # type: ignore[misc]
+
+    def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
+        num_programs = size.num_distinct
+        num_examples = size.num_train + size.num_selection
+        most = num_programs * num_examples
+        least = num_programs * MIN_EXAMPLES
+        if self.max_metric_calls is not None and self.max_metric_calls < least:
+            raise UserError(
+                f"max_metric_calls must be at least {least} for {num_programs} programs; got {self.max_metric_calls}: "
+                "raise it, or pass fewer programs"
+            )
+        budget = min(self.max_metric_calls or most, most)
+        return Plan(
+            num_iterations=MAX_ROUNDS,
+            num_samples=num_programs,
+            num_best_seen=num_programs - 1,
+            num_train_examples=num_examples,
+            max_metric_calls=budget,
+            race_calls=budget,
+        )
+
+    def search(self, setup: CompileSetup, responses: LabelResponses | None = None) -> Search:
+        slots = setup.slots
+        assert isinstance(slots, WholeProgramSlots)
+        return EliminationSearch(slots.space, slots.original)
+
+    def choose(
+        self, programs: Mapping[str, dspy.Module], trainset: list[dspy.Example], valset: list[dspy.Example] | None
+    ) -> ProgramChoice:
+        """Race the programs, and return the chosen one."""
+        (self._first_name, first), *others = programs.items()
+        program = self.compile(first, trainset=trainset, valset=valset, programs=dict(others))
+        assert self.report is not None
+        return ProgramChoice(program, self.report.returned.name, self.report)
+
+    def _choices(
+        self, program: dspy.Module, trainset: Examples, valset: Examples, rng: random.Random, teacher: Teacher
+    ) -> DemoChoices:
+        """Return the programs."""
+        slots = WholeProgramSlots([Rival(self._first_name, program), *self._rivals])
+        return DemoChoices(program=program, slots=slots, original=slots.original)
+
+    def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
+        """Return the setup with a plan, and with all examples in one split, because no search needs a held-out one."""
+        splits = setup.splits
+        together = replace(splits, train=[*splits.train, *splits.selection], selection=[])
+        return super()._with_plan(replace(setup, splits=together), signal)
+
+    def _identity(self, setup: CompileSetup) -> dict[str, Any]:
+        """Describe what determines the scores besides the programs, which the keys of calls describe."""
+        identity = super()._identity(setup)
+        names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
+        return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
+
+    def _run_kind(self, plan: Plan) -> type[CompileRun]:
+        return EliminationRun
+
+    def _finish(
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+    ) -> FinishedProgram:
+        """Return the chosen program as it is."""
+        return FinishedProgram(setup.slots.build(outcome.decision.ordering))
+
+
+def choose_program(
+    programs: Mapping[str, dspy.Module] | Sequence[dspy.Module],
+    metric: Metric,
+    trainset: list[dspy.Example],
+    *,
+    valset: list[dspy.Example] | None = None,
+    max_metric_calls: int | None = None,
+    max_cost: float | None = None,
+    max_seconds: float | None = None,
+    min_probability: float | None = None,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    seed: int = 0,
+    log_dir: str | Path | None = None,
+    accept_changes: bool = False,
+    display_progress: bool = True,
+) -> ProgramChoice:
+    """Choose the best of several programs by a race on the same examples, at about half the calls of scoring all.
+
+    The first program is the baseline: it stays unless another is three times as likely to be better as
+    worse. Programs drop out when more examples would hardly make them the choice. Equal programs
+    compete once. Programs may differ in modules, signatures and models.
+
+    Args:
+        programs: Two programs or more: a dict by names, or a list, whose names are "program 1" and so
+            on. They are not changed.
+        metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
+        trainset: Examples to score the programs on, without those that a program's demos show. If an
+            optimizer chose a program by some of them, the program looks too good: pass others.
+        valset: Further examples, which score like those of the trainset.
+        max_metric_calls: Budget in program calls; never exceeded. None allows all programs on all examples.
+        max_cost, max_seconds, min_probability, num_threads, max_errors, seed, log_dir, accept_changes,
+            display_progress: As in `PLReorder`. A `log_dir` also serves a later race with further programs.
+
+    Returns:
+        A copy of the chosen program, its name, and the report.
+
+    Raises:
+        TypeError, ValueError: If an argument is invalid, before any program call.
+        RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
+        Exception: From a program or the metric, as in `PLReorder.compile`.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("programs", "trainset", "valset")}
+    return ProgramRace(**options).choose(named_programs(programs, least=2), trainset, valset)

@@ -1,0 +1,76 @@
+"""Programs of the user, such as those of other optimizers, that compete as they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import dspy
+
+from plr_dspy.errors import UserError, UserTypeError
+from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.splits import Examples, shown_by
+
+Programs: TypeAlias = Mapping[str, dspy.Module] | Sequence[dspy.Module]
+
+
+def named_programs(programs: Programs, *, least: int = 1) -> dict[str, dspy.Module]:
+    """Return programs by name; those of a list are called "program 1" and so on.
+
+    Raises:
+        TypeError: If they are neither a dict from names to programs nor a list of programs.
+        ValueError: If there are fewer than `least`.
+    """
+    if isinstance(programs, Mapping):
+        named = dict(programs)
+    elif isinstance(programs, Sequence) and not isinstance(programs, (str, bytes)):
+        named = {f"program {number}": program for number, program in enumerate(programs, start=1)}
+    else:
+        raise UserTypeError(
+            f"programs must be a dict from names to programs, or a list of programs; got {type(programs).__name__}: "
+            'pass {"name": program, ...}'
+        )
+    for name in named:
+        if not isinstance(name, str) or not name.strip():
+            raise UserTypeError(f"programs must have texts as names; got {name!r}: name each program")
+    if len(named) < least:
+        raise UserError(f"programs must hold at least {least}; got {len(named)}: pass more programs")
+    return named
+
+
+class Rival:
+    """A program that competes as it is.
+
+    Args:
+        name: Its name in reports.
+        program: A copy of the user's program.
+
+    Attributes:
+        predictors: Its predictors, also those in parts that are marked as compiled, as other optimizers do.
+        models: The language models of its predictors.
+        digest: Equal for programs that answer alike, whatever their names.
+    """
+
+    def __init__(self, name: str, program: dspy.Module) -> None:
+        self.name = name
+        self.program = program
+        self.predictors = [part for _, part in program.named_sub_modules() if isinstance(part, dspy.Predict)]
+        models = [predictor.lm or dspy.settings.lm for predictor in self.predictors]
+        self.models = [lm for lm in models if lm is not None]
+        self.digest = digest([program, self.predictors, self.models])
+        self._factory = ProgramFactory(program)
+
+    def build(self) -> dspy.Module:
+        """Return a copy of the program."""
+        return self._factory.build({})
+
+    @property
+    def demos(self) -> list[Any]:
+        """Return the demos of all its predictors."""
+        return [demo for predictor in self.predictors for demo in predictor.demos]
+
+    def leaked(self, examples: Examples) -> list[dspy.Example]:
+        """Return the examples that its demos show, whose answers it may copy."""
+        prompted: set[str] = set()
+        for predictor in self.predictors:
+            prompted.update(predictor.signature.input_fields)
+        return [examples[number] for number in sorted(shown_by(self.demos, examples, prompted))]

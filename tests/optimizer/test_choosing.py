@@ -1,0 +1,220 @@
+"""Choosing among whole programs: what counts as one, what is scored, and what a race comes to."""
+
+from collections import Counter
+
+import choosing as benchmark
+import dspy
+import numpy as np
+import pytest
+from fakes import Program, failure, interrupt, using
+from label_engines import classifier
+from label_world import DEMOS, EXAMPLES, Engine, exact, found, student
+
+from plr_dspy import F1, BatchCalibration, PLFewShot, PLReorder, Report, choose_program, load_program
+from plr_dspy.baselines import TopKOrder
+
+LEANING = [demo for demo in DEMOS if demo.label == "negative"]
+
+
+def programs():
+    """Return programs of which "even" is the best."""
+    return {"leaning": student(demos=LEANING), "even": student(), "no demos": student(demos=[])}
+
+
+def chosen(engine, candidates=None, metric=exact, trainset=EXAMPLES, **options):
+    options = {"num_threads": 1, "display_progress": False, **options}
+    with using(engine, "fake/x"):
+        return choose_program(programs() if candidates is None else candidates, metric, trainset, **options)
+
+
+class TestChoice:
+    @pytest.mark.parametrize("metric", [exact, F1("positive"), F1()])
+    def test_the_best_program_is_returned_as_it_was_with_a_report_that_can_be_kept(self, metric, tmp_path):
+        candidates = programs()
+        choice = chosen(Engine(), candidates, metric)
+        report = choice.report
+        assert choice.name == report.returned.name != "leaning"
+        assert report.original.name == "leaning"
+        assert choice.program is not candidates[choice.name]
+        assert choice.program.dump_state() == programs()[choice.name].dump_state()
+        assert all(program.dump_state() == programs()[name].dump_state() for name, program in candidates.items())
+        assert choice.program.reorder_report == report.to_dict()
+        assert not report.original_stays
+        assert {way.name for way in report.programs} == set(candidates)
+        assert f"returned program '{choice.name}'" in str(report)
+        report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == report
+        choice.program.save(tmp_path / "program.json")
+
+    def test_the_baseline_stays_unless_another_is_likely_better(self):
+        candidates = {"even": student(), "leaning": student(demos=LEANING)}
+        choice = chosen(Engine(), candidates)
+        assert choice.name == "even"
+        assert choice.report.original_stays
+        assert "no other program is expected to do better" in str(choice.report)
+
+    def test_programs_may_differ_in_modules_fields_and_models(self):
+        """Each is asked as it is."""
+        own = Engine()
+        other = classifier()
+        other.set_lm(own.lm("fake/own"))
+        wrapped = Program(lambda self, text: self.inner(text=text), inner=dspy.ChainOfThought(classifier().signature))
+        choice = chosen(Engine(), {"bare": student(demos=[]), "own": other, "wrapped": wrapped})
+        assert len(own.prompts) >= 10
+        assert len(choice.report.programs) == 3
+
+    def test_equal_programs_compete_once(self, caplog):
+        engine = Engine()
+        choice = chosen(engine, [student(), student(demos=LEANING), student()])
+        assert "'program 3' and 'the first program' are the same program" in caplog.text
+        assert {way.name for way in choice.report.programs} == {"program 1", "program 2"}
+        assert max(Counter(engine.prompts).values()) == 1
+        engine = Engine()
+        same = chosen(engine, [student(), student()])
+        assert same.name == "program 1"
+        assert same.report.stopped == "all programs are the same"
+        assert not engine.prompts
+
+    def test_programs_that_find_or_calibrate_their_demos_compete(self, tmp_path):
+        """An example never finds itself."""
+        engine = Engine()
+        with using(engine, "fake/x"):
+            finding = PLFewShot(exact, demos="retrieved", max_metric_calls=0, display_progress=False)
+            finding.compile(student(demos=[]), trainset=EXAMPLES).save(tmp_path / "finds.json")
+            finds = load_program(student(demos=[]), tmp_path / "finds.json")
+            calibrated = BatchCalibration(display_progress=False).compile(student(), trainset=EXAMPLES)
+        choice = chosen(engine, {"bare": student(demos=[]), "finds": finds, "calibrated": calibrated})
+        assert len(choice.report.programs) == 3
+        for texts in engine.prompts:
+            demos, text = Engine.shown(texts)
+            assert text not in demos
+
+    def test_examples_that_a_demo_of_any_program_shows_are_left_out_for_all(self):
+        engine = Engine()
+        shown = EXAMPLES[:5]
+        hidden = Program(lambda self, text: self.inner(text=text), inner=student(demos=shown))
+        hidden.inner._compiled = True
+        choice = chosen(engine, {"even": student(), "copies": hidden}, valset=EXAMPLES[40:], trainset=EXAMPLES[:40])
+        asked = {Engine.shown(texts)[1] for texts in engine.prompts}
+        assert not asked & {example.text for example in shown}
+        assert choice.report.settings["num_train"] == len(EXAMPLES) - 5
+
+
+class TestLimits:
+    @pytest.mark.parametrize("budget", [9, 50, 100, None])
+    def test_calls_are_counted_and_threads_change_nothing(self, budget):
+        engine = Engine()
+        report = chosen(engine, num_threads=8, max_metric_calls=budget).report
+        assert found(report) == found(chosen(Engine(), max_metric_calls=budget).report)
+        assert len(engine.prompts) == report.program_calls["total"] <= (budget or 3 * len(EXAMPLES))
+        assert max(Counter(engine.prompts).values()) == 1
+
+    def test_certainty_costs_calls(self):
+        sure = chosen(Engine(), min_probability=0.97).report
+        assert sure.program_calls["total"] >= chosen(Engine()).report.program_calls["total"]
+
+    def test_time_is_not_passed(self, monkeypatch):
+        engine = Engine()
+        monkeypatch.setattr("plr_dspy.scoring.budget.time.monotonic", lambda: float(len(engine.prompts)))
+        report = chosen(engine, max_seconds=75).report
+        assert len(engine.prompts) == report.program_calls["total"] <= 75
+        assert report.comparison is not None
+
+    @pytest.mark.parametrize("how", [interrupt, failure])
+    def test_it_goes_on_wherever_it_was_stopped_and_takes_further_programs(self, how, tmp_path):
+        engine = Engine()
+        options = {"log_dir": tmp_path, "max_errors": 1, "num_threads": 2}
+        for further in (0, 3, 25):
+            engine.at = dict.fromkeys(range(len(engine.prompts) + further, 1_000), how)
+            with pytest.raises((KeyboardInterrupt, ConnectionError, dspy.LMError)):
+                chosen(engine, **options)
+        engine.at = {}
+        report = chosen(engine, **options).report
+        assert report.program_calls["resumed"] > 20
+        if how is interrupt:
+            assert found(report) == found(chosen(Engine()).report)
+            assert len(engine.prompts) <= report.program_calls["total"] + 2 * 3
+        assert Report.load(tmp_path / "report.json") == report
+        more = {**programs(), "fewer": student(demos=DEMOS[1:3])}
+        calls = chosen(engine, more, **options).report.program_calls
+        assert 0 < calls["resumed"] < calls["total"]
+        with pytest.raises(ValueError, match=r"metric changed"):
+            chosen(engine, metric=lambda example, prediction: 1.0, **options)
+
+    def test_a_program_that_fails_loses(self):
+        def broken(self, text):
+            raise LookupError(text)
+
+        choice = chosen(Engine(), {**programs(), "broken": Program(broken, inner=student())}, max_errors=200)
+        assert choice.name != "broken"
+        assert [error.type for error in choice.report.errors] == ["LookupError"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        ({}, "programs must hold at least 2; got 0"),
+        ([], "programs must hold at least 2; got 0"),
+        ({"a": student()}, "programs must hold at least 2; got 1"),
+        (student(), "programs must be a dict from names to programs"),
+        ("ab", "programs must be a dict from names to programs"),
+        ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
+        ([student(), dspy.Predict], r"programs\['program 2'\] must be a dspy.Module"),
+        ({"a": student(), 2: student()}, "programs must have texts as names; got 2"),
+        ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must give the inputs \['question'\]"),
+    ],
+)
+def test_mistakes_are_named_before_any_call(candidates, message):
+    engine = Engine()
+    with pytest.raises((TypeError, ValueError), match=message):
+        chosen(engine, candidates)
+    assert not engine.prompts
+
+
+def test_a_budget_must_pay_for_two_examples():
+    with pytest.raises(ValueError, match="max_metric_calls must be at least 6 for 3 programs; got 5"):
+        chosen(Engine(), max_metric_calls=5)
+
+
+class TestProgramsOfOthers:
+    @pytest.mark.parametrize("kind", [PLFewShot, PLReorder])
+    @pytest.mark.parametrize("signal", ["auto", "score"])
+    def test_a_good_one_among_many_wins_and_the_report_names_it(self, kind, signal):
+        """The model answers right on its own if the prompt has its word."""
+        right = {example.text: example.label for example in EXAMPLES}
+        good = Program(lambda self, text: dspy.Prediction(label=right[text]), inner=student(demos=[]))
+        others = {"good": good, "fewer": student(demos=DEMOS[1:3])}
+        optimizer = kind(exact, max_metric_calls=150, signal=signal, display_progress=False)
+        with using(Engine(), "fake/x"):
+            program = optimizer.compile(student(demos=LEANING), trainset=EXAMPLES, programs=others)
+        assert optimizer.report.returned.name == "good"
+        assert [way.name for way in optimizer.report.programs] == ["good", "fewer"]
+        assert isinstance(program, Program)
+        assert "returned program 'good'" in str(optimizer.report)
+
+    @pytest.mark.parametrize(
+        ("optimizer", "candidates", "message"),
+        [
+            (PLFewShot(exact), {"a": 1}, r"programs\['a'\] must be a dspy.Module"),
+            (PLFewShot(exact), [], "programs must hold at least 1"),
+            (PLFewShot(exact, calibrate=True), [student()], "leave calibrate out"),
+            (PLReorder(exact, auto="paper"), [student()], "cannot compare programs"),
+            (TopKOrder(exact), [student()], "cannot compare programs"),
+        ],
+    )
+    def test_mistakes(self, optimizer, candidates, message):
+        engine = Engine()
+        with using(engine, "fake/x"), pytest.raises((TypeError, ValueError), match=message):
+            optimizer.compile(student(), trainset=EXAMPLES, programs=candidates)
+        assert not engine.prompts
+
+
+def test_races_are_right_as_often_as_all_scores_at_about_half_the_calls():
+    """In simulated worlds; `benchmarks/choosing.py` has more of them."""
+    shape = {"num_programs": 2, "kind": "one better", "num_examples": 200, "share": 1.0}
+    rows = [benchmark.measured(seed, gap=gap, **shape) for gap in (0.0, 0.05, 0.1) for seed in range(40)]
+    mean = {name: float(np.nanmean([row[name] for row in rows])) for name in rows[0]}
+    assert mean["calls"] <= 0.5
+    assert mean["right"] >= mean["rule"] - 0.05
+    assert mean["score inside"] >= 0.9
+    assert mean["false"] <= 0.1
