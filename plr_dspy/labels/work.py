@@ -272,7 +272,8 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
     """Raise an error if the program is calibrated."""
     if isinstance(program, CalibratedProgram):
         raise UserError(
-            f"{name} is calibrated for the order of its demos: pass {name}.program, and calibrate the result."
+            f"{name} must not be calibrated, because its calibration depends on the order of the demos: pass "
+            f"{name}.program, and calibrate the result"
         )
 
 

@@ -279,7 +279,7 @@ PICKY = {"metric": "reviews_app.py:picky"}
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "none.json"), "--programs: file not found: none"),
         (evaluate("--data", "train.jsonl", *ACCURACY, "--programs", "train.jsonl"), "train.jsonl"),
         (["report", "none.json"], "file not found: none.json"),
-        (["report", "train.jsonl"], "no plr_dspy report"),
+        (["report", "train.jsonl"], "not a plr_dspy report"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

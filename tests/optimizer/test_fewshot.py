@@ -226,7 +226,7 @@ class TestBadInput:
 
     def test_errors_come_before_any_call(self, engine):
         for options, compiled, message in (
-            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that may make demos, then a search"),
+            ({"max_metric_calls": 12}, {}, "at least 32 for 8 calls that bootstrap demos, then a search"),
             ({}, {"teacher": "gpt"}, "teacher must be a dspy.Module"),
             ({}, {"teacher": fakes.two_predictors()}, "teacher must have the student's predictors"),
             ({"candidates": [{"other": "x"}]}, {}, "no demos to choose from"),
