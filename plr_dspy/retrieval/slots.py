@@ -17,7 +17,7 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Number of demos from which frequent labels are preferred without a search. They helped with 1,000, not with 100.
+# Minimum demos to prefer frequent labels without a search. This helped with 1,000, not with 100.
 LARGE_POOL = 320
 
 
@@ -72,7 +72,8 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
-    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`) and the pools (`found`).
+    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`), and
+    the pools to retrieve from, by predictor (`found`).
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RetrievalSlots(PoolSlots):
         return next(whole for whole in self.whole_programs if whole.name == name)
 
     def variation(self, candidate: Candidate) -> NearestDemos | None:
-        """Return the variation that a candidate stands for; None for an arrangement."""
+        """Return a candidate's variation of the nearest demos; None for an arrangement."""
         return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:

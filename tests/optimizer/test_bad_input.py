@@ -313,7 +313,7 @@ class TestHistories:
         return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and declare it by with_inputs$"
+        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and pass its name to with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0
