@@ -258,7 +258,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
-        """Call the program on each example; warn of calls that count as wrong for an outside cause."""
+        """Call the program on each example; warn if errors from outside it count as wrong answers."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
@@ -300,7 +300,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Score programs with a metric, and compare them with the first; `numbers` are the examples' devset indices."""
+    """Compare programs with the first by a metric; `numbers` are the examples' devset indices."""
     unread = CallRecord(None)
     records = {}
     for run in runs:

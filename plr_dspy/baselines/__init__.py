@@ -14,7 +14,7 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # orders scored per log line
+BATCH = 15  # orders scored between two log lines
 COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
 
 
@@ -28,7 +28,6 @@ class StaticOrder(DemoOptimizer):
     chooses_by_score = False
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan no calls."""
         return NOTHING_TO_DO
 
 

@@ -282,7 +282,7 @@ class ProbingWork(LabelReadingWork):
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return an adapter, signature and inputs that make the LM write an input.
+    """Return adapter, signature and inputs of a call in which the LM writes a probing input.
 
     Completion LMs continue the demos; chat LMs follow an instruction.
     """
@@ -303,7 +303,7 @@ def _writing_prompt(
 
 @arguments
 class LocalE(LabelOptimizer):
-    """Optimizer that chooses the order with the highest mean entropy of its label distributions.
+    """Optimizer that chooses the order whose label distributions have the highest mean entropy.
 
     The LM writes the probing inputs from the demos of each candidate; no labels are used.
     The program must have one predictor with text inputs and one output that is a
@@ -333,7 +333,7 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """Optimizer that chooses the order with the highest entropy of the shares of predicted labels.
+    """Optimizer that chooses the order whose predicted label shares have the highest entropy.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.

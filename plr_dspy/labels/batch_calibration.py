@@ -277,7 +277,7 @@ class LabelReplies:
     num_unread: int  # replies that the adapter could not parse
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report without a calibration."""
+        """Return the report before a calibration is chosen."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -307,7 +307,6 @@ class LabelReplies:
     def calibration(
         self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
-        """Return a calibration for the labels of these replies."""
         numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
             method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
@@ -421,7 +420,6 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
 
 
 def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
-    """Return the scales and offsets that minimise the penalised loss."""
     num_examples, num_labels = log_probabilities.shape
     rows = np.arange(num_examples)
     unchanged = np.repeat([1.0, 0.0], num_labels)

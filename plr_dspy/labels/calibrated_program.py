@@ -144,7 +144,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         self._program = program
 
     def reset(self) -> None:
-        """Keep the calibration, because DSPy resets demos only."""
+        """Keep the calibration, because optimizers reset only demos."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         calibration = self._program.calibration

@@ -269,7 +269,7 @@ def _reading_type(kind: type) -> type:
 
 
 def _places(logprobs: Value) -> Sequence[Value]:
-    """Return the tokens of a reply, with the alternatives to each."""
+    """Return the tokens of a reply with their alternatives."""
     return getattr(logprobs, "content", None) or ()
 
 

@@ -188,14 +188,13 @@ class LabelWork(MetricWork):
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a reading for a call record."""
     if reading is None:
         return {}
     return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
 
 
 def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a reading, rounded so that a resumed compile gets the same values."""
+    """Round a reading for its call record, so that a resumed compile gets the same values."""
     if reading is not None:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)

@@ -170,7 +170,6 @@ def _prompt(request: lm15.Request) -> str:
 
 
 def _without_empty(settings: Json) -> Json:
-    """Drop settings that are None or empty."""
     return {name: value for name, value in settings.items() if value not in (None, [], {})}
 
 

@@ -91,6 +91,6 @@ def as_score(value: object) -> float:
     if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
         raise UserError(
             f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: rescale "
-            "it, or return 0 for such answers"
+            "the metric, or check it for divisions by 0"
         )
     return score

@@ -68,10 +68,7 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric's value; an answer of None is an unparsable reply.
-
-        `labels` are those of the output's type.
-        """
+        """Return the metric of answers (None: unparsable reply); `labels` are the output type's."""
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -192,7 +189,6 @@ class ConfusionMetric(SetMetric):
 
 
 def _has_examples(counts: Array) -> NDArray[np.bool_]:
-    """Return whether each label has examples, ``[k]``."""
     return np.asarray(counts.sum(axis=1) > 0)
 
 

@@ -42,7 +42,7 @@ FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors al
 
 
 class WrongAnswer(Exception):
-    """Error of a program that might answer with other demos; its record gets `record_fields` too."""
+    """Error of a call that other demos might avoid; `record_fields` are added to the call's record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)

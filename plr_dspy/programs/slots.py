@@ -42,8 +42,7 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places. Incomplete demos are often a separate
-            group, because most adapters show them first.
+        blocks: Groups of demo indices that can swap places. Most adapters show incomplete demos first.
         space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
         pool: The pooled demos; empty for an order of fixed demos.

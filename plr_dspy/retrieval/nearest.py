@@ -221,5 +221,4 @@ class Pool:
 
 
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
-    """Return the text of a demo or a call that similarity compares."""
     return "\n".join(text_without(fields[name]) for name in names if fields.get(name) is not None)

@@ -26,7 +26,7 @@ LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load
 class Retrieval:
     """The retrieval of demos from a pool.
 
-    If `guarded`, predictors use it only if the example being scored is known and can be excluded.
+    If `guarded`, it is skipped if the example being scored is unknown, which it might show.
     """
 
     pool: Pool
@@ -119,7 +119,6 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
-    """Return a program's retrievals, by predictor name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
 

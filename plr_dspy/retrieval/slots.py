@@ -116,7 +116,6 @@ class RetrievalSlots(PoolSlots):
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
-        """Return the estimated number of tokens in the retrieved demos."""
         return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:
