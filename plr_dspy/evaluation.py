@@ -214,9 +214,7 @@ def evaluate_programs(
         Exception: The error of a program or metric that ends the run, as set by `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
-        raise UserTypeError(
-            f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}'
-        )
+        raise UserTypeError(f'programs must be a non-empty dict, such as {{"a": program}}; got {programs!r}')
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics:
         raise UserTypeError('metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.')

@@ -62,7 +62,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             label to labelled examples, and keeps them if cross-validation finds a gain
             (M. Abbas et al., AISTATS 2024).
         num_inputs: Maximum number of examples to call the program on, stratified by
-            label. With a metric, labels alternate in the sample, and weights undo this.
+            label. With a metric, labels alternate, and weights restore their shares.
         prior: Expected share of each label among the right answers. With None, "batch"
             chooses the shares by cross-validation if examples have labels, and assumes
             equal shares otherwise. Must be None for "linear".
@@ -391,7 +391,7 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
     calibration", AISTATS 2024.
 
     Deviation: The paper fits a full matrix to probabilities. Scaling log-probabilities by
-    label needs fewer examples; with all scales 1, it is batch calibration.
+    label needs fewer examples; batch calibration is the case with all scales 1.
 
     Args:
         log_probabilities: Log-probabilities of labels, ``[N, L]``.

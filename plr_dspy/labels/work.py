@@ -264,7 +264,8 @@ def check_answers_itself(program: dspy.Module, *, name: str) -> None:
     """Raise a ValueError if the program is calibrated."""
     if isinstance(program, CalibratedProgram):
         raise UserError(
-            f"{name} is calibrated for one order of its demos: pass {name}.program, and calibrate the result."
+            f"{name} must not be calibrated, because a new order needs its own calibration: pass {name}.program, and "
+            "calibrate the result."
         )
 
 

@@ -260,7 +260,6 @@ class PoolSlots(PromptSlots):
         return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
-        """Return the number of tokens in a candidate's demos."""
         tokens = 0
         permutations = self.permutations(candidate)
         for slot in self.slots:

@@ -398,7 +398,7 @@ BAD_ARGUMENTS = [
     (prior(0.0, 1.0), "share above 0"),
     (prior(math.nan, 1.0), "prior must be a finite number"),
     ({"prior": [0.5, 0.5]}, "prior must be a valid dict"),
-    ({"metric": F1("Positive"), "trainset": examples(30)}, "no example has 'Positive'"),
+    ({"metric": F1("Positive"), "trainset": examples(30)}, "at least one example must have the label 'Positive'"),
     ({"metric": F1("positive"), "method": "linear"}, "metric requires method='batch'"),
     ({"metric": F1("positive"), **EVEN}, "metric requires method='batch'"),
     ({"metric": F1("positive")}, "metric needs at least 2 examples with a label"),

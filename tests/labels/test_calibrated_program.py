@@ -186,7 +186,7 @@ class TestSaving:
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
         of_others = CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab"))
-        with pytest.raises(ValueError, match="of the labels"):
+        with pytest.raises(ValueError, match="for the labels"):
             program.load_state(of_others.dump_state())
         assert program.dump_state() == before
 

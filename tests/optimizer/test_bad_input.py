@@ -74,8 +74,8 @@ COMPILE = [
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": [{"question": "q"}]}, r'trainset\[0\] .*got dict: .*with_inputs\("question"\)'),
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
-    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
-    (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
+    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\) on each'),
+    (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\) on each'),
     (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must have .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
@@ -237,7 +237,7 @@ class TestCures:
     """Following the advice of an error cures it."""
 
     def test_of_sets_that_overlap(self, engine):
-        message = r"of the 60 examples of trainset 0 are left, the others are .* in valset"
+        message = r"of the 60 examples of trainset, 0 are left, because the others are .* in valset"
         with pytest.raises(ValueError, match=message):
             compiled(valset=EXAMPLES[:60])
         compiled(trainset=EXAMPLES[:40], valset=EXAMPLES[40:60])

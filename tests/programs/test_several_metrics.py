@@ -145,7 +145,7 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
         ({}, TypeError, "metric must not be an empty dict"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
-        ({"a": exact, "b": F1("maybe")}, ValueError, "no example has 'maybe'"),
+        ({"a": exact, "b": F1("maybe")}, ValueError, "at least one example must have the label 'maybe'"),
     ],
 )
 def test_what_is_no_metric_is_refused_before_any_call(metric, error, words):
