@@ -83,17 +83,17 @@ def is_compiled(program: object) -> bool:
 
 
 def set_compiled(program: dspy.Module, value: bool) -> None:
-    """Mark a program as compiled, or as free to compile."""
+    """Mark a program as compiled or as not compiled."""
     program._compiled = value
 
 
 def has_inputs(example: dspy.Example) -> bool:
-    """Return whether an example has declared inputs by `with_inputs`."""
+    """Return whether an example's inputs were declared by `with_inputs`."""
     return bool(getattr(example, "_input_keys", None))
 
 
 def decision_adapter(predictor: dspy.Predict) -> DecisionAdapter | None:
-    """Return the adapter for an output that is a decision, such as a `Choice`; None if no output is one."""
+    """Return the adapter for a decision output, such as a `Choice`; None if there is no such output."""
     lm = predictor.lm or dspy.settings.lm
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     resolved = resolve_adapter(lm, adapter, predictor.signature, predictor.fields, predictor.signature)
@@ -113,7 +113,7 @@ def rendered_signature(predictor: dspy.Predict) -> type[dspy.Signature]:
 
 
 def drop_from_memory_cache(calls: Iterable[Call]) -> None:
-    """Remove the replies of calls from DSPy's memory cache if the disk cache has them."""
+    """Remove the replies to calls from DSPy's memory cache if the disk cache has them."""
     cache = dspy.cache
     if not (cache.enable_disk_cache and cache.enable_memory_cache):
         return

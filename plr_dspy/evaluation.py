@@ -50,9 +50,11 @@ def load_program(
     Args:
         student: A new instance of the program that was compiled; it is not modified.
         path: The JSON or pickle (.pkl) file.
-        allow_pickle: Whether to load pickles, which can run any code; allow this only for files that you trust.
-        allow_unsafe_lm_state: As in ``dspy.Module.load``: whether to use the endpoints of language models in the file.
-        embedder: The embedder with which the program retrieves its demos; loading does not call it.
+        allow_pickle: Whether to load pickles, which can run any code; pass True only for files
+            that you trust.
+        allow_unsafe_lm_state: Whether to use language models' endpoints from the file, as in
+            ``dspy.Module.load``.
+        embedder: The embedder with which the program retrieves demos; loading does not call it.
 
     Returns:
         A copy of the student with the demos, instructions and calibration from the file.
@@ -60,7 +62,8 @@ def load_program(
     Raises:
         OSError: If the file cannot be read.
         TypeError: If the student is not a DSPy program, or the path is not path-like.
-        ValueError: If the file holds no program, a program of another student, or a pickle that is not allowed.
+        ValueError: If the file is no saved program or does not fit the student, or is a pickle
+            that is not allowed.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(
@@ -94,7 +97,8 @@ class ProgramScore:
 
     Attributes:
         score, interval: The metric's value on the examples, and its 95 % confidence interval.
-        difference, difference_interval: The gain over the first program, and its 95 % interval; None for the first.
+        difference, difference_interval: The gain over the first program, and its 95 % confidence
+            interval; None for the first.
         num_unread: Number of unparsable replies, which count as wrong.
     """
 
@@ -115,7 +119,7 @@ class ProgramScore:
 
 @dataclass(frozen=True)
 class ConstantScore:
-    """The score of answering one label to every example."""
+    """The score of answering every example with the same label."""
 
     label: str
     score: float
@@ -129,8 +133,8 @@ class Evaluation:
         programs: The score of each program, by name.
         num_examples: Number of examples that every program answered.
         num_failed: Number of examples left out because a call on them failed.
-        constant: The score of always answering the better of the two most frequent labels. None if the first program
-            has no label output, or the metric cannot score a label alone.
+        constant: Of the two most frequent labels, the one that scores better as the only answer.
+            None if the first program has no label output, or the metric cannot score a label alone.
     """
 
     programs: Mapping[str, ProgramScore]
@@ -190,30 +194,30 @@ def evaluate_programs(
     max_errors: int | None = None,
     display_progress: bool = True,
 ) -> Evaluation | Evaluations:
-    """Score programs on the same examples, with 95 % intervals.
+    """Score programs on the same examples, with 95 % confidence intervals.
 
-    A failed call does not count as a wrong answer: its example is left out for all programs and metrics, with a
-    warning. Metrics over a set get infinitesimal jackknife intervals, with two best and two worst
-    pseudo-answers added.
+    A failed call does not count as a wrong answer: its example is left out for all programs and
+    metrics, with a warning. Intervals of metrics over a set are from the infinitesimal jackknife,
+    with two best and two worst pseudo-answers added.
 
     Args:
         programs: Programs by name; the others are compared with the first. They are not modified.
-        metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of metrics by name.
-        devset: Examples that no optimizer has seen. Each program is called once on each, even for several metrics.
+        metric: A metric by example, or over a set, such as ``F1("positive")``; or a dict of
+            metrics by name.
+        devset: Examples that no optimizer has seen. Each program is called once on each example,
+            even with several metrics.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
     Raises:
         TypeError, ValueError: If an argument is invalid, before any program call.
-        RuntimeError: If calls failed on all examples but one, or on all.
-        Exception: If a program or a metric raises one; see `max_errors`.
+        RuntimeError: If fewer than two examples remain on which no call failed.
+        Exception: The error of a program or metric that ends the run, as set by `max_errors`.
     """
     if not isinstance(programs, Mapping) or not programs:
-        raise UserTypeError(
-            f'programs must be a dict from names to programs, such as {{"a": program}}; got {programs!r}'
-        )
+        raise UserTypeError(f'programs must be a non-empty dict, such as {{"a": program}}; got {programs!r}')
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     if not metrics:
-        raise UserTypeError('metric must be a metric, or a dict of metrics such as {"accuracy": metric}; got {}')
+        raise UserTypeError('metric must not be an empty dict. Pass a metric, or a dict such as {"accuracy": metric}.')
     for name, program in programs.items():
         check_given(program, name=f"programs[{name!r}]", to_order=False, devset=devset)
     if len(devset) < 2:
@@ -252,7 +256,7 @@ class _ProgramRun(MetricWork):
             self.models += work.models
 
     def call_program(self, **options: Any) -> None:
-        """Call the program on each example; warn of wrong answers with a cause outside the program."""
+        """Call the program on each example; warn if errors from outside it count as wrong answers."""
         self.records, _ = calls_on(self.program, self, len(self.examples), called="example", log=RunLog(), **options)
         unread = [record for record in self.records if record.outcome == WRONG]
         errors = [record.error for record in unread if cause_of(record.error) is not None]
@@ -272,7 +276,7 @@ class _ProgramRun(MetricWork):
 
 
 def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) -> list[int]:
-    """Return the numbers of the examples on which no call failed; warn of the others."""
+    """Return the indices of the examples on which no call failed; warn of the others."""
     failures = {}
     for run in runs:
         for number, record in enumerate(run.records):
@@ -294,7 +298,7 @@ def _examples_without_failure(runs: Sequence[_ProgramRun], num_examples: int) ->
 def _compare(
     name: str, metric: Metric, runs: Sequence[_ProgramRun], examples: Examples, numbers: Sequence[int]
 ) -> dict[str, ProgramScore]:
-    """Score programs with a metric, and compare them with the first; `numbers` are the examples' devset indices."""
+    """Compare programs with the first by a metric; `numbers` are the examples' devset indices."""
     unread = CallRecord(None)
     records = {}
     for run in runs:
@@ -318,7 +322,7 @@ def _compare(
 
 
 class _MeanScores:
-    """Mean scores, in which an unparsable reply gets the lowest score of all programs, or 0 if that is lower."""
+    """Mean scores. An unparsable reply gets the lowest score of any program, or 0 if that is lower."""
 
     def __init__(self, records: Iterable[Sequence[CallRecord]]) -> None:
         scores = [record.score for record in chain.from_iterable(records)]
@@ -335,7 +339,6 @@ class _MeanScores:
         return ProgramScore(float(np.mean(scores)), (max(low, least), min(high, most)), num_unread=_num_unread(records))
 
     def difference_interval(self, before: Sequence[CallRecord], after: Sequence[CallRecord]) -> tuple[float, float]:
-        """Return the interval of the difference between two means."""
         scores_before = self._scores(before)
         scores_after = self._scores(after)
         low, high = _bounds([*scores_before, *scores_after])
@@ -346,7 +349,7 @@ class _MeanScores:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest possible score: 0 and 1 unless scores lie beyond."""
+    """Return the lowest and highest possible score, assumed to be 0 and 1 unless scores lie beyond."""
     if min(scores) >= 0.0:
         return 0.0, max(1.0, *scores)
     return min(scores), max(0.0, *scores)
@@ -359,7 +362,6 @@ class _SetScores:
         self._influence = ConfusionScores(metric, right_labels, labels)
 
     def score(self, records: Sequence[CallRecord]) -> ProgramScore:
-        """Return the metric's value and its confidence interval."""
         answers = _labels(records)
         self._influence.linearize_at(answers)
         value = self._influence.value(answers)
@@ -382,7 +384,6 @@ class _SetScores:
 
 
 def _labels(records: Sequence[CallRecord]) -> list[tuple[int, str | None]]:
-    """Return pairs of example number and answered label."""
     return [(number, record.value) for number, record in enumerate(records)]
 
 
@@ -402,7 +403,6 @@ def _paired_interval(
 
 
 def _constant_score(metric: Metric, program: dspy.Module, examples: Examples) -> ConstantScore | None:
-    """Return the score of always answering the better of the two most frequent labels."""
     output = label_output(program)
     if not isinstance(output, LabelOutput):
         return None

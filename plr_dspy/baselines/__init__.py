@@ -14,12 +14,12 @@ from plr_dspy.programs.checks import Count, WholeNumber, arguments
 
 __all__ = ["PDO", "DEmO", "GlobalE", "LocalE", "PerInputOrder", "StaticOrder", "TopKOrder"]
 
-BATCH = 15  # orders scored per log line
+BATCH = 15  # orders scored between two log lines
 COMPARED_SHARE = 0.2  # largest share of a budget for the final comparison
 
 
 class StaticOrder(DemoOptimizer):
-    """Optimizer that keeps the original order, without any program calls, and writes a report.
+    """Optimizer that keeps the original order without any program calls, but writes a report.
 
     All arguments are as in `PLReorder`.
     """
@@ -28,7 +28,6 @@ class StaticOrder(DemoOptimizer):
     chooses_by_score = False
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan no calls."""
         return NOTHING_TO_DO
 
 
@@ -46,7 +45,8 @@ class TopKOrder(DemoOptimizer):
         num_candidates: Number of random orders, the paper's T x B.
         num_finalists: Number of orders scored on the selection split, the paper's K.
         max_metric_calls: Maximum number of program calls. None allows
-            ``num_candidates * train + (num_finalists + 1) * selection`` calls.
+            ``num_candidates * train + (num_finalists + 1) * selection`` calls, given the
+            splits' sizes.
         all others: As in `PLReorder`.
     """
 
@@ -56,7 +56,7 @@ class TopKOrder(DemoOptimizer):
     num_finalists: Count = 10
 
     def plan(self, size: ProblemSize, *, signal: str = "score") -> Plan:
-        """Plan as many orders as the budget allows, each on the whole train split."""
+        """Plan to score as many orders as the budget allows, each on the whole train split."""
         num_train = size.num_train
         num_selection = size.num_selection
         num_orders = min(self.num_candidates, size.num_distinct)

@@ -41,7 +41,7 @@ from plr_dspy.statistics.arrays import Array
 logger = logging.getLogger(__name__)
 
 CONTENT_FREE = ("[N/A]", "", "[MASK]")  # inputs that reveal a prompt's label bias
-OTHERS = ", or use PLReorder or TopKOrder, which need none"
+OTHERS = ", or use PLReorder or TopKOrder, which do not need this"
 WRITTEN_TOKENS = 128  # maximum tokens of a generated probing input
 WRITING = "Write one new example of the same kind as those given: like them, but none of them."
 
@@ -50,15 +50,15 @@ Rows = Mapping[Candidate, Mapping[int, CallRecord]]
 
 @arguments
 class LabelOptimizer(DemoOptimizer):
-    """Base class of these methods, which differ in their criterion and their probing inputs.
+    """Base class of methods that choose by label probabilities, without the metric.
 
-    They choose by label probabilities, without the metric.
+    Subclasses differ in their criterion and their probing inputs.
     """
 
     scored_on = "probing inputs"
     chooses_by_score = False
-    # The probing inputs are the fillers, if any, or else are written by the LM at this
-    # temperature. If both are empty, they come from the train split.
+    # The probing inputs are the fillers. Without fillers, the LM writes them at this
+    # temperature; without a temperature, they come from the train split.
     fillers: ClassVar[tuple[str, ...]] = ()
     temperature: ClassVar[float | None] = None
 
@@ -66,10 +66,10 @@ class LabelOptimizer(DemoOptimizer):
 
     @abstractmethod
     def criterion(self, table: Array) -> float:
-        """Return the score of an order, to maximise, from its label distributions ``[E, L]``."""
+        """Return an order's score, to maximise, from its label distributions ``[E, L]``."""
 
     def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
-        """Raise unless the program has exactly one predictor, with exactly one label output."""
+        """Raise a ValueError unless the method can use this program and these examples."""
         if isinstance(self.metric, SetMetric):
             raise UserError(f"metric must score single examples for {self.name}; got {self.metric!r}. Use PLReorder.")
         num_predictors = len(program.predictors())
@@ -94,7 +94,7 @@ class LabelOptimizer(DemoOptimizer):
         num_orders = min(self.num_candidates, size.num_distinct)
         least = len(self.fillers) or 1
         num_calls = len(self.fillers) or size.num_train
-        if self.temperature:  # With each order, the LM writes one input and answers all inputs.
+        if self.temperature:  # With each order, the LM writes one input, then answers those of all orders.
             least = 2
             num_calls = 1 + num_orders
         budget = self.max_metric_calls
@@ -166,7 +166,7 @@ class LabelRun(CompileRun):
                 raise scorer.nothing_ran(cells)
             self._work.take([cell.value for cell in cells])
             scorer.log.number_examples(self._optimizer._examples(self._setup, self._work)[1])
-        # Make one call first: it raises an error if the LM gives no log-probabilities.
+        # Make one call first, which raises an error if the LM returns no log-probabilities.
         scorer.evaluate({orderings[0]: self._work.probing[:1]})
         return scorer.evaluate(dict.fromkeys(orderings, self._work.probing))
 
@@ -184,7 +184,7 @@ class LabelRun(CompileRun):
                 f"none of {len(cells)} calls returned a label probability, so orders cannot be compared. Use another "
                 f"model or adapter. The first error was {answered[0].error}: {answered[0].message}"
             )
-        # Drop inputs that failed for any order. If none remain, drop orders that failed.
+        # Drop inputs that failed for any order. If no input remains, drop orders that failed instead.
         failed_inputs: set[int] = set()
         for row in rows.values():
             failed_inputs |= {i for i, cell in row.items() if cell.outcome == FAILED}
@@ -204,13 +204,13 @@ class LabelRun(CompileRun):
 class ProbingWork(LabelReadingWork):
     """Program calls that read label probabilities on probing inputs.
 
-    If the LM writes the inputs, a call on "example" 0 writes one from the demos of an
-    order (Lu et al., ACL 2022, Section 3.1).
+    If the LM writes the inputs, index 0 is no example: a call on it writes an input like
+    the demos of an order (Lu et al., ACL 2022, Section 3.1).
 
     Attributes:
         first: Index of the first probing input: 0, or 1 if the LM writes the inputs.
-        num_probing: Number of examples, including that for writing.
-        inputs: Probing inputs so far.
+        num_probing: Maximum number of probing inputs, plus `first`.
+        inputs: Probing inputs; empty until the LM has written them.
     """
 
     def __init__(self, optimizer: LabelOptimizer, setup: CompileSetup) -> None:
@@ -234,7 +234,7 @@ class ProbingWork(LabelReadingWork):
         return range(self.first, self.first + len(self.inputs))
 
     def take(self, written: Sequence[dict[str, str] | None]) -> None:
-        """Set the probing inputs to the first distinct ones of those written; None marks a failure."""
+        """Probe the first distinct inputs that the LM wrote; None marks a failed attempt."""
         distinct: dict[bytes, dict[str, str]] = {}
         for fields in written:
             if fields:
@@ -244,7 +244,7 @@ class ProbingWork(LabelReadingWork):
         if not self.inputs:
             raise RuntimeError(
                 f"none of the {len(written)} probing inputs that the LM wrote is usable. Lower temperature, or use a "
-                "method that needs none, such as PDO."
+                "method without them, such as PDO."
             )
         logger.info("the LM wrote %d distinct probing inputs", len(self.inputs))
 
@@ -261,7 +261,7 @@ class ProbingWork(LabelReadingWork):
         return CallRecord(None, value=distribution(cell.label_logprobs, cell.unseen_labels).tolist())
 
     def _write_input(self, program: dspy.Module) -> dict[str, str]:
-        """Return a new input, written by the LM, that resembles the program's demos."""
+        """Let the LM write a new input that resembles those of the program's demos."""
         predictor = program.predictors()[0]
         lm = predictor.lm or dspy.settings.lm
         adapter, signature, inputs = _writing_prompt(predictor, lm)
@@ -282,7 +282,10 @@ class ProbingWork(LabelReadingWork):
 def _writing_prompt(
     predictor: dspy.Predict, lm: dspy.BaseLM
 ) -> tuple[dspy.Adapter, type[dspy.Signature], dict[str, str]]:
-    """Return adapter, signature and inputs; completion LMs continue the demos, chat LMs follow an instruction."""
+    """Return adapter, signature and inputs of a call in which the LM writes a probing input.
+
+    Completion LMs continue the demos; chat LMs follow an instruction.
+    """
     plain = PlainTextAdapter()
     input_fields = predictor.signature.input_fields
     messages = plain.format_demos(predictor.signature, predictor.demos)
@@ -300,7 +303,7 @@ def _writing_prompt(
 
 @arguments
 class LocalE(LabelOptimizer):
-    """Optimizer that chooses the order with the highest mean entropy of its label distributions.
+    """Optimizer that chooses the order whose label distributions have the highest mean entropy.
 
     The LM writes the probing inputs from the demos of each candidate; no labels are used.
     The program must have one predictor with text inputs and one output that is a
@@ -311,7 +314,7 @@ class LocalE(LabelOptimizer):
     ACL 2022, Eq. 4 to 6.
 
     Args:
-        metric: Metric by example; it is unused, because labels are.
+        metric: Metric by example; unused, because label probabilities decide.
         variant: "lu", as published; or "plr", as in arXiv:2603.21373: lowest mean entropy.
         num_candidates: Number of random orders, including the original.
         temperature: Sampling temperature for writing probing inputs.
@@ -330,13 +333,14 @@ class LocalE(LabelOptimizer):
 
 @arguments
 class GlobalE(LocalE):
-    """Optimizer that chooses the order with the highest entropy of the shares of predicted labels.
+    """Optimizer that chooses the order whose predicted label shares have the highest entropy.
 
     Source: Y. Lu et al., "Fantastically ordered prompts and where to find them",
     ACL 2022, Eq. 2 and 3.
 
     Args:
-        variant: "lu", as published; or "plr", as in arXiv:2603.21373: lowest entropy of any input.
+        variant: "lu", as published; or "plr", as in arXiv:2603.21373: the order whose most
+            certain label distribution has the lowest entropy.
         metric, num_candidates, temperature, all others: As in `LocalE`.
     """
 
@@ -361,7 +365,7 @@ class PDO(LabelOptimizer):
     Args:
         setting: "few-shot" probes an empty input, with a uniform prior. "unlabelled" probes
             the train inputs, with a uniform prior. "prior" probes them with `prior`.
-        prior: Probability of each label; None uses the label shares of the trainset.
+        prior: Share of each label; None uses the shares in the trainset.
         metric, num_candidates, all others: As in `LocalE`.
     """
 
@@ -398,7 +402,7 @@ class PDO(LabelOptimizer):
 
 @arguments
 class DEmO(LabelOptimizer):
-    """Optimizer that returns a program that orders its demos for each input (`PerInputOrder`).
+    """Optimizer whose programs choose an order of demos for each input (`PerInputOrder`).
 
     A compile keeps the orders whose mean label distribution over content-free inputs
     ("[N/A]", "", "[MASK]") is closest to uniform. For each input, the program uses the
@@ -410,7 +414,8 @@ class DEmO(LabelOptimizer):
     learning", ACL Findings 2024.
 
     Args:
-        num_kept: Number of orders to choose from for each input; the report has the fairest.
+        num_kept: Number of orders to choose from for each input; the report shows the one
+            closest to uniform.
         metric, num_candidates, all others: As in `LocalE`.
     """
 

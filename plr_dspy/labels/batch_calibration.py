@@ -39,10 +39,10 @@ from plr_dspy.statistics.comparisons import paired_interval
 
 logger = logging.getLogger(__name__)
 
-NUM_FIRST = 6  # stop after this many replies if none has label probabilities
-MAX_FOLDS = 10  # of the cross-validation of a linear calibration
+NUM_FIRST = 6  # stop after this many calls if no reply has label probabilities
+MAX_FOLDS = 10  # maximum folds to cross-validate a linear calibration
 
-# L2 penalty on the distance of scales from 1 and of offsets from 0. A weaker penalty
+# Weight of the L2 penalty that pulls scales to 1 and offsets to 0. A weaker penalty
 # loses more with 10 or 20 examples than it gains with 100.
 PENALTY = 2.0
 
@@ -62,13 +62,13 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             label to labelled examples, and keeps them if cross-validation finds a gain
             (M. Abbas et al., AISTATS 2024).
         num_inputs: Maximum number of examples to call the program on, stratified by
-            label. With a metric, labels are sampled in turn and reweighted.
+            label. With a metric, labels alternate, and weights restore their shares.
         prior: Expected share of each label among the right answers. With None, "batch"
             chooses the shares by cross-validation if examples have labels, and assumes
             equal shares otherwise. Must be None for "linear".
         metric: Metric over a set, such as ``F1("positive")``, to maximise instead of
             accuracy; requires "batch", prior=None and labelled examples.
-        predictor: Name of the predictor to calibrate; optional if only one qualifies.
+        predictor: Name of the predictor to calibrate, if several have such an output.
         seed: Seed for sampling examples and for cross-validation folds.
         num_threads, max_errors, display_progress: As in `PLReorder`.
 
@@ -92,7 +92,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         if self.metric is not None and (self.method == "linear" or self.prior is not None):
             raise UserError(
                 f"metric requires method='batch' and prior=None; got method={self.method!r} and prior={self.prior}. "
-                "Leave these out."
+                "Leave metric out, or the other two."
             )
 
     def compile(
@@ -107,8 +107,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         """Calibrate the student.
 
         Args:
-            student: A program, calibrated or not; it is not changed.
-            trainset: Examples; those that are also demos are skipped.
+            student: A program, calibrated or not; it is not modified.
+            trainset: Examples; duplicates and those that are also demos are skipped.
             teacher, valset: Ignored; accepted because DSPy passes them to optimizers.
             seed: Overrides the seed of the constructor.
 
@@ -117,8 +117,8 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
             ``calibration_report``. Its `calibration` is None if answers stay unchanged.
 
         Raises:
-            UserError: if student or trainset cannot be calibrated with these arguments.
-            NoProbabilities: if the LM returns no label probabilities.
+            ValueError: If these arguments cannot calibrate this student on this trainset.
+            NoProbabilities: If the LM returns no label probabilities.
         """
         self.report = None
         seed = self._seed(seed)
@@ -195,7 +195,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         drawn = [usable[i] for i in order]
         if self.metric is None:
             return drawn[:count], np.ones(count)
-        # Rare labels matter most, so sample all labels in turn and reweight the examples.
+        # Rare labels matter most, so alternate labels, and restore their shares by weights.
         scores = ConfusionScores(self.metric, self.metric.right_labels(drawn), output.labels)
         chosen = scores.alternate_labels(len(drawn))[:count]
         (weights,) = scores.weights(np.ones((1, count), dtype=bool), np.array(chosen))
@@ -211,7 +211,7 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
         *,
         label_counts: Array,
     ) -> CalibrationReport:
-        """Add the strategy that scores best on labelled examples to the report; the first wins ties."""
+        """Compare strategies on labelled examples, and report the best; the first wins ties."""
         logs = replies.log_probabilities
         input_weights = weights[replies.inputs]
         answers = {AS_IT_IS: replies.answers, LIKELIEST: logs.argmax(axis=1)}
@@ -265,19 +265,19 @@ class BatchCalibration(Checked, Teleprompter):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class LabelReplies:
-    """Label probabilities from the replies to n of the E inputs."""
+    """Label probabilities from n replies; those without any are only counted."""
 
     labels: list[str]
     inputs: Numbers  # input indices, [n]
     log_probabilities: Array  # [n, L]
-    unseen: NDArray[np.bool_]  # labels not among the likeliest tokens, [n, L]
-    answers: Numbers  # label indices of the program's own answers, -1 for none, [n]
+    unseen: NDArray[np.bool_]  # whether a label is not among the likeliest tokens, [n, L]
+    answers: Numbers  # label indices of the program's answers, -1 for none, [n]
     completed: Numbers  # indices of inputs whose calls did not fail
     num_failed: int
     num_unread: int  # replies that the adapter could not parse
 
     def report(self, weights: Array, *, metric: str, num_examples: int) -> CalibrationReport:
-        """Return a report without a calibration."""
+        """Return the report before a calibration is chosen."""
         means = np.average(np.exp(self.log_probabilities), axis=0, weights=weights[self.inputs])
         return CalibrationReport(
             calibration=None,
@@ -298,7 +298,7 @@ class LabelReplies:
         return padded[self.completed]
 
     def calibrated_to(self, shares: Array | None = None, *, weights: ArrayLike = 1.0) -> Calibration:
-        """Return the calibration that moves mean probabilities to shares ``[L]``, by default equal ones."""
+        """Return the batch calibration to label shares ``[L]``, by default equal ones."""
         if shares is None:
             shares = np.full(len(self.labels), 1.0 / len(self.labels))
         offsets = batch_offsets(self.log_probabilities, prior=shares, unseen=self.unseen, weights=weights)
@@ -307,7 +307,6 @@ class LabelReplies:
     def calibration(
         self, method: str, offsets: Array, *, scales: ArrayLike = (), shares: ArrayLike = ()
     ) -> Calibration:
-        """Return a calibration for the labels of these replies."""
         numbers = [tuple(np.asarray(values).tolist()) for values in (offsets, scales, shares)]
         return Calibration(
             method, tuple(self.labels), numbers[0], numbers[1], num_inputs=len(self.inputs), shares=numbers[2]
@@ -381,7 +380,7 @@ def read_replies(
 def _no_probabilities(num_read: int, num_replies: int) -> NoProbabilities:
     return NoProbabilities(
         f"{PURPOSE} needs at least 2 replies with a label among the likeliest tokens; got {num_read} of {num_replies}. "
-        "Add demos, or use another adapter (PlainTextAdapter for small and base models) or model."
+        "Add demos, or use another model or adapter (PlainTextAdapter for small and base models)."
     )
 
 
@@ -391,8 +390,8 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
     Source: M. Abbas et al., "Enhancing in-context learning via linear probe
     calibration", AISTATS 2024.
 
-    Deviation: The paper multiplies probabilities by a full matrix. One scale per label
-    on log-probabilities needs fewer examples, and includes batch calibration.
+    Deviation: The paper fits a full matrix to probabilities. Scaling log-probabilities by
+    label needs fewer examples; batch calibration is the case with all scales 1.
 
     Args:
         log_probabilities: Log-probabilities of labels, ``[N, L]``.
@@ -400,7 +399,8 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
         seed: Seed for the cross-validation folds.
 
     Returns:
-        Scales ``[L]`` and offsets ``[L]``; None if cross-validation finds no clear gain.
+        Scales ``[L]`` and offsets ``[L]``; None if the cross-validated gain in
+        log-likelihood is at most one standard error.
     """
     num_examples = len(answers)
     shuffled = np.random.default_rng(seed).permutation(num_examples)
@@ -420,13 +420,11 @@ def fit_linear(log_probabilities: Array, answers: Numbers, *, seed: int = 0) -> 
 
 
 def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
-    """Return the scales and offsets that minimise the penalised loss."""
     num_examples, num_labels = log_probabilities.shape
     rows = np.arange(num_examples)
     unchanged = np.repeat([1.0, 0.0], num_labels)
 
     def loss(parameters: Array) -> float:
-        """Return the penalised loss for scales and offsets, concatenated."""
         scales, offsets = np.split(parameters, 2)
         logs = log_softmax(log_probabilities * scales + offsets, axis=1)
         penalty = ((parameters - unchanged) ** 2).sum()
@@ -437,7 +435,7 @@ def _fit(log_probabilities: Array, answers: Numbers) -> tuple[Array, Array]:
 
 
 def _distinct(student: dspy.Module, trainset: Examples) -> list[dspy.Example]:
-    """Return the examples with distinct inputs that are not demos."""
+    """Return the examples that are not demos, without repeated inputs."""
     demos: list[Value] = []
     for predictor in student.predictors():
         demos += predictor.demos

@@ -1,4 +1,4 @@
-"""Programs that answer with the likeliest label by calibrated probabilities."""
+"""Programs that answer with the most probable label after calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBABILITIES = "probabilities"  # field added to calibrated predictions
 
 
 def calibrated_output(program: dspy.Module, predictor: str | None = None) -> LabelOutput:
-    """Return the output to calibrate; raise an error unless there is exactly one."""
+    """Return the output to calibrate; raise a ValueError unless there is exactly one."""
     predictors = dict(program.named_predictors())
     names = list(predictors)
     if predictor is not None and predictor not in names:
@@ -38,30 +38,30 @@ def calibrated_output(program: dspy.Module, predictor: str | None = None) -> Lab
         if reads_itself and predictors[output.predictor] in part.predictors():
             raise UserError(
                 f"{output.predictor!r} is in a {type(part).__name__}, which cannot be calibrated: pass the program "
-                "that it wraps."
+                "inside it."
             )
     if any(PROBABILITIES in other.signature.output_fields for other in predictors.values()):
         raise UserError(
-            f"calibration adds a field {PROBABILITIES!r}, and the program has such an output: rename the output."
+            f"calibration adds a field {PROBABILITIES!r}, but the program has an output of this name: rename it."
         )
     return output
 
 
 class CalibratedProgram(dspy.Module):
-    """A program that answers with the likeliest label by calibrated probabilities.
+    """A program that answers with the most probable label after calibration.
 
-    ``prediction.probabilities`` has each label's calibrated probability, or is None if the reply has none. Load a saved
-    program with `load_program`.
+    ``prediction.probabilities`` maps each label to its calibrated probability; it is None if
+    the reply has no label probabilities. Load a saved program with `load_program`.
 
     Args, and attributes of the same names:
         program: A program with an output that is a Literal, an enum or a bool. It is copied.
-        calibration: A calibration from `BatchCalibration`. If None, predictions have probabilities, but the program
-            keeps its own answers.
-        predictor: Name of the predictor with that output; None if there is only one.
+        calibration: A calibration from `BatchCalibration`. If None, predictions have
+            probabilities, but the program keeps its own answers.
+        predictor: Name of the predictor with that output; needed only if there are several.
 
     Raises:
         TypeError: If an argument has the wrong type, or the program is calibrated already.
-        ValueError: If the program has no such output or several, or other labels than the calibration.
+        ValueError: If there is not exactly one such output, or the calibration is for other labels.
     """
 
     calibration: Calibration | None
@@ -73,7 +73,7 @@ class CalibratedProgram(dspy.Module):
         if not isinstance(program, dspy.Module) or isinstance(program, CalibratedProgram):
             raise UserTypeError(
                 f"program must be a dspy.Module that is not calibrated already; got {type(program).__name__}. Pass "
-                "the program itself."
+                "the original program."
             )
         if not isinstance(calibration, (Calibration, type(None))):
             raise UserTypeError(f"calibration must be a Calibration or None; got {calibration!r}.")
@@ -88,7 +88,7 @@ class CalibratedProgram(dspy.Module):
         return _with_probabilities(prediction, reader)
 
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the prediction of `forward` by the program's async calls."""
+        """Do the same as `forward`, asynchronously."""
         with self._reading() as reader:
             call = dspy.asyncify(self.program)
             if hasattr(self.program, "aforward"):
@@ -102,11 +102,11 @@ class CalibratedProgram(dspy.Module):
         return labels_read(self.program, output, LogprobRequests(PURPOSE), decision=decision)
 
     def _set(self, calibration: Calibration | None, predictor: str | None) -> None:
-        """Set a predictor's calibration; raise an error if its labels differ."""
+        """Set a predictor's calibration; raise a ValueError if it is for other labels."""
         output = calibrated_output(self.program, predictor)
         if calibration is not None and list(output.labels) != list(calibration.labels):
             raise UserError(
-                f"the calibration is of the labels {list(calibration.labels)}, and the program has "
+                f"the calibration is for the labels {list(calibration.labels)}, but the program has "
                 f"{list(output.labels)}: calibrate this program."
             )
         self.predictor = output.predictor
@@ -116,16 +116,16 @@ class CalibratedProgram(dspy.Module):
         """Return the parameters that DSPy saves and loads, including the calibration."""
         return [("calibration", _SavedCalibration(self)), *super().named_parameters()]
 
-    # Optimizers freeze what they compile, and DSPy does not save frozen parts.
+    # DSPy does not save parts that an optimizer has frozen, so this program cannot be frozen.
     _compiled = property(lambda self: False, lambda self, value: None)
 
 
 def _with_probabilities(prediction: Value, reader: LabelReader) -> Value:
-    """Return the prediction with probabilities as its first field, because `dspy.majority` votes on the last one."""
+    """Add the probabilities as the first field, because `dspy.majority` votes on the last one."""
     if not isinstance(prediction, dspy.Prediction):
         return prediction
     probabilities = None
-    reading = reader.behind(prediction)
+    reading = reader.reading_for(prediction)
     if reading is not None:
         labels = reader.label_output.labels.values()
         probabilities = dict(zip(labels, np.exp(reading.log_probabilities).tolist(), strict=True))
@@ -144,7 +144,7 @@ class _SavedCalibration(Parameter):  # type: ignore[misc]
         self._program = program
 
     def reset(self) -> None:
-        """Keep the calibration."""
+        """Keep the calibration, because optimizers reset only demos."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Value]:
         calibration = self._program.calibration

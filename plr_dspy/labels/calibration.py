@@ -1,4 +1,4 @@
-"""The calibration of label probabilities that a program answers by."""
+"""Calibrations of label probabilities, as saved with programs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from plr_dspy.labels.reader import Reading
 from plr_dspy.statistics.calibration import calibrated
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Files from later versions may hold more.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))  # Reject files of later versions.
 class Calibration:
     """A calibration of label probabilities: ``scales * log p + offsets``, normalised.
 
     Attributes:
         method: Name of the method that fitted it; "none" changes nothing.
-        labels: Labels, as in demos, ``[L]``.
+        labels: Texts of the labels in demos, ``[L]``.
         offsets, scales: One value per label, ``[L]``; scales default to 1.
-        num_inputs: Number of inputs that it was fitted to; for `PLReorder`, of examples.
-        shares: Label shares that answers are calibrated to, ``[L]``, if any.
+        num_inputs: Number of inputs or, with `PLReorder`, of examples it was fitted to.
+        shares: Target shares of the labels among answers, ``[L]``; may be empty.
     """
 
     method: str
@@ -45,7 +45,7 @@ class Calibration:
         return cls("none", names, (0.0,) * len(names))
 
     def applied(self, reading: Reading) -> Reading:
-        """Return calibrated log-probabilities and the likeliest label."""
+        """Return the calibrated log-probabilities, with the label that is then likeliest."""
         is_unseen = np.isin(np.arange(len(self.labels)), reading.unseen)
         logs = calibrated(reading.log_probabilities, self.offsets, scales=self.scales, unseen=is_unseen)
         return Reading(self.labels[int(logs.argmax())], tuple(logs.tolist()), reading.unseen)

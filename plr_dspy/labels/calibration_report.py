@@ -24,9 +24,9 @@ class CalibrationReport:
         program_calls: Number of program calls.
         num_failed, num_unread, num_silent: Numbers of failed calls, of replies that
             could not be parsed, and of replies without label probabilities.
-        scores: Accuracy or metric of each strategy compared: "as it is", "likeliest
-            label", "calibrated to" some shares, and "always" one label, the most
-            frequent or the best by the metric. Empty if labels were not used.
+        scores: Accuracy or metric of each strategy: "as it is", "likeliest label",
+            "calibrated to" given shares, and "always" the most frequent label or, with a
+            metric, the best one. Empty if the examples' labels were not used.
         chosen: The best strategy; None if none were compared.
         gain_interval: 95 % confidence interval of the gain in accuracy of the chosen
             strategy over "as it is"; None with a metric over a set.
@@ -47,14 +47,13 @@ class CalibrationReport:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """The label shares that answers are calibrated to, if any."""
+        """The target shares of the labels among answers, if any."""
         if self.calibration is None or not self.calibration.shares:
             return None
         return dict(zip(self.calibration.labels, self.calibration.shares, strict=True))
 
     @property
     def result(self) -> str:
-        """The result in a few words."""
         if self.calibration is None:
             return "answers stay as they are"
         if self.calibration.method == "none":

@@ -1,4 +1,4 @@
-"""Rebuilds the classes that wrap a saved program and its parts."""
+"""Restore the wrappers of a saved program and its parts."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def with_saved_wrappers(program: dspy.Module, state: Mapping[str, Value]) -> dsp
     if isinstance(state.get("orders"), list) and not isinstance(program, PerInputOrder):
         program = PerInputOrder(program)
     root = SimpleNamespace(program=program)
-    # Wrap a program before its parts.
+    # Wrap a program before its parts, whose names have more dots.
     for name in sorted(state, key=lambda name: name.count(".")):
         place, _, attribute = f"program.{name}".rpartition(".")
         if attribute == "calibration" and "found" in state[name]:

@@ -22,7 +22,7 @@ class LabelOutput:
 
     predictor: str
     name: str
-    labels: Mapping[str, Value]  # values by text in demos
+    labels: Mapping[str, Value]  # label values, by their text in demos
     annotation: Annotation  # the field's type in calls, without None
     optional: bool = False  # whether the answer may be None
 
@@ -50,7 +50,7 @@ class LabelOutput:
         return np.array(label_numbers, dtype=np.int64)
 
     def num_none(self, examples: Sequence[Value]) -> int:
-        """Count the examples or demos whose answer is None, if that is valid."""
+        """Count the examples or demos whose answer is None; 0 if the output may not be None."""
         return sum(self.optional and self.name in example and example[self.name] is None for example in examples)
 
     def counts(self, examples: Sequence[Value]) -> Array:
@@ -75,7 +75,7 @@ def label_outputs(predictor_name: str, predictor: dspy.Predict) -> list[LabelOut
 
 
 def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutput | str:
-    """Return the one output with few possible values, or the reason why there is none.
+    """Return the only output with few possible values, or the reason why there is no such output.
 
     If `only` is given, consider only the predictor of that name.
     """
@@ -96,12 +96,12 @@ def label_output(program: dspy.Module, *, only: str | None = None) -> LabelOutpu
         return f"no output is {LABEL_TYPES}"
     output = outputs[0]
     if len(output.labels) < 2 or "" in output.labels:
-        return f"the output {output.name!r} does not have two non-empty labels"
+        return f"the output {output.name!r} has an empty label, or fewer than two labels"
     return output
 
 
 def needed_output(program: dspy.Module, purpose: str, *, only: str | None = None, cure: str = "") -> LabelOutput:
-    """Return the `label_output`; if there is none, raise a ValueError that states purpose and cure."""
+    """Return the `label_output`, or raise a ValueError that states the purpose and the cure."""
     output = label_output(program, only=only)
     if isinstance(output, LabelOutput):
         return output
@@ -117,8 +117,8 @@ def prior_shares(prior: Mapping[Value, float], labels: Mapping[str, Value], *, n
     shares = [prior.get(value, prior.get(text)) for text, value in labels.items()]
     if len(prior) != len(shares) or not all(share is not None and share > 0 for share in shares):
         raise UserError(
-            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}. Give each of "
-            "these labels a share, and no other."
+            f"{name} must have a share above 0 for each of the labels {list(labels)}; got {dict(prior)}. Pass shares "
+            "for exactly these labels."
         )
     values = np.array(shares, dtype=np.float64)
     if abs(values.sum() - 1.0) > 1e-3:

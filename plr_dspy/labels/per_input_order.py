@@ -23,13 +23,13 @@ from plr_dspy.statistics.arrays import Array
 class PerInputOrder(dspy.Module):
     """A program that orders its demos for each input.
 
-    It calls the LM once per order, and takes the answer of the order in which the input raises the probability of the
-    predicted label most. Without orders, it gives the program's own answers.
+    It calls the LM once per order. The answer is from the order in which the input most raises
+    the predicted label's probability. Without orders, the program keeps its own.
 
     Args:
-        program: A program with one LM call, whose finite output is the answer.
-        orders: Each has "permutations", the demo indices per predictor, and "content_free", the mean distribution
-            ``[L]`` over content-free inputs.
+        program: A program with one LM call, and one output that is a Literal, an enum or a bool.
+        orders: Dicts with "permutations", the demo indices per predictor, and "content_free",
+            the mean label distribution ``[L]`` on content-free inputs.
     """
 
     def __init__(self, program: dspy.Module, orders: Sequence[Mapping[str, Value]] = ()) -> None:
@@ -39,7 +39,7 @@ class PerInputOrder(dspy.Module):
         self.orders = tuple(orders)
 
     def forward(self, *args: Value, **inputs: Value) -> Value:
-        """Return the answer in the order in which the input has the most influence."""
+        """Return the answer of the order in which the input has the most influence."""
         requests = LogprobRequests("DEmO")
         answers = []
         for order in self.orders:
@@ -59,7 +59,7 @@ class PerInputOrder(dspy.Module):
         args: Sequence[Value],
         inputs: Mapping[str, Value],
     ) -> tuple[Value, Reading | None]:
-        """Return the answer in an order, and the reading of its reply, if any."""
+        """Return the program's answer in one order, and the reading of its reply, if any."""
         predictors = dict(self.program.named_predictors())
         demos = {}
         for name, permutation in permutations.items():
@@ -67,13 +67,13 @@ class PerInputOrder(dspy.Module):
         program = ProgramFactory(self.program).build(demos)
         output = needed_output(program, "DEmO")
         likeliest = Calibration.none(output.labels).applied
-        # A program may modify its inputs; the next order must not see that.
+        # Copy the inputs for each order, because a program may modify them.
         own_args = [own_value(value) for value in args]
         own_inputs = {name: own_value(value) for name, value in inputs.items()}
         answer = None
         with labels_read(program, output, requests, decision=likeliest) as reader, suppress(*WRONG_ANSWERS):
             answer = program(*own_args, **own_inputs)
-        return answer, None if answer is None else reader.behind(answer)
+        return answer, None if answer is None else reader.reading_for(answer)
 
     async def aforward(self, *args: Value, **inputs: Value) -> Value:
         return await dspy.asyncify(self.forward)(*args, **inputs)

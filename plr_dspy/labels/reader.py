@@ -1,4 +1,4 @@
-"""Read label log-probabilities in the replies to a program's calls, and optionally answer by them."""
+"""Read label log-probabilities in a program's replies, and optionally replace its answers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ from plr_dspy.lm.plain_text_adapter import Value
 from plr_dspy.statistics.arrays import Array
 
 BEFORE_LABEL = " \t\r\n\"'`*([{"  # may precede the label in its token, as in JSON or bold text
-NUM_ALTERNATIVES = 20  # tokens per position: OpenAI's maximum and vLLM's default
-MIN_LOGPROB = -30.0  # lower bound; servers write -9999 for unknown log-probabilities
+NUM_ALTERNATIVES = 20  # per token of a reply: OpenAI's maximum and vLLM's default maximum
+MIN_LOGPROB = -30.0  # smaller values are raised, because servers write -9999 for unknown ones
 
 
 class NoProbabilities(FatalLMError):
-    """Log-probabilities are required, but the provider returns none."""
+    """Error for a provider that does not return the required log-probabilities."""
 
 
 @dataclass
 class LogprobRequests:
-    """State of the requests for log-probabilities, which end after a refusal or a first reply without any."""
+    """State of the requests for log-probabilities.
+
+    Requests stop after a refusal, or if the first reply has no log-probabilities.
+    """
 
     purpose: str = ""  # what needs log-probabilities; empty if they are optional
-    wanted: bool = True  # whether calls request them
-    given: bool = False  # whether a reply contained any
-    reason: str = ""  # why there are none
+    wanted: bool = True  # whether calls request log-probabilities
+    given: bool = False  # whether a reply had log-probabilities
+    reason: str = ""  # why requests stopped
 
     def note_reply(self, lm: dspy.BaseLM, *, given: bool) -> None:
         self.given = self.given or given
@@ -48,7 +51,7 @@ class LogprobRequests:
 
     def note_error(self, lm: dspy.BaseLM, error: Exception) -> bool:
         """Record the error of a call that requested log-probabilities; return whether to retry without them."""
-        # Refusals have many exception types. Parse errors quote the reply, which may contain any word.
+        # Exception types of refusals vary, so search the message, but not the reply in a parse error.
         refuses = isinstance(error, LMUnsupportedFeatureError) or "logprob" in str(error).lower()
         # `dspy.TwoStepAdapter` parses replies with another LM, whose errors are not refusals.
         is_own = str(lm.model).endswith(getattr(error, "model", None) or "")
@@ -81,7 +84,7 @@ class _RecordedCalls(BaseCallback):  # type: ignore[misc]
         self.calls.append((instance, inputs))
 
     def remove_logprobs(self) -> None:
-        """Remove log-probabilities, 3 MB per 150 tokens, from histories and the memory cache."""
+        """Remove log-probabilities from histories and the memory cache, to save 3 MB per 150 tokens."""
         for entry in self.history:
             entry.update(response=None, outputs=[_without_logprobs(output) for output in entry["outputs"]])
         drop_from_memory_cache(self.calls)
@@ -97,20 +100,20 @@ def _without_logprobs(output: Value) -> Value:
 class Reading(NamedTuple):
     """Label and label probabilities of one reply."""
 
-    label: str | None  # as in demos; None if the adapter parsed none
+    label: str | None  # its text in demos; None if the adapter could not parse it
     log_probabilities: tuple[float, ...]  # normalised, [L]
     unseen: tuple[int, ...] = ()  # indices of labels not among the likeliest tokens
 
 
-Decision: TypeAlias = Callable[[Reading], Reading]  # returns the answer and its probabilities
+Decision: TypeAlias = Callable[[Reading], Reading]  # returns a reading whose label becomes the answer
 Fields: TypeAlias = dict[str, Value]  # a reply's fields, as adapters return them
 
 
 class LabelReader:
     """Mixin that makes an adapter read label probabilities in the replies to its calls."""
 
-    readings: list[Reading | None]  # one per call with the label output; None if no label was read
-    unread: Reading | None  # of the first reply that the adapter could not parse; None with a decision
+    readings: list[Reading | None]  # one per call that has the label output; None if no label was read
+    unread: Reading | None  # reading of the first unparsable reply, unless there is a decision
     label_output: LabelOutput
     _requests: LogprobRequests
     _decision: Decision | None
@@ -135,7 +138,7 @@ class LabelReader:
 
     @contextmanager
     def _request_logprobs(self, lm: dspy.BaseLM, lm_kwargs: Fields, signature: Value) -> Iterator[Fields | None]:
-        """Yield arguments that request log-probabilities, or None; suppress a refusal."""
+        """Yield arguments that request log-probabilities, or None; suppress refusals if these are optional."""
         if not self._reads(signature):
             yield None
             return
@@ -168,11 +171,11 @@ class LabelReader:
             return False
         callers = dspy.settings.caller_modules
         caller = callers[-1] if callers else None
-        # Copies of the predictor within the program have the same stage.
+        # Compare stages, because a copy of the predictor keeps its stage.
         return getattr(caller, "stage", None) == self._predictor.stage and id(caller) not in self._other_ids
 
     def _call_postprocess(self, processed: Value, original: Value, outputs: list[Value], *rest: Value) -> Value:
-        """Parse replies as the adapter does; read the label probabilities of those that it cannot parse."""
+        """Parse replies as the adapter does; if it cannot, read their label probabilities."""
         try:
             return super()._call_postprocess(processed, original, outputs, *rest)  # type: ignore[misc]
         except AdapterParseError:
@@ -183,7 +186,8 @@ class LabelReader:
             reading = _reading_of(logprobs, self.label_output, None)
             if reading is None:
                 raise
-            if self._decision is not None:  # The decision replaces the placeholder.
+            if self._decision is not None:
+                # `_read_and_decide` replaces this object by a label.
                 return [{self.label_output.name: object(), "logprobs": logprobs}]
             self._requests.given = True
             self.unread = self.unread or reading
@@ -202,7 +206,7 @@ class LabelReader:
         return completions
 
     def _read_and_decide(self, fields: Fields) -> Reading | None:
-        """Return a completion's reading; a decision replaces its answer."""
+        """Return a completion's reading, and let the decision, if any, replace the answer."""
         output = self.label_output
         label = output.label_of(fields)
         # None may be a valid answer, which no decision replaces.
@@ -214,8 +218,8 @@ class LabelReader:
             fields[output.name] = output.labels[str(reading.label)]
         return reading
 
-    def behind(self, answer: Value) -> Reading | None:
-        """Return the last reading with the label of an answer, or the last one if it has no label."""
+    def reading_for(self, answer: Value) -> Reading | None:
+        """Return the last reading with an answer's label; if the answer has none, the last reading."""
         label = self.label_output.label_of(answer)
         for reading in reversed(self.readings):
             if label is None or (reading is not None and reading.label == label):
@@ -227,11 +231,11 @@ class LabelReader:
 def labels_read(
     program: dspy.Module, output: LabelOutput, requests: LogprobRequests, *, decision: Decision | None = None
 ) -> Iterator[Value]:
-    """Read labels in the replies to a program's calls, and yield the `LabelReader`.
+    """Read labels in a program's replies within the context, and yield the `LabelReader`.
 
-    The reader is a copy of the current adapter. After a refusal, it repeats the call
-    without requesting log-probabilities. A decision replaces the answer. If the label is
-    the only output, it also answers for replies that cannot be parsed.
+    The reader is a copy of the current adapter. If log-probabilities are optional and
+    refused, it repeats the call without them. A `decision` replaces answers; if the
+    label is the only output, it also supplies those of unparsable replies.
     """
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     reader: Value = copy.copy(adapter)
@@ -260,7 +264,7 @@ def _reading_type(kind: type) -> type:
     # Error messages must name the user's adapter.
     reading_type = type(kind.__name__, (LabelReader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     for name in {"format", "parse"} & vars(reading_type).keys():
-        delattr(reading_type, name)  # DSPy wraps it again, and would run callbacks twice.
+        delattr(reading_type, name)  # DSPy has wrapped the method again, which would run callbacks twice.
     return reading_type
 
 
@@ -285,7 +289,7 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
     masses = from_alternatives(after, labels)
     if len(after[""]) < 2 or not masses.any():
         return None
-    least = min(after[""].values())  # for labels not among the alternatives
+    least = min(after[""].values())  # upper bound for labels not among the alternatives
     logs = np.log(masses, out=np.full(len(masses), least), where=masses > 0)
     unseen = tuple(np.flatnonzero(masses == 0).tolist())
     return Reading(label, tuple(log_softmax(np.maximum(logs, MIN_LOGPROB)).tolist()), unseen)
@@ -294,9 +298,8 @@ def _reading_of(logprobs: Value, output: LabelOutput, label: str | None) -> Read
 def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Array:
     """Return unnormalised label probabilities ``[L]``.
 
-    If a token starts several labels, the following tokens decide. If these are unknown,
-    the labels share its probability equally. Case matters only if labels differ in case
-    alone.
+    If a token starts several labels, the next tokens divide its probability. If these are
+    unknown, the labels share it equally. Case matters only if it alone distinguishes labels.
 
     Args:
         after: Log-probabilities of the next token, by the text before it.
@@ -308,7 +311,7 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
     first_characters = {label[0] for label in labels}
     before_label = "".join(character for character in BEFORE_LABEL if character not in first_characters)
     masses = np.zeros(len(labels))
-    # The text so far, what each label lacks after it, and the probability to distribute.
+    # The text so far, the rest of each label after it, and the probability to distribute.
     pending = [("", dict(enumerate(map(fold, labels))), 1.0)]
     while pending:
         text, rests, probability = pending.pop()
@@ -323,11 +326,11 @@ def from_alternatives(after: Mapping[str, Mapping[str, float]], labels: Sequence
             if len(matches) > 1 and text + token in after:
                 pending.append((text + token, {i: rests[i][len(spelling) :] for i in matches}, mass))
                 continue
-            # If another token spells a label in full, the label gets no share of this token.
+            # A label that another token spells in full gets no share of this token.
             others = set(spellings.values()) - {spelling}
             candidates = [i for i in matches if rests[i] not in others] or matches
             masses[candidates] += mass / len(candidates)
-        # A label that is complete gets the probability of all tokens that continue no other label.
+        # A complete label gets the probability of all tokens that continue no other label.
         masses[[i for i, rest in rests.items() if not rest]] += max(0.0, remaining)
     return masses
 
@@ -347,7 +350,7 @@ def label_position(tokens: Sequence[str], labels: Sequence[str], answered: str |
 
     Labels directly after the field's name are preferred. If the `answered` label is
     known, take its last occurrence, because reasoning comes first. Otherwise, take the
-    first label, the token after the field's header, or the first token.
+    first label, else the token after the field's header, else the first token.
     """
     reply = "".join(tokens)
     ends = list(accumulate(map(len, tokens)))

@@ -1,4 +1,4 @@
-"""Program calls that read label probabilities, and the scores of labels by a metric."""
+"""Program calls that read label probabilities, and the scores that a metric gives labels."""
 
 import logging
 import math
@@ -28,9 +28,9 @@ from plr_dspy.statistics.arrays import Array
 
 logger = logging.getLogger(__name__)
 
-DECIMALS = 4  # of logged log-probabilities
+DECIMALS = 4  # decimal places of logged log-probabilities
 LONGEST_CALL = 0.05  # seconds; a metric that takes longer may call a model outside DSPy
-LONGEST_PROBE = 10.0  # seconds to score all labels with a metric
+LONGEST_PROBE = 10.0  # maximum seconds for scoring labels
 PROBE_SHARE = 0.1  # largest share of `max_seconds` for scoring labels
 
 SEVERAL = "the program calls its classifier several times for an answer"
@@ -39,13 +39,13 @@ UNASKED = "the program answered without calling its classifier"
 
 
 class LabelReadingWork(MetricWork):
-    """Work whose call records hold the label and the label log-probabilities, but no score.
+    """Program calls whose records hold the label and its log-probabilities, but no score.
 
     Args:
         examples: Examples to call programs on.
         output: Output that holds the label.
         purpose: What needs log-probabilities, for error messages.
-        as_it_is: Whether to keep the program's answers. Otherwise, the likeliest label replaces them.
+        as_it_is: Whether to keep the program's answers, instead of the likeliest labels.
     """
 
     def __init__(
@@ -59,35 +59,34 @@ class LabelReadingWork(MetricWork):
             self._decision = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a record with the label and the label log-probabilities."""
         try:
             with labels_read(program, self._output, self._requests, decision=self._decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
-            wrong.told = _fields(reader.unread)
+            wrong.record_fields = _fields(reader.unread)
             raise
         label = self._output.label_of(prediction)
-        reading = reader.unread or reader.behind(prediction)
+        reading = reader.unread or reader.reading_for(prediction)
         has_output = isinstance(prediction, dspy.Prediction) and self._output.name in prediction
         if reading is not None and not has_output:
-            # The answer is a plain text, or has the label in another field.
+            # The answer is plain text, or has the label in another field.
             label = reading.label
         return CallRecord(None, value=label, **_fields(reading))
 
 
 class LabelWork(MetricWork):
-    """A `MetricWork` that records label log-probabilities if they explain the score.
+    """A `MetricWork` that records label log-probabilities if their label explains the score.
 
     Args:
         metric: The metric that scores the answers.
         examples: Examples to call programs on.
         output: The output with the labels.
-        scores: The `label_scores` ``[E, L]``.
-        calibrating: Whether programs answer with the likeliest label, and answers are calibrated afterwards.
+        scores: Each label's score on each example, ``[E, L]``.
+        calibrating: Whether programs answer with the likeliest label, to be calibrated later.
         original: The user's program, which always gives its own answers.
 
     Attributes:
-        shares: Possible shares of labels among right answers, ``[S, L]``; None for even ones.
+        shares: Alternative shares of labels among right answers, ``[S, L]``; None for even ones.
     """
 
     shares: Array | None = None
@@ -116,8 +115,9 @@ class LabelWork(MetricWork):
             self._likeliest = Calibration.none(output.labels).applied
 
     def __call__(self, program: dspy.Module, example: int) -> CallRecord:
-        """Return a score, with log-probabilities if they explain it."""
-        if not self.requests.wanted or _signatures(program) != self._signatures:  # Others may answer in another way.
+        """Return a record with a score, and with log-probabilities if their label explains it."""
+        # A program with other signatures may answer with other labels.
+        if not self.requests.wanted or _signatures(program) != self._signatures:
             return super().__call__(program, example)
         stays_original = self._likeliest is not None and self._original == _demos(program)
         decision = None if stays_original else self._likeliest
@@ -125,9 +125,9 @@ class LabelWork(MetricWork):
             with labels_read(program, self.output, self.requests, decision=decision) as reader:
                 prediction = self._answered(program, example)
         except WrongAnswer as wrong:
-            wrong.told = {"refused": self.requests.reason}
+            wrong.record_fields = {"refused": self.requests.reason}
             if stays_original:
-                wrong.told |= _rounded_fields(reader.unread)
+                wrong.record_fields |= _rounded_fields(reader.unread)
             raise
         label = self.output.label_of(prediction)  # before scoring, as metrics may modify the prediction
         record = self._scored(example, prediction)
@@ -150,7 +150,7 @@ class LabelWork(MetricWork):
         return replace(record, **_rounded_fields(only_reading))
 
     def _lacking(self, reading: Reading | None, label: str | None, record: CallRecord, example: int) -> str:
-        """Return the reason why a reading does not explain the score, if any."""
+        """Return the reason why a reading does not explain the score, or an empty string."""
         if reading is None or reading.label is None:
             adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
             return f"no label is among the likeliest tokens of the replies that {adapter} reads"
@@ -176,7 +176,7 @@ class LabelWork(MetricWork):
         return LabelResponses(scores, read, shares, answers, self.influence)
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program that answers as it was scored, calibrated if its answers were revised."""
+        """Return the program whose answers were scored: calibrated if a revision is given."""
         if revision is None:
             return program
         calibration = Calibration(
@@ -190,14 +190,13 @@ class LabelWork(MetricWork):
 
 
 def _fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a reading for a call record."""
     if reading is None:
         return {}
     return {"label_logprobs": reading.log_probabilities, "unseen_labels": reading.unseen}
 
 
 def _rounded_fields(reading: Reading | None) -> dict[str, Value]:
-    """Return the fields of a reading, rounded as in the log that a resumed compile reads."""
+    """Round a reading for its call record, so that a resumed compile gets the same values."""
     if reading is not None:
         logs = tuple(round(log_probability, DECIMALS) for log_probability in reading.log_probabilities)
         reading = reading._replace(log_probabilities=logs)
@@ -221,13 +220,13 @@ def _demos(program: dspy.Module) -> dict[str, tuple[Value, Value]]:
 def label_scores(
     metric: Metric, examples: Sequence[dspy.Example], output: LabelOutput, *, max_seconds: float | None = None
 ) -> Array | str:
-    """Return each label's score on each example, ``[E, L]``, or the reason why there is none.
+    """Return each label's score on each example, ``[E, L]``, or the reason why it is unknown.
 
     Args:
         metric: The metric.
         examples: The examples.
         output: The output with the labels.
-        max_seconds: Time limit of the compile, of which this takes a small share.
+        max_seconds: Time limit of the compile; a tenth of it may be used here.
     """
     values = list(output.labels.values())
     calls = NoCalls()
@@ -247,12 +246,12 @@ def label_scores(
             num_slow += seconds > LONGEST_CALL
             if calls.stopped:  # The metric suppressed the exception.
                 break
-            # Tolerate a slow first call, and metrics that are slow for wrong labels alone.
+            # Tolerate a slow first call, and metrics that are slow for wrong labels only.
             if 2 * num_slow >= max(number, 4) or total_seconds > longest:
                 return "the metric is too slow to score every label"
     except (Exception, SystemExit) as error:
         if not calls.stopped:
-            return f"the metric raises {type(error).__name__} for a prediction with no field but {output.name!r}"
+            return f"the metric raises {type(error).__name__} for a prediction whose only field is {output.name!r}"
     if calls.stopped:
         return "the metric calls a language model"
     if (scores == scores[:, :1]).all():
@@ -261,7 +260,7 @@ def label_scores(
 
 
 def describe_answers(signal: str, calibrate: object) -> dict[str, bool | str]:
-    """Return what the arguments `signal` and `calibrate` say about how programs answer calls."""
+    """Return the facts about `signal` and `calibrate` that affect how programs answer."""
     return {
         "calibrate": calibrate is not False,
         "signal": "score" if signal == "score" else "auto",  # "logprobs" makes the same calls
@@ -269,11 +268,11 @@ def describe_answers(signal: str, calibrate: object) -> dict[str, bool | str]:
 
 
 def check_answers_itself(program: dspy.Module, *, name: str) -> None:
-    """Raise an error if the program is calibrated."""
+    """Raise a ValueError if the program is calibrated."""
     if isinstance(program, CalibratedProgram):
         raise UserError(
-            f"{name} must not be calibrated, because its calibration depends on the order of the demos: pass "
-            f"{name}.program, and calibrate the result"
+            f"{name} must not be calibrated, because a new order needs its own calibration: pass {name}.program, and "
+            "calibrate the result."
         )
 
 

@@ -40,7 +40,7 @@ HOPELESS = (FatalLMError, LMAuthError, LMBillingError, LMConfigurationError, LMU
 class CompletionEngine:
     """Engine for `dspy.LM(..., engine=...)` that sends requests as plain completions.
 
-    The prompt is the system prompt and all messages, joined by blank lines. Anything but text is refused.
+    The system prompt and all messages are joined by blank lines. Anything but text is refused.
 
     Args:
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
@@ -69,7 +69,7 @@ class CompletionEngine:
             )
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Make one attempt; raise an `LM15Error` if the server does not answer."""
+        """Make one attempt; raise an `LM15Error` if it fails."""
         import openai  # slow: takes half a second; litellm imports it anyway
 
         arguments = self._arguments(request)
@@ -99,14 +99,14 @@ class CompletionEngine:
         return cls(**state)
 
     def _arguments(self, request: lm15.Request) -> Json:
-        """Return the arguments for litellm, without settings that the request does not set."""
+        """Return the arguments for litellm, without unset or empty settings."""
         validate_request(request)
         config = request.config
         arguments: Json = {name: getattr(config, name) for name in SHARED_SETTINGS}
         arguments["stop"] = list(config.stop)
         arguments["user"] = config.user_id
         if config.logprobs is not None:
-            # In DSPy, 0 requests the chosen tokens alone; some servers take it to mean no log-probabilities.
+            # In DSPy, 0 requests the chosen tokens only; to some servers, it means no log-probabilities.
             arguments["logprobs"] = max(1, config.logprobs)
         extra_body = {**(self.extra_body or {}), **(config.extensions or {}), "top_k": config.top_k}
         # `metadata` only distinguishes requests in DSPy's cache; see `completion_lm`.
@@ -123,7 +123,7 @@ class CompletionEngine:
         }
 
     def _response(self, body: Json, request: lm15.Request) -> lm15.Response:
-        """Convert the reply to a chat reply with the same text."""
+        """Convert the server's reply to a chat reply with the same text."""
         choices = body.get("choices") or [{}]
         choice = choices[0]
         if not isinstance(choice.get("text"), str):
@@ -170,7 +170,6 @@ def _prompt(request: lm15.Request) -> str:
 
 
 def _without_empty(settings: Json) -> Json:
-    """Drop settings that are None or empty."""
     return {name: value for name, value in settings.items() if value not in (None, [], {})}
 
 
@@ -208,8 +207,8 @@ def completion_lm(
     DSPy's cache ignores the address, so two servers with the same model name share cached answers.
 
     Args:
-        model: The model's name on the server. A leading "hosted_vllm/" or "text-completion-openai/" sets the
-            provider.
+        model: The model's name on the server. A prefix "hosted_vllm/" or "text-completion-openai/"
+            sets the provider.
         api_base: The server's address up to its version, such as "http://127.0.0.1:8000/v1".
         api_key, api_key_env, provider, timeout, extra_body: See `CompletionEngine`.
         temperature, max_tokens, lm_kwargs: See `dspy.LM`; by default, answers have at most 16 tokens.
@@ -219,7 +218,7 @@ def completion_lm(
         provider = prefix
         model = name
     if extra_body:
-        # DSPy's cache key ignores the engine. Without this, it would mix up answers with and without a grammar.
+        # DSPy's cache key ignores the engine, but must distinguish answers with and without a grammar.
         lm_kwargs.setdefault("metadata", {"extra_body": dict(extra_body)})
     engine = CompletionEngine(
         api_base,

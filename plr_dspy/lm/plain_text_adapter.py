@@ -26,19 +26,20 @@ Messages: TypeAlias = list[dict[str, str]]
 Signature: TypeAlias = type[dspy.Signature]
 
 BLANK_LINES = re.compile(r"\n\s*\n")
-# Match any field names: modules such as ChainOfThought add fields, but keep the original text.
+# Match any field names: modules such as ChainOfThought add fields, but keep these instructions.
 _DEFAULT_INSTRUCTIONS = re.compile(r"Given the fields [`\w, ]*, produce the fields [`\w, ]*\.")
 
 
 class PlainTextAdapter(dspy.Adapter):
     """Adapter that shows demos as blocks of "Title: value" lines, and parses answers strictly.
 
-    The whole prompt is one user message: custom instructions, a block for each demo in the given order, and a last
-    block that ends with the title of the first output field. Blank lines separate blocks, so blank lines inside a value
-    become line breaks. Missing fields are skipped, and so is None unless the field's type allows it.
+    The whole prompt is one user message: custom instructions, a block for each demo in the given
+    order, and a last block that ends with the title of the first output field. Blank lines separate
+    blocks, so blank lines inside a value become line breaks. Fields without a value are skipped;
+    None is a value if the field's type allows it.
 
     Args:
-        show_instructions: Whether to start with the instructions if they differ from DSPy's default.
+        show_instructions: Whether to show instructions that differ from DSPy's default.
         callbacks: DSPy callbacks to run around `format` and `parse`.
     """
 
@@ -51,7 +52,7 @@ class PlainTextAdapter(dspy.Adapter):
     def _call_preprocess(
         self, lm: dspy.BaseLM, lm_kwargs: dict[str, Value], signature: Signature, inputs: Value
     ) -> Value:
-        """Stop the generation at the end of the answer, unless the caller has set `stop`."""
+        """Make the LM stop at the end of the answer, unless the caller has set `stop`."""
         if "stop" not in {**getattr(lm, "kwargs", {}), **lm_kwargs}:
             outputs = list(signature.output_fields.values())
             one_line = len(outputs) == 1 and _is_one_line(outputs[0].annotation)
@@ -87,11 +88,12 @@ class PlainTextAdapter(dspy.Adapter):
     def parse(self, signature: Signature, completion: str) -> dict[str, Value]:
         """Parse the output fields of a completion that continues the prompt.
 
-        Labels and numbers take a single line; other values end at a blank line. Several fields are split at lines that
-        start with a title. A label must be the whole value; its case may differ if no other label matches.
+        Labels and numbers take a single line; other values end at a blank line. If there are
+        several fields, each starts at a line with its title. A label must be the whole value; its
+        case may differ if no other label matches.
 
         Raises:
-            AdapterParseError: if a field is missing, empty, repeated or not a value of its type.
+            AdapterParseError: If a field is missing, empty, repeated or not a value of its type.
         """
         name = type(self).__name__
         outputs = signature.output_fields
@@ -118,12 +120,12 @@ def title_of(name: str, field: FieldInfo) -> str:
 
 
 def _lines(fields: Mapping[str, FieldInfo], values: Mapping[str, Value]) -> list[str]:
-    """Return a line for each field that has a value."""
+    """Return the title and text of each field that has a value."""
     lines = []
     for name, field in fields.items():
         if name in values and (values[name] is not None or annotation_allows_none(field.annotation)):
             text = one_block(format_field_value(field, values[name]))
-            # Strip the space after an empty value, which would change the tokens.
+            # Strip the space before an empty value, because it would change the tokens.
             lines.append(f"{title_of(name, field)} {text}".rstrip())
     return lines
 
@@ -179,7 +181,6 @@ def _is_one_line(annotation: Annotation) -> bool:
 
 
 def _parse_value(name: str, annotation: Annotation, text: str) -> Value:
-    """Parse the text of a field into a value of its type."""
     if text == "None" and annotation_allows_none(annotation):
         return None
     annotation = without_none(annotation)
@@ -224,7 +225,7 @@ def labels_of(annotation: Annotation) -> dict[str, Value] | None:
 
 
 def name_of_label(value: Value) -> str:
-    """Return the text of a label in demos; an enum member is shown by its value."""
+    """Return the text of a label in demos; for an enum member, that of its value."""
     value = decided(value)
     if isinstance(value, enum.Enum):
         value = value.value

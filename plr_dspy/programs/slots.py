@@ -43,7 +43,7 @@ class Slot:
     Attributes:
         predictor: The predictor's name.
         demos: The demos in their original order. In a pool, the student's own come first.
-        blocks: Groups of demo indices that can swap places; most adapters show incomplete demos first.
+        blocks: Groups of demo indices that can swap places. Most adapters show incomplete demos first.
         space: The orders or arrangements of this slot.
         classes: The classes of each block's demos; demos of one class give the same answer.
         pool: The pooled demos; empty for an order of fixed demos.
@@ -61,7 +61,7 @@ class PromptSlots(ABC):
     """The slots of a program, and the demos that each candidate shows in them."""
 
     noun = "order"
-    embedder: Any = None  # retrieves demos for each input
+    embedder: Any = None  # embeds inputs to retrieve demos
     slots: tuple[Slot, ...]
     space: OrderingSpace
 
@@ -86,7 +86,7 @@ class PromptSlots(ABC):
         return self.space.identity
 
     def demos(self, ordering: Candidate) -> dict[str, list[Any]]:
-        """Return each slot's demos in an order."""
+        """Return each slot's demos in a candidate's order."""
         permutations = self.permutations(ordering)
         demos = {}
         for slot in self.slots:

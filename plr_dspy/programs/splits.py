@@ -1,4 +1,4 @@
-"""Split examples into train and selection, without examples that a program's demos show."""
+"""Split examples into train and selection, and leave out those that a program's demos show."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 TRAIN_SHARE = 0.8
 EXAMPLES_PER_CLASS = 4  # Answers are classes if each has at least this many examples on average.
-COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples only has a common value.
+COMMON_SHARE = 0.1  # A demo that matches more than this share of the examples merely has a common value.
 
 Examples: TypeAlias = Sequence[dspy.Example]
 
@@ -61,7 +61,7 @@ def make_splits(
     name: str = "trainset",
     prompted: Collection[str] = (),
 ) -> Splits:
-    """Split the examples into train and selection, without duplicates and examples that demos show.
+    """Split the examples into train and selection; leave out duplicates and those that demos show.
 
     The order of the examples does not matter.
 
@@ -147,17 +147,17 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
 
 
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
-    """Return the indices of examples that demos show; scores on them would be too good.
+    """Return the indices of examples that demos show; scores on them would be too high.
 
-    A demo shows an example if all inputs that both have are equal. It also does if it contains all input values
-    of the example under any names, because inner predictors may rename them. If a demo matches more than a
-    tenth of the examples, it shows only those whose inputs it contains completely, with the same names.
+    A demo shows an example if their common inputs are equal, or if it contains all input values of
+    the example under any names, because inner predictors may rename inputs. A demo that matches
+    more than a tenth of the examples shows only those whose inputs it contains by name.
 
     Args:
         demos: Examples or dicts.
         examples: Examples with inputs.
-        prompted: Names of the inputs that prompts contain, if known. Other inputs, such as an ID, are
-            not compared.
+        prompted: Names of the inputs that prompts contain, if known; the others, such as an ID,
+            are not compared.
     """
     inputs: list[dict[str, str]] = []
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -199,7 +199,8 @@ def by_content(examples: Examples) -> list[int]:
 def mixed(indices: Sequence[int], labels: Sequence[Hashable], rng: random.Random, *, balanced: bool) -> list[int]:
     """Shuffle examples; if `balanced`, spread the classes evenly, so that every prefix is stratified.
 
-    A search scores orders on prefixes, on which an order that favours one class must not gain by chance.
+    A search scores orders on prefixes. If one class were frequent there, an order that favours it
+    would score too high.
     """
     shuffled = list(indices)
     rng.shuffle(shuffled)
@@ -221,9 +222,9 @@ def are_classes(labels: Sequence[Any]) -> bool:
 
 
 def answer_classes(rows: Sequence[Any], names: Sequence[str]) -> list[int]:
-    """Return a class number for each demo or example; equal answers in the fields `names` share one.
+    """Return each row's class number; rows with equal answers in the fields `names` share a class.
 
-    Fields whose values are mostly distinct, such as reasoning, do not define classes and are ignored.
+    Fields whose values are mostly distinct, such as reasoning, are ignored.
     """
     columns = []
     for name in names:

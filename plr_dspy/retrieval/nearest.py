@@ -23,26 +23,27 @@ Fields: TypeAlias = Mapping[str, Any]
 # Scripts written without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
 WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 TOKEN = rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+"  # a word, or a character of a script without spaces
-CACHE_SIZE = 4_096  # input vectors to cache in addition to the pool's, as a search repeats examples
-LABEL_WEIGHT = 0.5  # of a label's share among the candidates
-REDUNDANCY_WEIGHT = 0.5  # of the similarity to demos already chosen
+CACHE_SIZE = 4_096  # vectors of inputs to cache beyond the pool's, because a search repeats examples
+LABEL_WEIGHT = 0.5  # weight of a label's share among the candidates; similarity has weight 1
+REDUNDANCY_WEIGHT = 0.5  # weight of the similarity to demos already chosen, as a penalty
 
 
 @dataclass(frozen=True)
 class NearestDemos:
-    """Settings for showing each call the demos of a pool with the most similar inputs.
+    """Settings for retrieval: each call shows the demos whose inputs are most similar to its own.
 
     Source: J. Liu et al., "What makes good in-context examples for GPT-3?", DeeLIO 2022.
 
     Attributes:
         num_demos: Maximum number of demos to show.
-        prefer: Second criterion: labels that are frequent among the candidates, or demos unlike those already chosen.
-        nearest_last: Whether the best demo comes last, next to the question; otherwise, it comes first.
+        prefer: Second criterion besides similarity: labels that are frequent among the
+            candidates, or demos unlike those already chosen.
+        nearest_last: Whether the best demo comes last, next to the question, or first.
         num_candidates: Number of most similar demos to choose from.
-        max_tokens: Maximum total tokens of the demos; the least similar are dropped.
+        max_tokens: Maximum total tokens of the demos; the lowest-ranked are dropped.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # reject files of later versions
+    __pydantic_config__ = ConfigDict(extra="forbid")  # Reject files of later versions.
 
     num_demos: int = 8
     prefer: Literal["nearest", "frequent labels", "unlike each other"] = "nearest"
@@ -59,7 +60,7 @@ class NearestDemos:
 
 
 def word_vectors(texts: Sequence[str]) -> tuple[Any, Callable[[str], Array]]:
-    """Return the TF-IDF vectors of texts, `[n, d]`, and a function that returns their cosines with a text, `[n]`."""
+    """Return TF-IDF vectors of texts, `[n, d]`, and a function that returns a text's cosines with them, `[n]`."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow: takes a second and loads pandas
 
     vectorizer = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2))
@@ -83,10 +84,10 @@ class Pool:
     """The demos that a predictor may show, searchable by similarity to a call's inputs.
 
     Args:
-        predictor: Predictor whose input fields are compared and whose output fields define the demos' classes.
+        predictor: Its input fields are compared, and its output fields define the demos' classes.
         demos: Examples or dicts.
         sources: Identifiers of the program inputs that each demo was made from, `[n]`.
-        embedder: Embedder of the texts to compare; None compares words.
+        embedder: Embeds the texts to compare; None compares their words.
         vectors: Embeddings of the demos, `[n, d]`, if known.
         known: Cache of unit embeddings by text; updated in place.
         tokens: Prompt tokens of each demo, `[n]`, if known.
@@ -130,7 +131,7 @@ class Pool:
         self._cosines = self._cosines_by_embedder
 
     def vote(self, inputs: Fields, number: int, *, without: Fields | None = None) -> dict[str, Any]:
-        """Return the most frequent answer among the `number` nearest demos; of a tie, the nearest."""
+        """Return the most frequent answer among the `number` nearest demos; the nearest wins ties."""
         neighbours, _ = self._nearest(inputs, number, without)
         votes = Counter(self.classes[neighbours].tolist())
         winner = next(i for i in neighbours if votes[int(self.classes[i])] == max(votes.values()))
@@ -143,7 +144,8 @@ class Pool:
     def shown(self, inputs: Fields, nearest: NearestDemos, *, without: Fields | None = None) -> list[int]:
         """Return the indices of the demos for a call's inputs, in prompt order.
 
-        Skip demos made from the example being scored, whose program inputs are `without`, or from its copies.
+        If `without` holds the program inputs of an example being scored, skip demos made from it
+        or from its duplicates.
         """
         candidates, similarities = self._nearest(inputs, nearest.num_candidates, without)
         ranked = list(range(len(candidates)))
@@ -183,7 +185,7 @@ class Pool:
         if without is not None:
             source = source_of(without)
             values = set(map(input_key, without.values()))
-            # Otherwise the program derived these inputs, and other examples may share them.
+            # If the program derived these inputs instead, other examples may share them.
             if any(input_key(inputs[name]) in values for name in self.names if name in inputs):
                 own_key = self._input_key(inputs)
         best = np.argsort(-cosines, kind="stable")
@@ -200,7 +202,7 @@ class Pool:
         return np.asarray(self.vectors @ vector)
 
     def _embed(self, texts: Sequence[str]) -> Array:
-        """Return unit embeddings of texts; raise a ValueError if the embedder returns invalid ones."""
+        """Return unit embeddings of texts; raise a ValueError if the embedder's are invalid."""
         vectors = np.asarray(self.embedder(list(texts)), dtype=float)  # type: ignore[misc, type-var]
         expected = (len(texts), self._size or vectors.size // len(texts))
         if vectors.shape != expected or not vectors.size or not np.isfinite(vectors).all():
@@ -219,5 +221,4 @@ class Pool:
 
 
 def _text_of(fields: Fields, names: Sequence[str]) -> str:
-    """Return the text by which a demo or a call is compared."""
     return "\n".join(text_without(fields[name]) for name in names if fields.get(name) is not None)

@@ -1,4 +1,4 @@
-"""Predictors that retrieve demos for the inputs of each call, with saving and loading."""
+"""Predictors that retrieve demos for the inputs of each call; how they are saved and loaded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from plr_dspy.retrieval.nearest import Fields, NearestDemos, Pool
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2  # version of a retrieving predictor's saved state
-# DSPy's error about an unknown field shows this text if `student.load` reads the file.
+# Name of an extra field: `student.load` rejects it with an error that shows this text.
 LOADER = "plr_dspy: demos are found for each input; load this with plr_dspy.load_program(student, path)"
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The retrieval of demos from a pool; if `guarded`, it finds none unless the scored example is known."""
+    """The retrieval of demos from a pool.
+
+    If `guarded`, it is skipped if the example being scored is unknown, which it might show.
+    """
 
     pool: Pool
     nearest: NearestDemos
@@ -32,7 +35,7 @@ class Retrieval:
 
     @property
     def facts(self) -> list[Any]:
-        """Everything that affects which demos are found."""
+        """Everything that affects which demos are retrieved."""
         pool = self.pool
         demos = [dict(demo.items()) for demo in pool.demos]
         return [asdict(self.nearest), demos, pool.sources, pool.tokens, pool.embedder]
@@ -43,7 +46,7 @@ class Retrieval:
 
     @property
     def num_tokens(self) -> int:
-        """Estimated number of tokens in the demos of an input."""
+        """Estimated number of tokens in the demos retrieved for one input."""
         tokens = round(sum(self.pool.tokens) / max(1, len(self.pool.tokens)) * self.num_demos)
         if self.nearest.max_tokens is not None:
             return min(tokens, self.nearest.max_tokens)
@@ -55,7 +58,7 @@ class Retrieval:
 
 
 class RetrievingPredict(dspy.Predict):
-    """Predictor that shows its own demos, then those found for the inputs of a call."""
+    """Predictor that shows its own demos, then those retrieved for a call's inputs."""
 
     retrieval: Retrieval
 
@@ -97,7 +100,7 @@ class RetrievingPredict(dspy.Predict):
         return {**state, "retrieval": retrieval, "fields": {**state.get("fields", {}), LOADER: {}}}
 
     def load_state(self, state: Mapping[str, Any], **options: Any) -> RetrievingPredict:
-        """Load all but the retrieval, which needs the embedder; `load_program` sets it."""
+        """Load all but the retrieval; `load_program` restores that, because it knows the embedder."""
         fields = {name: value for name, value in state.get("fields", {}).items() if name != LOADER}
         rest = {name: value for name, value in state.items() if name not in ("retrieval", "fields")}
         super().load_state({**rest, "fields": fields}, **options)
@@ -105,7 +108,7 @@ class RetrievingPredict(dspy.Predict):
 
 
 def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> dspy.Module:
-    """Make a program's named predictors find demos for each input; return the program."""
+    """Make the named predictors retrieve demos for each input, in place; return the program."""
     predictors = dict(program.named_predictors())
     for name, retrieval in retrievals.items():
         predictor = predictors[name]
@@ -116,7 +119,6 @@ def retrieve_in(program: dspy.Module, retrievals: Mapping[str, Retrieval]) -> ds
 
 
 def retrievals_of(program: dspy.Module) -> dict[str, Retrieval]:
-    """Return a program's retrievals, by predictor name."""
     predictors = program.named_predictors()
     return {name: predictor.retrieval for name, predictor in predictors if isinstance(predictor, RetrievingPredict)}
 
@@ -134,7 +136,7 @@ def _retrieving(kind: type[dspy.Predict]) -> type[RetrievingPredict]:
     """Return the retrieving subclass of a predictor class."""
     if kind is dspy.Predict:
         return RetrievingPredict
-    # The class comes first, so that it handles its inputs before demos are found.
+    # The predictor's class comes first, so that it prepares inputs before demos are retrieved.
     return type(f"Retrieving{kind.__name__}", (kind, RetrievingPredict), {})
 
 

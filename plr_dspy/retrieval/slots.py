@@ -18,7 +18,7 @@ from plr_dspy.statistics.arrays import Array
 
 NEAREST_LAST = "nearest last"
 FREQUENT_LABELS = "frequent labels"
-# Number of demos from which frequent labels are preferred without a search. They helped with 1,000, not with 100.
+# Minimum demos to prefer frequent labels without a search. This helped with 1,000, not with 100.
 LARGE_POOL = 320
 
 
@@ -73,7 +73,8 @@ def make_pools(
 class RetrievalSlots(PoolSlots):
     """Arrangements of demos, and programs that retrieve demos for each input.
 
-    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`) and the pools (`found`).
+    In addition to the arguments of `PoolSlots`, it takes the variations by name (`nearest`), and
+    the pools to retrieve from, by predictor (`found`).
     """
 
     def __init__(
@@ -120,7 +121,6 @@ class RetrievalSlots(PoolSlots):
         return super().tokens(candidate) + self.found_tokens(candidate)
 
     def found_tokens(self, candidate: Candidate) -> int:
-        """Return the estimated number of tokens in the retrieved demos."""
         return sum(retrieval.num_tokens for retrieval in self._retrievals(candidate).values())
 
     def num_demos(self, candidate: Candidate) -> int:

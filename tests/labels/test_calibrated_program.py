@@ -143,7 +143,7 @@ BAD_INPUT = [
     (lambda: CalibratedProgram("text -> label"), TypeError, r"program must be a dspy\.Module"),
     (lambda: CalibratedProgram(CalibratedProgram(student())), TypeError, "calibrated already"),
     (lambda: CalibratedProgram(student(), {}), TypeError, "calibration must be a Calibration"),
-    (of_turned_labels, ValueError, "the calibration is of the labels"),
+    (of_turned_labels, ValueError, "the calibration is for the labels"),
     (lambda: with_offsets(1.0), ValueError, "finite offset and scale"),
     (lambda: with_offsets(1.0, float("nan")), ValueError, "finite offset"),
 ]
@@ -186,7 +186,7 @@ class TestSaving:
         program.program.demos = [{"text": "a", "label": "positive"}]
         before = program.dump_state()
         of_others = CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab"))
-        with pytest.raises(ValueError, match="of the labels"):
+        with pytest.raises(ValueError, match="for the labels"):
             program.load_state(of_others.dump_state())
         assert program.dump_state() == before
 

@@ -111,7 +111,7 @@ class TestMetricsThatFail:
     )
     def test_are_refused(self, metric, name):
         reason = label_scores(metric, EXAMPLES, OUTPUT)
-        assert reason == f"the metric raises {name} for a prediction with no field but 'label'"
+        assert reason == f"the metric raises {name} for a prediction whose only field is 'label'"
 
     def test_an_interrupt_passes(self):
         with pytest.raises(KeyboardInterrupt):

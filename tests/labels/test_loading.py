@@ -116,7 +116,7 @@ class TestFiles:
             (student(), CalibratedProgram(student()), "cannot be loaded into the student .*'calibration'"),
             (student(), larger(student()), "cannot be loaded into the student .*'part'"),
             (larger(student()), student(), "cannot be loaded into the student .*'signature'"),
-            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "of the labels"),
+            (CalibratedProgram(student(Literal["a", "b"]), Calibration.none("ab")), student(), "for the labels"),
             (CalibratedProgram(student(), FOUND), larger(student()), r"load.*\['part'\]; got 'self'"),
             (CalibratedProgram(student(), FOUND), dspy.Predict("text -> label"), "few possible values"),
             (larger(CalibratedProgram(student(), FOUND)), student(), "cannot be loaded into the student"),

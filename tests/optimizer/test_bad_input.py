@@ -74,8 +74,8 @@ COMPILE = [
     (student, {"trainset": iter(EXAMPLES)}, "trainset must be a list of dspy.Example"),
     (student, {"trainset": [{"question": "q"}]}, r'trainset\[0\] .*got dict: .*with_inputs\("question"\)'),
     (student, {"trainset": [("q", "a")]}, r'got tuple: make each one .*with_inputs\("question"\)$'),
-    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\)$'),
-    (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\)$'),
+    (student, {"trainset": [dspy.Example(question="q")] * 9}, r'trainset\[0\] has no inputs.*"question"\) on each'),
+    (Wrapped, {"valset": [dspy.Example(question="q")] * 9}, r'valset\[0\] has no inputs.*\("question"\) on each'),
     (lambda: Program(answer=student()), {"trainset": [{}] * 9}, r"got dict: make each one .*with_inputs\(...\)$"),
     (student, {"trainset": [*EXAMPLES, TEXT]}, r"\[120\] must have .* \['question'\]; it has \['text'\]: rename"),
     (student, {"valset": [1]}, r"valset\[0\] must be a dspy.Example; got int"),
@@ -313,7 +313,7 @@ class TestHistories:
         return program
 
     def test_that_are_missing_can_be_empty(self, program, engine):
-        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and declare it by with_inputs$"
+        cure = r"give each example talk=dspy\.History\(messages=\[\]\), and pass its name to with_inputs$"
         with pytest.raises(ValueError, match=cure):
             optimizer(max_metric_calls=60).compile(program, trainset=EXAMPLES[4:40])
         assert engine.num_calls == 0

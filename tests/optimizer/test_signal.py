@@ -13,7 +13,7 @@ from plr_dspy import PLFewShot
 from plr_dspy.labels.reader import NoProbabilities
 
 SILENCE = "fake/x gives no log-probabilities"
-ALONE = "the metric raises TypeError for a prediction with no field but 'label'"
+ALONE = "the metric raises TypeError for a prediction whose only field is 'label'"
 SEVERAL = "the program calls its classifier several times for an answer"
 PAPER = {"auto": "paper", "max_metric_calls": 300, "num_samples": 3, "num_final_draws": 2}
 

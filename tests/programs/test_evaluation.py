@@ -243,8 +243,8 @@ def test_a_failed_call_is_no_wrong_answer(metric, caplog):
 @pytest.mark.parametrize(
     ("programs", "devset", "error", "words"),
     [
-        ({}, examples(3, [1]), TypeError, "programs must be a dict from names to programs"),
-        (Answering([]), examples(3, [1]), TypeError, "programs must be a dict"),
+        ({}, examples(3, [1]), TypeError, "programs must be a non-empty dict"),
+        (Answering([]), examples(3, [1]), TypeError, "programs must be a non-empty dict"),
         ({"a": 3}, examples(3, [1]), TypeError, r"programs\['a'\] must be a"),
         ({"a": Answering([])}, examples(1, [0]), ValueError, "devset must contain at least 2 examples; got 1"),
         ({"a": Answering([])}, [{"number": 1}] * 2, TypeError, r"devset\[0\] must be a dspy.Example"),

@@ -142,10 +142,10 @@ def test_a_metric_that_always_fails_ends_the_calls(broken, error, calls):
 @pytest.mark.parametrize(
     ("metric", "error", "words"),
     [
-        ({}, TypeError, "metric must be a metric, or a dict of metrics"),
+        ({}, TypeError, "metric must not be an empty dict"),
         ({"a": exact, "b": 3}, TypeError, "metric must be callable"),
         ({"a": exact, "b": F1}, TypeError, "metric must be callable"),
-        ({"a": exact, "b": F1("maybe")}, ValueError, "must have the label 'maybe'"),
+        ({"a": exact, "b": F1("maybe")}, ValueError, "at least one example must have the label 'maybe'"),
     ],
 )
 def test_what_is_no_metric_is_refused_before_any_call(metric, error, words):
