@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,14 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, pools_of, stand_ins, why_none
 from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
+from plr_dspy.optimizer.instruction_scores import compare_instructions
 from plr_dspy.optimizer.learning import LearningOptimizer
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
+from plr_dspy.programs.instructions import Instruction, InstructionChoices, given_instructions, usable_instructions
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -34,6 +37,7 @@ from plr_dspy.statistics.calibration import Array
 logger = logging.getLogger(__name__)
 
 Demo: TypeAlias = dspy.Example | dict[str, Any]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
 
 
 @arguments
@@ -59,12 +63,15 @@ class PLFewShot(LearningOptimizer):
             student may exceed it.
         max_bootstrapped: Maximum examples to bootstrap demos from. A teacher is run on at most twice as many.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
+        instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
+            predictors a dict with a list for each name. None keeps the student's own.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
     Attributes:
         report: As in `PLReorder`. Demos are numbered as in the pool, which ``report.slots`` lists with
-            their origins. ``report.best_by_number`` has the best arrangement for each number of demos.
+            their origins. ``report.best_by_number`` has the best arrangement for each number of demos, and
+            ``report.instructions`` the instructions, with the expected score of each.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -84,6 +91,7 @@ class PLFewShot(LearningOptimizer):
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
+    instructions: Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +108,8 @@ class PLFewShot(LearningOptimizer):
         if self.max_metric_calls == 0 and not without_calls:
             needed = "demos='retrieved', no calibrate, and candidates that no teacher makes"
             raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
+        if self.max_metric_calls == 0 and self.instructions is not None:
+            raise UserError("max_metric_calls=0 makes no call, so that instructions cannot be compared: raise it")
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
@@ -136,8 +146,9 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and not given:
             # Prompts must not depend on the trainset's order.
             findable = {index: trainset[index] for index in by_content(trainset)}
-        slots = self._slots(program, examples, findable, attempts)
-        if not (slots.slots or attempts):
+        instructions = self._instructions(program)
+        slots = self._slots(program, examples, findable, attempts, instructions.by_predictor)
+        if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 "there are no demos to choose from: the student has none, and no prompt would show the candidates. "
                 "Pass candidates='bootstrapped', or a list of demos with the fields of the signature"
@@ -161,8 +172,15 @@ class PLFewShot(LearningOptimizer):
             demo_examples=examples,
             findable=findable,
             teacher=teacher,
+            dropped_instructions=instructions.dropped,
             attempts=attempts,
         )
+
+    def _instructions(self, program: dspy.Module) -> InstructionChoices:
+        """Return the instructions that the user passed, and the program's own."""
+        if self.instructions is None:
+            return InstructionChoices()
+        return usable_instructions(program, given_instructions(program, self.instructions), max_tokens=math.inf)
 
     @property
     def _given(self) -> Sequence[Any]:
@@ -175,6 +193,7 @@ class PLFewShot(LearningOptimizer):
         examples: Mapping[int, dspy.Example],
         findable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
+        instructions: Mapping[str, Sequence[Instruction]],
     ) -> PoolSlots:
         """Return the slots and their pools after these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **findable}
@@ -188,6 +207,7 @@ class PLFewShot(LearningOptimizer):
             "min_demos": self.min_demos,
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
+            "alternatives": instructions,
         }
         if self.demos == "fixed":
             return PoolSlots(program, fixed, **limits)
@@ -225,7 +245,7 @@ class PLFewShot(LearningOptimizer):
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teaching)
-        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts)
+        slots = self._slots(setup.program, setup.demo_examples, setup.findable, attempts, _alternatives(setup))
         if slots.space.num_distinct < 2 and all(attempt.cell.outcome == FAILED for attempt in attempts):
             raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
@@ -254,7 +274,15 @@ class PLFewShot(LearningOptimizer):
         return FinishedProgram(
             program,
             best_by_number=[
-                score.alternative(f"{number} demos", slots.shown(score.candidate)) for number, score in best.items()
+                score.alternative(f"{number} demos", slots.shown(score.candidate), slots.instructions(score.candidate))
+                for number, score in best.items()
             ],
+            instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
         )
+
+
+def _alternatives(setup: CompileSetup) -> Mapping[str, Sequence[Instruction]]:
+    """Return the instructions that a compile chooses from."""
+    assert isinstance(setup.slots, PoolSlots)
+    return setup.slots.alternatives

@@ -17,7 +17,15 @@ from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.report import Report
-from plr_dspy.report.schema import Alternative, Candidate, ProgramState, RetrievalReport, Signal, SlotReport
+from plr_dspy.report.schema import (
+    Alternative,
+    Candidate,
+    InstructionReport,
+    ProgramState,
+    RetrievalReport,
+    Signal,
+    SlotReport,
+)
 from plr_dspy.report.text import shorten
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of
@@ -35,6 +43,7 @@ class FinishedProgram:
 
     program: dspy.Module
     best_by_number: list[Alternative] = field(default_factory=list)
+    instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
 
 
@@ -82,6 +91,7 @@ def build_report(
         plr_dspy_version=__version__,
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
+        instructions=finished.instructions,
         retrieval=finished.retrieval,
         **yardsticks._asdict(),
     )
@@ -93,6 +103,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
         Candidate(
             origin=result.origin,
             ordering=setup.slots.shown(result.ordering),
+            instructions=setup.slots.instructions(result.ordering),
             score=result.score,
             expected_gain=result.gain.expected,
             probability=min(result.gain.probability, result.gain.probability_calibrated),

@@ -54,10 +54,12 @@ class Candidate(Part):
         score: Mean score on the selection split.
         expected_gain, probability, probability_worse: Gain over the original on new examples, and the
             probabilities of a higher, or lower, score there.
+        instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
     origin: str
     ordering: dict[str, list[int]]
+    instructions: dict[str, int] = {}
     score: float
     expected_gain: float
     probability: float
@@ -92,6 +94,7 @@ class Alternative(Part):
         score, interval: Expected score on new examples and its 95 % interval, if known.
         tokens: Tokens of all its demos, as GPT-4o counts them.
         num_demos, ordering: In `best_by_number`, number of demos, and their indices for each slot.
+        instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
     name: str
@@ -101,6 +104,47 @@ class Alternative(Part):
     interval: tuple[float, float] | None = None
     num_demos: int = 0
     ordering: dict[str, list[int]] = {}
+    instructions: dict[str, int] = {}
+
+
+class InstructionScore(Part):
+    """An instruction, and the best arrangement with it.
+
+    Attributes:
+        origin: "student", "instructions[2]" (in the list passed), or "proposed" by the prompt model.
+        score, interval: Expected score on new examples, of the best arrangement that was scored with it, and its
+            95 % interval; None if none was.
+        num_examples: Examples that this arrangement was scored on.
+    """
+
+    text: str
+    origin: str
+    score: float | None = None
+    interval: tuple[float, float] | None = None
+    num_examples: int = 0
+
+
+class UnusedInstruction(Part):
+    """An instruction that did not take part, and the reason."""
+
+    text: str
+    origin: str
+    reason: str
+
+
+class InstructionReport(Part):
+    """A predictor's instructions.
+
+    Attributes:
+        chosen: Number of the instruction in the returned program; 0 is the student's own.
+        distribution: State of the final distribution, for `PlackettLuce.from_state`; the first one drawn is shown.
+    """
+
+    predictor: str
+    chosen: int
+    alternatives: list[InstructionScore]
+    dropped: list[UnusedInstruction] = []
+    distribution: dict[str, Any] = {}
 
 
 class RetrievalReport(Part):
@@ -232,6 +276,7 @@ class ReportData(Part):
         stopped, stop_reason: Why the search ended, or the exception that ended the compile.
         settings: Everything that determines the run, including the seed.
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
+        instructions: The predictors' instructions, if these were chosen.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
         vote: Score of the most frequent label among the `max_demos` nearest examples.
@@ -258,6 +303,7 @@ class ReportData(Part):
     dspy_version: str
     schema_version: Literal[20] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
+    instructions: list[InstructionReport] = []
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None
@@ -274,8 +320,15 @@ class ReportData(Part):
         return self.calibration is not None and self.calibration.applied
 
     @property
+    def other_instructions(self) -> list[InstructionReport]:
+        """The predictors whose instruction is not the student's own."""
+        return [instruction for instruction in self.instructions if instruction.chosen]
+
+    @property
     def original_stays(self) -> bool:
         """Whether the returned program is the unchanged student."""
+        if self.other_instructions:
+            return False
         if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
         return all(slot.ordering == slot.original for slot in self.slots)
@@ -285,5 +338,12 @@ class ReportData(Part):
         """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
         if self.retrieves:
             return None
-        chosen = {slot.predictor: slot.ordering for slot in self.slots}
-        return next((best for best in self.best_by_number if best.ordering == chosen), None)
+        ordering = {slot.predictor: slot.ordering for slot in self.slots}
+        numbers = {}
+        for instruction in self.instructions:
+            if instruction.alternatives:
+                numbers[instruction.predictor] = instruction.chosen
+        for best in self.best_by_number:
+            if best.ordering == ordering and best.instructions == numbers:
+                return best
+        return None

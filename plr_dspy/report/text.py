@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
+from plr_dspy.report.schema import Alternative, Comparison, InstructionReport, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # minimum probability to call an order better
@@ -14,6 +14,7 @@ TOO_LONG = "ContextWindowExceededError"  # the exception of a prompt beyond the 
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum characters of a demo's field
+TEXT_WIDTH = 100  # maximum characters of an instruction
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -76,6 +77,9 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _scores(report)
     yield from _verdict(report)
     yield from _rivals(report)
+    for instruction in report.other_instructions:
+        chosen = instruction.alternatives[instruction.chosen]
+        yield f"instruction of {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
     yield from _calibration(report)
     yield from _fewer_demos(report)
     retrieval = report.retrieval
@@ -150,6 +154,8 @@ def _scores(report: ReportData) -> Iterator[str]:
         rows[f"your program, {_demos_of(report.original)}"] = score_text(*original)
         if not report.original_stays:
             name = f"returned program, {_demos_of(report.returned)}"
+            if report.other_instructions:
+                name += ", another instruction"
             if report.is_calibrated:
                 name += ", calibrated"
             rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
@@ -209,7 +215,9 @@ def _verdict(report: ReportData) -> Iterator[str]:
 
 def _why_original_stays(report: ReportData) -> str:
     what = "order"
-    if any(slot.origins for slot in report.slots):
+    if any(instruction.alternatives for instruction in report.instructions):
+        what = "prompt"
+    elif any(slot.origins for slot in report.slots):
         what = "choice of demos"
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
@@ -335,6 +343,8 @@ def details(report: ReportData) -> Iterator[str]:
     if report.best_by_number:
         yield "best of each number of demos:"
         yield from _table({way.name: _way(way) for way in report.best_by_number})
+    for instruction in report.instructions:
+        yield from _instructions(instruction)
     if report.retrieval is not None and report.retrieval.alternatives:
         yield "ways to show demos:"
         yield from _table({way.name: _way(way) for way in report.retrieval.alternatives})
@@ -360,6 +370,24 @@ def _demos(slot: SlotReport) -> Iterator[str]:
             f"{name}: {shorten(' '.join(value.split()), FIELD_WIDTH)}" for name, value in slot.demos[number].items()
         ]
         yield f"  demo {number}{origin}: {' | '.join(fields)}"
+
+
+def _instructions(report: InstructionReport) -> Iterator[str]:
+    """List a predictor's instructions, with the score of the best prompt with each."""
+    if report.alternatives:
+        yield f"{report.predictor}: instruction {report.chosen} of {len(report.alternatives)}, best prompt with each:"
+    for number, instruction in enumerate(report.alternatives):
+        score = "not scored"
+        if instruction.score is not None:
+            score = score_text(instruction.score, *(instruction.interval or ()))
+            score += f" by {instruction.num_examples} examples"
+        yield f"  instruction {number} ({instruction.origin}): {score}: {_one_line(instruction.text)}"
+    for unused in report.dropped:
+        yield f"  not used ({unused.origin}): {unused.reason}: {_one_line(unused.text)}"
+
+
+def _one_line(text: str) -> str:
+    return shorten(" ".join(text.split()), TEXT_WIDTH)
 
 
 def _way(way: Alternative) -> str:

@@ -106,7 +106,7 @@ class RetrievalSlots(PoolSlots):
         return self._variations[candidate.number] if isinstance(candidate, WholeProgram) else None
 
     def showing(self, share: float) -> Candidate:
-        if any(most for _, most in self.space.limits):
+        if any(most for _, most in self.space.limits[: len(self.slots)]):
             return super().showing(share)
         return self.whole_programs[0]
 

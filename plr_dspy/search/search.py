@@ -119,16 +119,20 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return the identity, the whole programs, then random orderings, without known ones and repeats.
+        """Return the first candidates of the space, then random orderings, without known ones and repeats.
 
-        There are fewer if hardly any are left.
+        At least half are random, identity and whole programs aside. There are fewer if hardly any are left.
         """
-        first: list[Candidate] = [self.space.identity, *self.space.programs]
+        num_first = max(1 + len(self.space.programs), number // 2)
+        first = self.space.first_candidates[:num_first]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
-            for ordering in self.draw(number, uniformly=True):
+            for draw_number, drawn in enumerate(self.draw(number, uniformly=True)):
+                ordering = drawn
+                if draw_number % 2:  # Other choices may all be worse than the first ones.
+                    ordering = self.space.with_first_choices(drawn)
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)

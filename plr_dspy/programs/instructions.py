@@ -1,0 +1,118 @@
+"""The instructions that each predictor of a program can have: its own first, then the user's or proposed ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import dspy
+
+from plr_dspy.errors import UserError
+from plr_dspy.programs.tokens import token_counter
+
+OWN_INSTRUCTION = "student"  # origin of the student's own instruction
+PLACEHOLDER = "..."
+
+GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of a predictor, and its origin, such as "instructions[2]"."""
+
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class DroppedInstruction:
+    """An instruction that cannot take part, and the reason."""
+
+    predictor: str
+    origin: str
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class InstructionChoices:
+    """The instructions of a program's predictors.
+
+    Attributes:
+        by_predictor: The instructions of each predictor that has alternatives; its own come first.
+        dropped: The instructions that cannot take part.
+    """
+
+    by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
+    dropped: Sequence[DroppedInstruction] = ()
+
+
+def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
+    """Return the user's instructions by predictor.
+
+    Raises:
+        ValueError: If a list is given to several predictors, or a name is unknown.
+    """
+    names = [name for name, _ in program.named_predictors()]
+    if not isinstance(given, Mapping):
+        if len(names) > 1:
+            raise UserError(
+                f"instructions must name the predictor of each text, because the student has {len(names)}: pass "
+                f"instructions={{{names[0]!r}: [...]}}, with any of {names}"
+            )
+        given = {names[0]: given}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UserError(f"instructions must be for predictors of the student, {names}; got {unknown}: rename them")
+    instructions = {}
+    for name, texts in given.items():
+        origin = "instructions" if len(names) == 1 else f"instructions[{name!r}]"
+        instructions[name] = [Instruction(text, f"{origin}[{number}]") for number, text in enumerate(texts)]
+    return instructions
+
+
+def usable_instructions(
+    program: dspy.Module, instructions: Mapping[str, Iterable[Instruction]], *, max_tokens: float
+) -> InstructionChoices:
+    """Return the instructions that differ in a predictor's prompt, its own first, and the dropped ones.
+
+    Args:
+        program: Its predictors have the students' own instructions.
+        instructions: The alternatives by predictor.
+        max_tokens: Maximum tokens of an instruction.
+    """
+    by_predictor = {}
+    dropped = []
+    count = token_counter()
+    for name, predictor in program.named_predictors():
+        if name not in instructions:
+            continue
+        own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
+        kept = [own]
+        prompts = {_prompt(predictor, own.text): own}
+        for instruction in instructions[name]:
+            prompt = _prompt(predictor, instruction.text)
+            reason = ""
+            if not instruction.text.strip():
+                reason = "empty"
+            elif prompt in prompts:
+                reason = f"the prompt is the same as with {prompts[prompt].origin}"
+            elif count([{"role": "system", "content": instruction.text}]) > max_tokens:
+                reason = "too long for the model's context window"
+            if reason:
+                dropped.append(DroppedInstruction(name, instruction.origin, instruction.text, reason))
+                continue
+            prompts[prompt] = instruction
+            kept.append(instruction)
+        if len(kept) > 1:
+            by_predictor[name] = kept
+    return InstructionChoices(by_predictor, dropped)
+
+
+def _prompt(predictor: dspy.Predict, text: str) -> str:
+    """Return a predictor's prompt with an instruction; the instruction alone if it cannot be built without inputs."""
+    signature = predictor.signature.with_instructions(text)
+    adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
+    with suppress(Exception):  # Adapters of users may need real inputs.
+        return repr(adapter.format(signature, [], dict.fromkeys(signature.input_fields, PLACEHOLDER)))
+    return str(signature.instructions)
