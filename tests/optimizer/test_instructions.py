@@ -12,22 +12,21 @@ from label_world import EXAMPLES as LABELLED
 from label_world import Engine, exact
 from label_world import student as classifier
 
-from plr_dspy import F1, PLFewShot, PlackettLuce, Report, load_program
+from plr_dspy import F1, PlackettLuce, PLFewShot, Report, load_program
 
 EXAMPLES = questions(90)
 GOOD = "Think of the number."
 BAD = "Answer like a pirate."
 IDLE = "Give the answer."
+SHARES = {GOOD: 0.9, BAD: 0.1, IDLE: 0.5}
 
 
 class InstructedEngine(OrderSensitiveEngine):
     """Answers by its instruction, with some more or less right answers for the demos shown."""
 
-    shares = {GOOD: 0.9, BAD: 0.1, IDLE: 0.5}
-
     def answer(self, system, texts):
         (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
-        share = next((share for text, share in self.shares.items() if text in system), 0.5)
+        share = next((share for text, share in SHARES.items() if text in system), 0.5)
         demos = [digest(text) for text in texts[:-1:2]]
         share += 0.2 * (sum(demos) / len(demos) - 0.5) if demos else 0.0
         is_right = digest(f"{asked} is hard") < share
