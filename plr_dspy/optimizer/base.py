@@ -263,7 +263,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 budget=make_budget(setup, log, started),
                 interrupted=interrupted,
             )
-            if setup.attempts:
+            if setup.attempts or setup.proposals:
                 setup = self._make_demos(setup, evaluator)
             work = self.work(setup)
             names, keys = self._examples(setup, work)
@@ -272,7 +272,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer_of(setup, work, payer))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Make demos by program calls before the search; return the setup with them."""
+        """Make demos and instructions by calls before the search; return the setup with them."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:

@@ -22,12 +22,20 @@ from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, 
 from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
 from plr_dspy.optimizer.instruction_scores import compare_instructions
 from plr_dspy.optimizer.learning import LearningOptimizer
+from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
-from plr_dspy.programs.instructions import Instruction, InstructionChoices, given_instructions, usable_instructions
+from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.instructions import (
+    Instruction,
+    InstructionChoices,
+    given_instructions,
+    stand_in_instructions,
+    usable_instructions,
+)
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -64,7 +72,10 @@ class PLFewShot(LearningOptimizer):
         max_bootstrapped: Maximum examples to bootstrap demos from. A teacher is run on at most twice as many.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
         instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
-            predictors a dict with a list for each name. None keeps the student's own.
+            predictors a dict with a list for each name. "propose" lets a prompt model make some with DSPy's
+            `GroundedProposer`, from examples that become demos. None keeps the student's own.
+        prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
+        num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000).
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
@@ -91,7 +102,9 @@ class PLFewShot(LearningOptimizer):
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
-    instructions: Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
+    instructions: Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
+    prompt_model: dspy.BaseLM | None = None
+    num_instructions: Count = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +123,8 @@ class PLFewShot(LearningOptimizer):
             raise UserError(f"max_metric_calls=0 makes no call: it needs {needed}; or raise it")
         if self.max_metric_calls == 0 and self.instructions is not None:
             raise UserError("max_metric_calls=0 makes no call, so that instructions cannot be compared: raise it")
+        if self.prompt_model is not None and self.instructions != "propose":
+            raise UserError("prompt_model proposes instructions: pass instructions='propose', or leave it out")
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs demos that are found for each input: pass demos='auto' or 'retrieved'")
 
@@ -173,6 +188,8 @@ class PLFewShot(LearningOptimizer):
             findable=findable,
             teacher=teacher,
             dropped_instructions=instructions.dropped,
+            prompt_model=self._prompt_model(program),
+            proposals=planned_proposals(program, self.num_instructions) if self.instructions == "propose" else (),
             attempts=attempts,
         )
 
@@ -180,7 +197,15 @@ class PLFewShot(LearningOptimizer):
         """Return the instructions that the user passed, and the program's own."""
         if self.instructions is None:
             return InstructionChoices()
+        if self.instructions == "propose":
+            return stand_in_instructions(program, self.num_instructions)
         return usable_instructions(program, given_instructions(program, self.instructions), max_tokens=math.inf)
+
+    def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
+        """Return the model that proposes instructions; None if there are none to propose."""
+        if self.instructions != "propose":
+            return None
+        return self.prompt_model or dspy.settings.lm or language_models(program)[0]
 
     @property
     def _given(self) -> Sequence[Any]:
@@ -239,9 +264,17 @@ class PLFewShot(LearningOptimizer):
         return self._with_plan(setup) if slots.space.num_distinct > 1 else setup
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos with the teacher, and plan the search among all demos."""
+        """Bootstrap demos, propose instructions, and plan the search among all of them."""
         if self._needing_logprobs:
             self.work(setup)  # This raises, before any call, if there can be none.
+        if setup.attempts:
+            setup = self._bootstrap(setup, evaluator)
+        if setup.proposals:
+            setup = self._propose(setup, evaluator)
+        return setup
+
+    def _bootstrap(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+        """Bootstrap demos with the teacher, and plan the search among all demos."""
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teaching = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teaching)
@@ -249,8 +282,20 @@ class PLFewShot(LearningOptimizer):
         if slots.space.num_distinct < 2 and all(attempt.cell.outcome == FAILED for attempt in attempts):
             raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
-        if setup.plan.max_metric_calls is not None:
-            teaching.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
+        _limit_calls(setup, teaching)
+        return setup
+
+    def _propose(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+        """Let the prompt model propose instructions, and plan the search among all of them."""
+        work = ProposalWork(setup)
+        names = [f"{task.predictor or 'the data'} {task.number or ''}".strip() for task in setup.proposals]
+        proposing = evaluator(setup.slots, work, names=names, num_threads=1)
+        proposals = make_proposals(setup, work, proposing)
+        choices = proposed_instructions(setup, proposals)
+        slots = self._slots(setup.program, setup.demo_examples, setup.findable, setup.attempts, choices.by_predictor)
+        setup = replace(setup, proposals=proposals, dropped_instructions=choices.dropped)
+        setup = self._with_slots(setup, slots)
+        _limit_calls(setup, proposing)
         return setup
 
     def _finish(
@@ -286,3 +331,10 @@ def _alternatives(setup: CompileSetup) -> Mapping[str, Sequence[Instruction]]:
     """Return the instructions that a compile chooses from."""
     assert isinstance(setup.slots, PoolSlots)
     return setup.slots.alternatives
+
+
+def _limit_calls(setup: CompileSetup, evaluator: ProgramEvaluator) -> None:
+    """Set the limit on calls to those planned, and those made before the search."""
+    if setup.plan.max_metric_calls is not None:
+        before = len(setup.attempts) + len(setup.proposals)
+        evaluator.budget.max_calls = setup.plan.max_metric_calls + before

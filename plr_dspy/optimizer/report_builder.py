@@ -11,6 +11,7 @@ from plr_dspy._version import __version__
 from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.demos import attempt_errors
+from plr_dspy.optimizer.proposals import proposal_errors, proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import Yardsticks
 from plr_dspy.programs.copying import language_models
@@ -64,9 +65,9 @@ def build_report(
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Attempts to bootstrap demos are reported apart from the calls that scored candidates.
-    bootstrapping = {attempt.key[0] for attempt in setup.attempts}
-    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
+    # Attempts to bootstrap demos, and proposals, are reported apart from the calls that scored candidates.
+    others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
+    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):  # Without calls, retrieval takes the place of the original.
         original = setup.slots.original
@@ -84,7 +85,7 @@ def build_report(
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=seconds,
-        errors=attempt_errors(setup.attempts) + error_counts(scored, names),
+        errors=[*attempt_errors(setup.attempts), *proposal_errors(setup), *error_counts(scored, names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -92,6 +93,7 @@ def build_report(
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
         instructions=finished.instructions,
+        proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         **yardsticks._asdict(),
     )

@@ -22,7 +22,7 @@ from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import retrievals_of
-from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.scoring.run_log import CallRecord, Tokens
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,27 @@ class Attempt(NamedTuple):
     key: tuple[str, str]  # key of its record in the log
     demos: dict[str, Any]  # by predictor; empty if the answer was wrong
     cell: CallRecord
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A task of the prompt model: to propose an instruction, or to describe the data."""
+
+    predictor: str  # empty for the description of the data, which comes first
+    number: int
+    prompt: str = ""  # first part of the key of its record in the log
+    record: CallRecord = field(default_factory=lambda: CallRecord(None))
+    tokens: Tokens = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The text that the task made; empty if none."""
+        return str((self.record.value or {}).get("text", ""))
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls of the prompt model, if the task succeeded."""
+        return int((self.record.value or {}).get("calls", 0))
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,8 @@ class DemoChoices:
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # makes demos; None if the student does
     dropped_instructions: Sequence[DroppedInstruction] = ()
+    prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if the default model does
+    proposals: Sequence[Proposal] = ()  # the maximum, later those made; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls
 
 

@@ -1,5 +1,6 @@
 """The instructions that each predictor of a program can have: its own first, then the user's or proposed ones."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from plr_dspy.errors import UserError
 from plr_dspy.programs.tokens import token_counter
 
 OWN_INSTRUCTION = "student"  # origin of the student's own instruction
-PLACEHOLDER = "..."
+PLACEHOLDER = "..."  # stands for an unknown input, or an instruction that is not known yet
 
 GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
@@ -69,6 +70,22 @@ def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[s
         origin = "instructions" if len(names) == 1 else f"instructions[{name!r}]"
         instructions[name] = [Instruction(text, f"{origin}[{number}]") for number, text in enumerate(texts)]
     return instructions
+
+
+def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoices:
+    """Return placeholders of proposed instructions for each predictor.
+
+    Raises:
+        ValueError: If no prompt shows instructions.
+    """
+    stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
+    choices = usable_instructions(
+        program, {name: stand_ins for name, _ in program.named_predictors()}, max_tokens=math.inf
+    )
+    if not choices.by_predictor:
+        adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+        raise UserError(f"instructions must be in prompts, and {adapter} leaves them out: use another adapter")
+    return InstructionChoices(choices.by_predictor)
 
 
 def usable_instructions(

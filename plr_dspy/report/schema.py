@@ -147,6 +147,21 @@ class InstructionReport(Part):
     distribution: dict[str, Any] = {}
 
 
+class ProposalReport(Part):
+    """The calls that proposed instructions; `ReportData.tokens` and `cost` include them, `program_calls` does not.
+
+    Attributes:
+        num_calls: Calls of the prompt model that led to a text.
+        num_texts: Instructions proposed, unusable ones included.
+        cost: US dollars at litellm's list prices, if known.
+    """
+
+    model: str
+    num_calls: int
+    num_texts: int
+    cost: float | None
+
+
 class RetrievalReport(Part):
     """The choice between fixed demos and demos retrieved for each input.
 
@@ -203,7 +218,8 @@ class ErrorCount(Part):
 
     Attributes:
         type, message: The exception's class, and the first line of the first message.
-        outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (a teacher's call).
+        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo" (a teacher's call), or "gave no
+            instruction" (a task of the prompt model).
         examples: Up to five examples, such as "trainset[12]".
     """
 
@@ -277,6 +293,7 @@ class ReportData(Part):
         settings: Everything that determines the run, including the seed.
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
         instructions: The predictors' instructions, if these were chosen.
+        proposals: The calls that proposed instructions, if there were any.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a set, the best frequent one.
         vote: Score of the most frequent label among the `max_demos` nearest examples.
@@ -304,6 +321,7 @@ class ReportData(Part):
     schema_version: Literal[20] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     instructions: list[InstructionReport] = []
+    proposals: ProposalReport | None = None
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None

@@ -345,6 +345,11 @@ def details(report: ReportData) -> Iterator[str]:
         yield from _table({way.name: _way(way) for way in report.best_by_number})
     for instruction in report.instructions:
         yield from _instructions(instruction)
+    proposals = report.proposals
+    if proposals is not None:
+        cost = "" if proposals.cost is None else f", {dollars(proposals.cost)}"
+        calls = count(proposals.num_calls, "call")
+        yield f"{count(proposals.num_texts, 'instruction')} proposed by {calls} of {proposals.model}{cost}"
     if report.retrieval is not None and report.retrieval.alternatives:
         yield "ways to show demos:"
         yield from _table({way.name: _way(way) for way in report.retrieval.alternatives})

@@ -185,15 +185,7 @@ def price_of(model: str) -> dict[str, float] | None:
 
     Kinds are "prompt", "completion" (with hidden reasoning), and prompts "cached" or "written" to a cache.
     """
-    # Once imported, litellm's table also holds the user's own prices.
-    table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
-    entry = table.get(model)
-    if entry is None:
-        provider, _, name = model.partition("/")
-        entry = table.get(name, {})
-        of_entry = str(entry.get("litellm_provider"))
-        if of_entry != provider and not (provider in WITH_PARTS and of_entry.startswith(provider)):
-            return None  # Another provider serves a model of this name.
+    entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")
     completion = entry.get("output_cost_per_token")
     if prompt is None or completion is None:
@@ -206,6 +198,26 @@ def price_of(model: str) -> dict[str, float] | None:
         "written": entry.get("cache_creation_input_token_cost") or prompt,
     }
     return {kind: float(price) for kind, price in prices.items()}
+
+
+def window_of(model: str) -> int | None:
+    """Return the maximum number of tokens in a model's prompts, or None if unknown."""
+    most = _entry_of(model).get("max_input_tokens")
+    return most if isinstance(most, int) else None
+
+
+def _entry_of(model: str) -> Mapping[str, Any]:
+    """Return a model's entry in litellm's table; empty if it has none."""
+    # Once imported, litellm's table also holds the user's own prices.
+    table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
+    if model in table:
+        return dict(table[model])
+    provider, _, name = model.partition("/")
+    entry = dict(table.get(name, {}))
+    of_entry = str(entry.get("litellm_provider"))
+    if of_entry != provider and not (provider in WITH_PARTS and of_entry.startswith(provider)):
+        return {}  # Another provider serves a model of this name.
+    return entry
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:

@@ -5,14 +5,15 @@ from collections import Counter
 
 import dspy
 import fakes
+import litellm
 import pytest
 from dspy.utils.exceptions import LMUnexpectedError
-from fakes import OrderSensitiveEngine, digest, exact_match, failure, interrupt, questions, student, using
+from fakes import OrderSensitiveEngine, digest, exact_match, failure, interrupt, lm_of, questions, student, using
 from label_world import EXAMPLES as LABELLED
 from label_world import Engine, exact
 from label_world import student as classifier
 
-from plr_dspy import F1, PlackettLuce, PLFewShot, Report, load_program
+from plr_dspy import F1, PlackettLuce, PlainTextAdapter, PLFewShot, Report, load_program
 
 EXAMPLES = questions(90)
 GOOD = "Think of the number."
@@ -268,3 +269,160 @@ class TestWithEverythingElse:
         optimizer = PLFewShot(exact_match, instructions=[GOOD], max_metric_calls=200)
         assert optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).program_calls
         assert instructed.num_calls == 0
+
+
+class ProposingEngine:
+    """Proposes texts in turn, and describes whatever else it is asked for.
+
+    Attributes:
+        texts: What it proposes.
+        at: Functions to call when calls begin, by number.
+        prompts: The conversations.
+    """
+
+    def __init__(self, *texts, at=None):
+        self.texts = texts
+        self.at = dict(at or {})
+        self.prompts = []
+        self.proposed = 0
+
+    def complete(self, request):
+        content = "\n".join(message.text or "" for message in request.messages)
+        number = len(self.prompts)
+        self.prompts.append(content)
+        if number in self.at:
+            self.at[number]()
+        (field,) = re.findall(r"Respond with.*?`\[\[ ## (\w+) ## \]\]`", content)
+        reply = f"a {field}"
+        if field == "proposed_instruction":
+            reply = self.texts[self.proposed % len(self.texts)]
+            self.proposed += 1
+        text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
+        return fakes.chat_response(text, prompt_tokens=100)
+
+
+def proposing(*texts, engine=None, **options):
+    """Compile with proposed instructions; return the program, the optimizer and the prompt model's engine."""
+    engine = engine or ProposingEngine(*texts)
+    model = lm_of(engine, "fake/proposer")
+    limits = {"num_instructions": len(texts) or 3, **options}
+    program, optimizer = compiled(instructions="propose", prompt_model=model, **limits)
+    return program, optimizer, engine
+
+
+class TestProposals:
+    def test_are_searched_and_reported_apart_from_program_calls(self, instructed):
+        program, optimizer, engine = proposing(BAD, GOOD, IDLE)
+        assert program.signature.instructions == GOOD
+        report = optimizer.report
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", *(f"proposed[{i}]" for i in range(3))]
+        assert instructed.num_calls == report.program_calls["total"] <= 200
+        assert report.proposals.num_calls == len(engine.prompts)
+        assert (report.proposals.num_texts, report.proposals.model) == (3, "fake/proposer")
+        assert report.tokens["fake/proposer"]["prompt_tokens"] == 100 * len(engine.prompts)
+        assert "3 instructions proposed by" in report.details()
+        assert Report.model_validate_json(report.model_dump_json()) == report
+
+    def test_see_no_example_that_is_scored(self, instructed):
+        _, _, engine = proposing(GOOD, BAD)
+        shown = {int(number) for prompt in engine.prompts for number in re.findall(r"question (\d+)", prompt)}
+        scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
+        assert shown
+        assert not shown & scored
+
+    def test_unusable_ones_are_dropped_with_a_reason(self, instructed, monkeypatch):
+        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", {"max_input_tokens": 400})
+        _, optimizer, _ = proposing(GOOD, "", GOOD, "very long " * 400)
+        (entry,) = optimizer.report.instructions
+        assert [choice.text for choice in entry.alternatives[1:]] == [GOOD]
+        reasons = [unused.reason for unused in entry.dropped]
+        assert reasons == [
+            "empty",
+            "the prompt is the same as with proposed[0]",
+            "too long for the model's context window",
+        ]
+
+    def test_each_predictor_has_its_own(self, instructed):
+        texts = [f"Text {i}." for i in range(4)]
+        _, optimizer, engine = proposing(*texts, program=fakes.two_predictors(), num_instructions=2)
+        assert [len(entry.alternatives) for entry in optimizer.report.instructions] == [3, 3]
+        assert engine.proposed == 4
+
+    @pytest.mark.parametrize("number", [2, 7, 11])
+    @pytest.mark.parametrize("stop", [interrupt, failure])
+    def test_a_resumed_compile_pays_for_none_again_and_gets_the_same(self, tmp_path, number, stop):
+        with using(new_engine()):
+            _, whole, paid = proposing(BAD, GOOD, IDLE)
+        engine = ProposingEngine(BAD, GOOD, IDLE, at={number: stop})
+        with using(new_engine()):
+            if stop is interrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    proposing(engine=engine, log_dir=tmp_path, max_errors=1)
+            else:
+                _, first, _ = proposing(engine=engine, log_dir=tmp_path)
+            before = len(engine.prompts)
+            _, resumed, _ = proposing(engine=engine, log_dir=tmp_path)
+            after = len(engine.prompts)
+            _, again, _ = proposing(engine=engine, log_dir=tmp_path)
+        assert len(engine.prompts) == after
+        if stop is interrupt:
+            assert after <= len(paid.prompts) + 3
+            assert [choice.text for choice in resumed.report.instructions[0].alternatives[1:]] == [BAD, GOOD, IDLE]
+        else:
+            assert after == before
+            assert found(resumed.report) == found(first.report)
+        assert found(again.report) == found(resumed.report)
+        assert whole.report.proposals.num_calls == len(paid.prompts)
+
+    def test_a_prompt_model_that_is_down_is_said(self, instructed):
+        engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
+        with pytest.raises(RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"):
+            proposing(engine=engine)
+        assert instructed.num_calls == 0
+
+    def test_one_that_fails_now_and_then_costs_its_proposals(self, instructed, caplog):
+        engine = ProposingEngine(GOOD, BAD, at=dict.fromkeys(range(8, 100), failure))
+        program, optimizer, _ = proposing(engine=engine, num_instructions=4)
+        assert "instructions were proposed: calls of prompt_model failed" in caplog.text
+        assert program.signature.instructions == GOOD
+        errors = [error for error in optimizer.report.errors if error.outcome == "gave no instruction"]
+        assert errors[0].examples[0].startswith("instruction ")
+
+    def test_max_cost_includes_them(self, monkeypatch):
+        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
+        for model in ("fake/proposer", "fake/order-sensitive"):
+            monkeypatch.setitem(litellm.model_cost, model, price)
+        with using(new_engine()):
+            _, unlimited, _ = proposing(GOOD, BAD, IDLE)
+            assert unlimited.report.proposals.cost > 0
+            assert unlimited.report.cost > unlimited.report.proposals.cost
+            limit = 0.5 * unlimited.report.cost
+            _, limited, _ = proposing(GOOD, BAD, IDLE, max_cost=limit)
+            estimate = limited.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert limited.report.cost <= limit
+        assert estimate.proposal_calls == 12
+        assert "about 12 calls of the prompt model" in str(estimate)
+        without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
+        with using(new_engine()):
+            assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model proposes instructions"),
+            ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
+            ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
+            ({"instructions": "proposed"}, "instructions"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        with pytest.raises((TypeError, ValueError), match=message):
+            PLFewShot(exact_match, **options)
+
+    def test_an_adapter_that_shows_no_instruction_is_refused_before_any_call(self, instructed):
+        with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
+            engine = ProposingEngine(GOOD)
+            with pytest.raises(ValueError, match="PlainTextAdapter leaves them out"):
+                proposing(engine=engine)
+        assert not engine.prompts
