@@ -23,6 +23,9 @@ NUM_CLIMBS = 5  # steps of a climb
 NUM_CLIMBERS = 10  # orderings that climb
 NUM_MOVES = 20  # moves tried from each
 MIN_ELITES = 5
+# All but one in this many random orderings have the first item of each choice: other instructions may all be worse, and
+# then hardly anything would be learnt of the demos.
+FIRST_CHOICES_IN = 4
 UNIFORM_SHARE = 0.05  # of the probability is spread evenly over all numbers of items, so that none dies out
 
 
@@ -131,7 +134,7 @@ class Search(ABC):
                 break
             for draw_number, drawn in enumerate(self.draw(number, uniformly=True)):
                 ordering = drawn
-                if draw_number % 2:  # Other choices may all be worse than the first ones.
+                if draw_number % FIRST_CHOICES_IN:
                     ordering = self.space.with_first_choices(drawn)
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None

@@ -20,9 +20,9 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 """How many items are shown; which ones; which one near a place; which one last; which one right before which; and the
 last two for the classes of items, such as demos with the same answer."""
 
-CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number", "choice and presence")
+CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 """If one item is chosen from some blocks: whether no other items are shown; which item is chosen; and the choice
-together with no items in its block, with their number, or with their presence."""
+together with no items in its block, or with their number."""
 
 REGION = 1.0  # length scale of regions in the logarithm of places: 1 and 2 are as near as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", as a share of the largest number
@@ -143,7 +143,7 @@ class _Choice:
         families = {"choice": chosen}
         if self._partner is not None:
             of_partner = blocks[self._partner]
-            for name in ("none", "number", "presence"):
+            for name in ("none", "number"):
                 families[f"choice and {name}"] = chosen[:, :, None] * of_partner[name][:, None]
         return families
 
