@@ -27,7 +27,7 @@ from dspy.predict.predict import serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
 from dspy.propose.dataset_summary_generator import create_dataset_summary
-from dspy.propose.grounded_proposer import GroundedProposer
+from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback
@@ -46,6 +46,7 @@ from dspy.utils.usage_tracker import UsageTracker
 __all__ = [
     "CUSTOM_TYPE_END_IDENTIFIER",
     "CUSTOM_TYPE_START_IDENTIFIER",
+    "TIPS",
     "AdapterParseError",
     "BaseCallback",
     "BaseModule",

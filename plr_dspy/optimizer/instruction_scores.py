@@ -8,7 +8,7 @@ from plr_dspy.optimizer.expected_scores import ExpectedScore
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.slots import PoolSlots
-from plr_dspy.report.schema import InstructionReport, InstructionScore, UnusedInstruction
+from plr_dspy.report.schema import InstructionReport, InstructionScore
 from plr_dspy.search.space import WholeProgram
 
 
@@ -22,20 +22,16 @@ def compare_instructions(
         if not isinstance(score.candidate, WholeProgram):
             for key in slots.instructions(score.candidate).items():
                 best.setdefault(key, score)
-    dropped: dict[str, list[UnusedInstruction]] = {}
-    for unused in setup.dropped_instructions:
-        entry = UnusedInstruction(text=unused.text, origin=unused.origin, reason=unused.reason)
-        dropped.setdefault(unused.predictor, []).append(entry)
     states = [distribution.state_dict() for distribution in outcome.distributions[len(slots.slots) :]]
     by_predictor = dict(zip(slots.alternatives, states, strict=True))
     reports = []
-    for name in {**slots.alternatives, **dropped}:
+    for name in {**slots.alternatives, **setup.dropped_instructions}:
         instructions = slots.alternatives.get(name, ())
         report = InstructionReport(
             predictor=name,
             chosen=chosen.get(name, 0),
             alternatives=[_scored(text, best.get((name, number))) for number, text in enumerate(instructions)],
-            dropped=dropped.get(name, []),
+            dropped=[_scored(instruction, None) for instruction in setup.dropped_instructions.get(name, ())],
             distribution=by_predictor.get(name, {}),
         )
         reports.append(report)
@@ -46,4 +42,4 @@ def _scored(instruction: Instruction, best: ExpectedScore | None) -> Instruction
     scores: dict[str, Any] = {}
     if best is not None:
         scores = {"score": round(best.score, 6), "interval": best.interval, "num_examples": best.num_examples}
-    return InstructionScore(text=instruction.text, origin=instruction.origin, **scores)
+    return InstructionScore(**vars(instruction), **scores)

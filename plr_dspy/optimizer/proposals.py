@@ -10,13 +10,13 @@ import logging
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import dspy
 
-from plr_dspy.dspy_compat import BaseCallback, GroundedProposer, create_dataset_summary
+from plr_dspy.dspy_compat import TIPS, BaseCallback, GroundedProposer, create_dataset_summary
 from plr_dspy.optimizer.estimate import cost_of_proposals, size_of_call
 from plr_dspy.optimizer.setup import CompileSetup, Proposal
 from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
@@ -26,7 +26,7 @@ from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.schema import ErrorCount, ProposalReport
 from plr_dspy.scoring.budget import cost_of, window_of
 from plr_dspy.scoring.causes import cure_of
-from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.scoring.run_log import CallRecord, error_counts
 
 logger = logging.getLogger(__name__)
 
@@ -119,18 +119,9 @@ class ProposalWork(MetricWork):
             demo_candidates=demo_sets,
             demo_set_i=1,
             trial_logs={},
-            tip=rng.choice(TIPS),
+            tip=rng.choice(list(TIPS.values())),
         )
         return str(text or "").strip()
-
-
-TIPS = (
-    "",
-    "Don't be afraid to be creative when creating the new instruction!",
-    "Keep the instruction clear and concise.",
-    "Make sure your instruction is very informative and descriptive.",
-    'Include a persona that is relevant to the task in the instruction (ie. "You are a ...")',
-)
 
 
 def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
@@ -145,7 +136,8 @@ def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEv
     log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
     num_recalled = log.num_recalled
     cost_of_student = budget.expected_cost
-    budget.expect(None if setup.options.max_cost is None else cost_of_task(setup))
+    expected_cost = cost_of_proposals(setup) if setup.options.max_cost is not None else None
+    budget.expect(expected_cost and expected_cost / len(setup.proposals))
     budget.share = SHARE
     proposals: list[Proposal] = []
     failure: Exception | None = None
@@ -175,23 +167,16 @@ def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exceptio
     """Warn of missing proposals, or raise if none was made because of failures."""
     made = [proposal for proposal in proposals if proposal.predictor and proposal.text]
     errors = [proposal.record for proposal in proposals if proposal.record.error]
-    num_planned = len(setup.proposals) - 1
+    first = f"{errors[0].error}: {errors[0].message}" if errors else ""
     if errors and not made:
         cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
         raise RuntimeError(
-            f"prompt_model made no instruction ({errors[0].error}: {errors[0].message}): {cure}, or pass instructions "
-            "as a list"
+            f"prompt_model made no instruction ({first}): {cure}, or pass instructions as a list"
         ) from failure
-    if errors:
-        logger.warning(
-            "%d of %d instructions were proposed: calls of prompt_model failed (%s: %s)",
-            *(len(made), num_planned, errors[0].error, errors[0].message),
-        )
-    elif len(proposals) < len(setup.proposals):
-        logger.warning(
-            "%d of %d instructions were proposed: they may use %.0f %% of max_cost and max_seconds before the search",
-            *(len(made), num_planned, 100 * SHARE),
-        )
+    if not errors and len(proposals) < len(setup.proposals):
+        first = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if first:
+        logger.warning("only %d of %d instructions were proposed (%s)", len(made), len(setup.proposals) - 1, first)
 
 
 def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
@@ -204,12 +189,6 @@ def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) ->
     max_tokens = min((window for window in windows if window is not None), default=math.inf)
     max_tokens -= size_of_call(setup).tokens or 0.0
     return usable_instructions(setup.program, by_predictor, max_tokens=max_tokens)
-
-
-def cost_of_task(setup: CompileSetup) -> float | None:
-    """Return the expected dollars of a task of the prompt model; None if its price is unknown."""
-    cost = cost_of_proposals(setup)
-    return None if cost is None else cost / max(1, len(setup.proposals))
 
 
 def proposal_report(setup: CompileSetup) -> ProposalReport | None:
@@ -231,14 +210,9 @@ def proposal_report(setup: CompileSetup) -> ProposalReport | None:
 
 def proposal_errors(setup: CompileSetup) -> list[ErrorCount]:
     """Count the tasks that raised an exception, by type."""
-    groups: Mapping[str, list[Proposal]] = defaultdict(list)
-    for proposal in setup.proposals:
-        if proposal.record.error:
-            groups[proposal.record.error].append(proposal)
-    errors = []
-    for error, group in groups.items():
-        tasks = [f"instruction {task.number} of {task.predictor}" if task.predictor else "the data" for task in group]
-        message = group[0].record.message
-        outcome = "gave no instruction"
-        errors.append(ErrorCount(type=error, outcome=outcome, count=len(group), message=message, examples=tasks[:5]))
-    return errors
+    names = {}
+    records = []
+    for number, task in enumerate(setup.proposals):
+        names[number] = f"instruction {task.number} of {task.predictor}" if task.predictor else "the data"
+        records.append((("", number), replace(task.record, outcome="gave no instruction")))
+    return error_counts(records, names)

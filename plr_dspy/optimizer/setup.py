@@ -17,7 +17,7 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.instructions import DroppedInstruction
+from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
@@ -95,7 +95,7 @@ class DemoChoices:
     demo_examples: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of demos, by trainset index
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # makes demos; None if the student does
-    dropped_instructions: Sequence[DroppedInstruction] = ()
+    dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
     prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if the default model does
     proposals: Sequence[Proposal] = ()  # the maximum, later those made; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls

@@ -1,9 +1,9 @@
 """The instructions that each predictor of a program can have: its own first, then the user's or proposed ones."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import dspy
@@ -19,33 +19,19 @@ GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of a predictor, and its origin, such as "instructions[2]"."""
+    """An instruction of a predictor, its origin, such as "instructions[2]", and why it cannot take part, if so."""
 
     text: str
     origin: str
-
-
-@dataclass(frozen=True)
-class DroppedInstruction:
-    """An instruction that cannot take part, and the reason."""
-
-    predictor: str
-    origin: str
-    text: str
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class InstructionChoices:
-    """The instructions of a program's predictors.
-
-    Attributes:
-        by_predictor: The instructions of each predictor that has alternatives; its own come first.
-        dropped: The instructions that cannot take part.
-    """
+    """The instructions of predictors that have alternatives, their own first, and those that cannot take part."""
 
     by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
-    dropped: Sequence[DroppedInstruction] = ()
+    dropped: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
 
 
 def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
@@ -79,9 +65,8 @@ def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoic
         ValueError: If no prompt shows instructions.
     """
     stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
-    choices = usable_instructions(
-        program, {name: stand_ins for name, _ in program.named_predictors()}, max_tokens=math.inf
-    )
+    by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
+    choices = usable_instructions(program, by_predictor, max_tokens=math.inf)
     if not choices.by_predictor:
         adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
         raise UserError(f"instructions must be in prompts, and {adapter} leaves them out: use another adapter")
@@ -89,40 +74,39 @@ def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoic
 
 
 def usable_instructions(
-    program: dspy.Module, instructions: Mapping[str, Iterable[Instruction]], *, max_tokens: float
+    program: dspy.Module, instructions: Mapping[str, Sequence[Instruction]], *, max_tokens: float
 ) -> InstructionChoices:
-    """Return the instructions that differ in a predictor's prompt, its own first, and the dropped ones.
+    """Return the instructions that differ in a predictor's prompt, its own first, and those that cannot take part.
 
     Args:
-        program: Its predictors have the students' own instructions.
+        program: Its predictors have the student's own instructions.
         instructions: The alternatives by predictor.
         max_tokens: Maximum tokens of an instruction.
     """
     by_predictor = {}
-    dropped = []
+    dropped = {}
     count = token_counter()
     for name, predictor in program.named_predictors():
-        if name not in instructions:
-            continue
         own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
-        kept = [own]
-        prompts = {_prompt(predictor, own.text): own}
-        for instruction in instructions[name]:
+        usable = {_prompt(predictor, own.text): own}
+        unusable = []
+        for instruction in instructions.get(name, ()):
             prompt = _prompt(predictor, instruction.text)
             reason = ""
             if not instruction.text.strip():
                 reason = "empty"
-            elif prompt in prompts:
-                reason = f"the prompt is the same as with {prompts[prompt].origin}"
+            elif prompt in usable:
+                reason = f"the prompt is the same as with {usable[prompt].origin}"
             elif count([{"role": "system", "content": instruction.text}]) > max_tokens:
                 reason = "too long for the model's context window"
             if reason:
-                dropped.append(DroppedInstruction(name, instruction.origin, instruction.text, reason))
-                continue
-            prompts[prompt] = instruction
-            kept.append(instruction)
-        if len(kept) > 1:
-            by_predictor[name] = kept
+                unusable.append(replace(instruction, reason=reason))
+            else:
+                usable[prompt] = instruction
+        if len(usable) > 1:
+            by_predictor[name] = list(usable.values())
+        if unusable:
+            dropped[name] = unusable
     return InstructionChoices(by_predictor, dropped)
 
 

@@ -115,21 +115,15 @@ class InstructionScore(Part):
         score, interval: Expected score on new examples, of the best arrangement that was scored with it, and its
             95 % interval; None if none was.
         num_examples: Examples that this arrangement was scored on.
+        reason: Why the instruction did not take part; empty if it did.
     """
 
     text: str
     origin: str
+    reason: str = ""
     score: float | None = None
     interval: tuple[float, float] | None = None
     num_examples: int = 0
-
-
-class UnusedInstruction(Part):
-    """An instruction that did not take part, and the reason."""
-
-    text: str
-    origin: str
-    reason: str
 
 
 class InstructionReport(Part):
@@ -137,13 +131,14 @@ class InstructionReport(Part):
 
     Attributes:
         chosen: Number of the instruction in the returned program; 0 is the student's own.
+        dropped: Instructions that did not take part.
         distribution: State of the final distribution, for `PlackettLuce.from_state`; the first one drawn is shown.
     """
 
     predictor: str
     chosen: int
     alternatives: list[InstructionScore]
-    dropped: list[UnusedInstruction] = []
+    dropped: list[InstructionScore] = []
     distribution: dict[str, Any] = {}
 
 
