@@ -96,7 +96,7 @@ class DemoChoices:
     findable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # makes demos; None if the student does
     dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
-    prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if the default model does
+    prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose
     proposals: Sequence[Proposal] = ()  # the maximum, later those made; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # the maximum, later those made; the plan excludes their calls
 
