@@ -26,6 +26,8 @@ from dspy.predict.parameter import Parameter
 from dspy.predict.predict import serialize_object
 from dspy.primitives.base_module import BaseModule
 from dspy.primitives.module import set_attribute_by_name
+from dspy.propose.dataset_summary_generator import create_dataset_summary
+from dspy.propose.grounded_proposer import TIPS, GroundedProposer
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils import magicattr
 from dspy.utils.callback import BaseCallback
@@ -44,12 +46,14 @@ from dspy.utils.usage_tracker import UsageTracker
 __all__ = [
     "CUSTOM_TYPE_END_IDENTIFIER",
     "CUSTOM_TYPE_START_IDENTIFIER",
+    "TIPS",
     "AdapterParseError",
     "BaseCallback",
     "BaseModule",
     "Choice",
     "ContextWindowExceededError",
     "DecisionAdapter",
+    "GroundedProposer",
     "Hasher",
     "LMAuthError",
     "LMBillingError",
@@ -62,6 +66,7 @@ __all__ = [
     "UsageTracker",
     "annotation_allows_none",
     "apply_output_field_defaults",
+    "create_dataset_summary",
     "format_field_value",
     "get_annotation_name",
     "get_litellm",

@@ -131,10 +131,13 @@ class SearchRounds:
         return self.observations.counted()
 
     def random_orderings(self) -> list[Ordering]:
-        """Return the orderings of the first round, without the original and the empty ordering."""
-        contains = self.search.space.contains
-        others = [candidate for candidate in self._first_round if candidate != self.original]
-        return [candidate for candidate in others if contains(candidate) and any(candidate)]
+        """Return the random orderings of the first round that show demos."""
+        space = self.search.space
+        not_random = {self.original}
+        if space.choices:
+            not_random |= set(space.first_candidates)
+        others = [candidate for candidate in self._first_round if candidate not in not_random]
+        return [candidate for candidate in others if space.contains(candidate) and space.shows_items(candidate)]
 
     def _check_first_replies(self, wanted: Wanted) -> None:
         """Make the first calls, and raise RuntimeError if hardly any reply can be parsed.
@@ -145,7 +148,7 @@ class SearchRounds:
         num_replies = 0
         for candidate, examples in wanted.items():
             first[candidate] = examples[: FIRST_ANSWERS - num_replies]
-            if isinstance(candidate, WholeProgram) or any(candidate):
+            if isinstance(candidate, WholeProgram) or self.search.space.shows_items(candidate):
                 num_replies += len(first[candidate])
             if num_replies == FIRST_ANSWERS:
                 self.evaluator.evaluate(first)

@@ -283,7 +283,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 budget=make_budget(setup, log, started),
                 interrupted=interrupted,
             )
-            if setup.attempts:
+            if setup.attempts or setup.proposals:
                 setup = self._make_demos(setup, evaluator)
             work = self.work(setup)
             names, keys = self._examples(setup, work)
@@ -292,7 +292,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
             yield OpenCompile(setup, work, scorer_of(setup, work, payer))
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos before the search, and return the setup with them; by default, there are none."""
+        """Bootstrap demos and propose instructions before the search, and return the setup with them."""
         return setup
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:

@@ -21,6 +21,11 @@ from plr_dspy.scoring.run_log import RunLog
 
 SAMPLED_PROMPTS = 20  # examples over which prompt tokens are averaged
 BOOTSTRAP_SHARE = 0.25  # maximum share of max_seconds and max_cost for bootstrapping
+# Approximate calls of the prompt model for each task, and their tokens without those of examples.
+CALLS_PER_PROPOSAL = 3
+EXAMPLES_PER_PROPOSAL = 5
+PROPOSAL_PROMPT = 500
+PROPOSAL_REPLY = 200
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Estimate:
     Attributes:
         program_calls: Maximum program calls in all phases.
         bootstrap_calls: Program calls that bootstrap demos before the search.
+        proposal_calls: Approximate calls of the prompt model that propose instructions, in addition to the program's.
         plan: Numbers of examples and program calls in the later phases.
         prompt_tokens: Approximate tokens of all prompts by GPT-4o's tokenizer; None if prompts cannot be built.
         cost: Approximate cost in US dollars at litellm's list prices, for answers as long as the
@@ -44,9 +50,12 @@ class Estimate:
     prompt_tokens: int | None
     cost: float | None
     affordable_calls: int | None
+    proposal_calls: int = 0
 
     def __str__(self) -> str:
         text = f"at most {self.program_calls:,} program calls"
+        if self.proposal_calls:
+            text += f" and about {self.proposal_calls:,} calls of the prompt model"
         if self.prompt_tokens is not None:
             text += f", about {self.prompt_tokens:,} prompt tokens"
         if self.cost is not None:
@@ -78,11 +87,13 @@ def estimate_cost(setup: CompileSetup) -> Estimate:
     cost = None
     affordable_calls = None
     if call_cost is not None and teacher_cost is not None:
-        cost = call_cost * plan.program_calls + teacher_cost * num_attempts
+        of_calls = call_cost * plan.program_calls + teacher_cost * num_attempts
+        of_proposals = cost_of_proposals(setup)
+        cost = None if of_proposals is None else of_calls + of_proposals
         affordable_calls = num_calls
         max_cost = setup.options.max_cost
-        if max_cost is not None and cost > max_cost:
-            affordable_calls = int(num_calls * max_cost / cost)
+        if max_cost is not None and of_calls > max_cost - (of_proposals or 0.0):
+            affordable_calls = max(0, int(num_calls * (max_cost - (of_proposals or 0.0)) / of_calls))
     return Estimate(
         program_calls=num_calls,
         bootstrap_calls=num_attempts,
@@ -90,7 +101,23 @@ def estimate_cost(setup: CompileSetup) -> Estimate:
         prompt_tokens=None if tokens is None else round(num_calls * tokens),
         cost=cost,
         affordable_calls=affordable_calls,
+        proposal_calls=CALLS_PER_PROPOSAL * len(setup.proposals),
     )
+
+
+def cost_of_proposals(setup: CompileSetup) -> float | None:
+    """Return the approximate dollars of proposed instructions; None if the prompt model has no price."""
+    if not setup.proposals:
+        return 0.0
+    model = setup.prompt_model or dspy.settings.lm
+    count = token_counter()
+    examples = [{"role": "user", "content": repr(example)} for example in setup.scored_examples[:EXAMPLES_PER_PROPOSAL]]
+    num_calls = CALLS_PER_PROPOSAL * len(setup.proposals)
+    sizes = {
+        "prompt_tokens": float(num_calls * (PROPOSAL_PROMPT + count(examples))),
+        "completion_tokens": float(num_calls * PROPOSAL_REPLY),
+    }
+    return cost_of({str(model.model): sizes})
 
 
 class CallSize(NamedTuple):
@@ -147,12 +174,14 @@ def make_budget(setup: CompileSetup, log: RunLog | None = None, started: float |
     options = setup.options
     max_calls = sys.maxsize
     if setup.plan.max_metric_calls is not None:
-        max_calls = setup.plan.max_metric_calls + len(setup.attempts)
+        max_calls = setup.plan.max_metric_calls + len(setup.attempts) + len(setup.proposals)
     expected_cost = None
     if options.max_cost is not None:
         models = [*setup.models, *language_models(options.metric)]
         if setup.teacher is not None and setup.attempts:
             models += language_models(setup.teacher)
+        if setup.prompt_model is not None:
+            models.append(setup.prompt_model)
         unknown = {str(lm.model) for lm in models if price_of(str(lm.model)) is None}
         if unknown:
             raise UserError(f"max_cost needs a price for {', '.join(sorted(unknown))}: pass max_metric_calls instead")

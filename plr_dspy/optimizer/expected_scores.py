@@ -28,7 +28,9 @@ class ExpectedScore:
     num_demos: int
     tokens: int  # tokens of its demos
 
-    def alternative(self, name: str, ordering: dict[str, list[int]] | None = None) -> Alternative:
+    def alternative(
+        self, name: str, ordering: dict[str, list[int]] | None = None, instructions: dict[str, int] | None = None
+    ) -> Alternative:
         """Return the report's entry for the candidate."""
         return Alternative(
             name=name,
@@ -38,6 +40,7 @@ class ExpectedScore:
             num_demos=self.num_demos,
             tokens=self.tokens,
             ordering=ordering or {},
+            instructions=instructions or {},
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,22 @@ from plr_dspy.compiling.run import CompileRun
 from plr_dspy.errors import UserError, UserTypeError
 from plr_dspy.optimizer.demos import TeacherWork, demo_examples, make_attempts, plan_attempts, pools_of, why_none
 from plr_dspy.optimizer.expected_scores import best_by_number, compare_ways, expected_scores
+from plr_dspy.optimizer.instruction_scores import compare_instructions
 from plr_dspy.optimizer.learning import LearningOptimizer
+from plr_dspy.optimizer.proposals import ProposalWork, make_proposals, planned_proposals, proposed_instructions
 from plr_dspy.optimizer.report_builder import FinishedProgram
 from plr_dspy.optimizer.setup import Attempt, CompileSetup, DemoChoices, Teacher
 from plr_dspy.plackett_luce.updates import smoothing_of
 from plr_dspy.programs.calls import ProgramEvaluator
 from plr_dspy.programs.checks import Count, Number, WholeNumber, arguments, json_obstacle
+from plr_dspy.programs.copying import language_models
+from plr_dspy.programs.instructions import (
+    Instruction,
+    InstructionChoices,
+    given_instructions,
+    stand_in_instructions,
+    usable_instructions,
+)
 from plr_dspy.programs.slots import OWN, PoolSlots
 from plr_dspy.programs.splits import Examples, by_content
 from plr_dspy.retrieval.slots import RetrievalSlots, make_pools, variations
@@ -34,6 +45,7 @@ from plr_dspy.statistics.arrays import Array
 logger = logging.getLogger(__name__)
 
 Demo: TypeAlias = dspy.Example | dict[str, Any]
+Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
 
 
 @arguments
@@ -61,13 +73,19 @@ class PLFewShot(LearningOptimizer):
             student may exceed it.
         max_bootstrapped: Maximum examples to bootstrap demos from. The teacher runs on at most twice as many.
         metric_threshold: Minimum score for an answer to become a demo; None accepts any above 0.
+        instructions: Instructions to choose from, besides the student's own: a list of texts, or for several
+            predictors a dict with a list for each name. With "propose", a prompt model writes some with DSPy's
+            `GroundedProposer`, from examples that become demos. None keeps the student's own.
+        prompt_model: ``dspy.LM`` that proposes instructions; None uses ``dspy.settings.lm``, or else the student's.
+        num_instructions: Number of instructions to propose for each predictor.
         auto: Budget in program calls: "light" (1,000), "medium" (3,000) or "heavy" (10,000). None
             requires `max_metric_calls`.
         all others: As in `PLReorder`. A teacher may use a quarter of `max_cost` and `max_seconds`.
 
     Attributes:
         report: As in `PLReorder`. Demo numbers are indices into the pools, which ``report.slots`` lists
-            with the demos' origins. ``report.best_by_number`` has the best arrangement for each number.
+            with the demos' origins. ``report.best_by_number`` has the best arrangement for each number,
+            and ``report.instructions`` the instructions, with the expected score of each.
         best_program: As in `PLReorder`.
 
     Raises:
@@ -87,6 +105,9 @@ class PLFewShot(LearningOptimizer):
     max_demo_tokens: Count | None = None
     max_bootstrapped: Count = 8
     metric_threshold: Number | None = None
+    instructions: Literal["propose"] | Texts | Annotated[dict[str, Texts], Field(min_length=1)] | None = None
+    prompt_model: dspy.BaseLM | None = None
+    num_instructions: Count = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +122,11 @@ class PLFewShot(LearningOptimizer):
         smoothing_of(self.update)
         if self.max_metric_calls == 0:
             self._check_without_calls()
+        if self.prompt_model is not None and self.instructions != "propose":
+            raise UserError(
+                f"prompt_model needs instructions='propose'; got instructions={self.instructions!r}: pass "
+                "instructions='propose', or leave prompt_model out"
+            )
         if self.demos == "fixed" and self.embedder is not None:
             raise UserError("embedder needs retrieved demos; got demos='fixed': pass demos='auto' or 'retrieved'")
 
@@ -155,8 +181,9 @@ class PLFewShot(LearningOptimizer):
         if self.demos != "fixed" and not user_demos:
             # Prompts must not depend on the trainset's order.
             retrievable = {index: trainset[index] for index in by_content(trainset)}
-        slots = self._slots(program, examples, retrievable, attempts)
-        if not (slots.slots or attempts):
+        instructions = self._instructions(program)
+        slots = self._slots(program, examples, retrievable, attempts, instructions.by_predictor)
+        if not (slots.slots or slots.alternatives or attempts):
             raise UserError(
                 "there are no demos to choose from: the student has none, and its prompts cannot show the candidates. "
                 "Pass candidates='bootstrapped', or a list of demos with the signature's fields"
@@ -182,8 +209,25 @@ class PLFewShot(LearningOptimizer):
             demo_examples=examples,
             retrievable=retrievable,
             teacher=teacher,
+            dropped_instructions=instructions.dropped,
+            prompt_model=self._prompt_model(program),
+            proposals=planned_proposals(program, self.num_instructions) if self.instructions == "propose" else (),
             attempts=attempts,
         )
+
+    def _instructions(self, program: dspy.Module) -> InstructionChoices:
+        """Return the instructions that the user passed, and the program's own."""
+        if self.instructions is None:
+            return InstructionChoices()
+        if self.instructions == "propose":
+            return stand_in_instructions(program, self.num_instructions)
+        return usable_instructions(program, given_instructions(program, self.instructions), max_tokens=math.inf)
+
+    def _prompt_model(self, program: dspy.Module) -> dspy.BaseLM | None:
+        """Return the model that proposes instructions; None if there are none to propose."""
+        if self.instructions != "propose":
+            return None
+        return self.prompt_model or dspy.settings.lm or language_models(program)[0]
 
     @property
     def _user_demos(self) -> Sequence[Any]:
@@ -196,6 +240,7 @@ class PLFewShot(LearningOptimizer):
         examples: Mapping[int, dspy.Example],
         retrievable: Mapping[int, dspy.Example],
         attempts: Sequence[Attempt],
+        instructions: Mapping[str, Sequence[Instruction]],
     ) -> PoolSlots:
         """Build the slots, whose pools include the demos of these attempts."""
         labelled = {} if self.candidates == "bootstrapped" else {**examples, **retrievable}
@@ -210,6 +255,7 @@ class PLFewShot(LearningOptimizer):
             "max_demos": self.max_demos,
             "max_tokens": self.max_demo_tokens,
             "rivals": self._rivals,
+            "alternatives": instructions,
         }
         if self.demos == "fixed":
             return PoolSlots(program, fixed, **limits)
@@ -241,18 +287,38 @@ class PLFewShot(LearningOptimizer):
         return self._with_plan(setup) if slots.space.num_distinct > 1 else setup
 
     def _make_demos(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
-        """Bootstrap demos with the teacher, and plan the search among all demos."""
+        """Bootstrap demos, propose instructions, and plan the search among all of them."""
         if self._needing_logprobs:
             self.work(setup)  # raises before any call if the program or the metric rules them out
+        if setup.attempts:
+            setup = self._bootstrap(setup, evaluator)
+        if setup.proposals:
+            setup = self._propose(setup, evaluator)
+        return setup
+
+    def _bootstrap(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+        """Bootstrap demos with the teacher, and plan the search among all demos."""
         names = [f"trainset[{number}]" for number in setup.demo_examples]
         teacher_evaluator = evaluator(setup.slots, TeacherWork(setup), names=names, num_threads=1)
         attempts = make_attempts(setup, teacher_evaluator)
-        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, attempts)
+        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, attempts, _alternatives(setup))
         if slots.space.num_distinct < 2 and all(attempt.record.outcome == FAILED for attempt in attempts):
-            raise RuntimeError(f"there are no demos to choose from{why_none(attempts)}")
+            raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
-        if setup.plan.max_metric_calls is not None:
-            teacher_evaluator.budget.max_calls = setup.plan.max_metric_calls + len(attempts)
+        _limit_calls(setup, teacher_evaluator)
+        return setup
+
+    def _propose(self, setup: CompileSetup, evaluator: Callable[..., ProgramEvaluator]) -> CompileSetup:
+        """Let the prompt model propose instructions, and plan the search among all of them."""
+        work = ProposalWork(setup)
+        names = [f"{task.predictor or 'the data'} {task.number or ''}".strip() for task in setup.proposals]
+        proposal_evaluator = evaluator(setup.slots, work, names=names, num_threads=1)
+        proposals = make_proposals(setup, work, proposal_evaluator)
+        choices = proposed_instructions(setup, proposals)
+        slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, setup.attempts, choices.by_predictor)
+        setup = replace(setup, proposals=proposals, dropped_instructions=choices.dropped)
+        setup = self._with_slots(setup, slots)
+        _limit_calls(setup, proposal_evaluator)
         return setup
 
     def _finish(
@@ -276,7 +342,22 @@ class PLFewShot(LearningOptimizer):
         return FinishedProgram(
             program,
             best_by_number=[
-                score.alternative(f"{number} demos", slots.shown(score.candidate)) for number, score in best.items()
+                score.alternative(f"{number} demos", slots.shown(score.candidate), slots.instructions(score.candidate))
+                for number, score in best.items()
             ],
+            instructions=compare_instructions(setup, slots, expected, outcome),
             retrieval=retrieval,
         )
+
+
+def _alternatives(setup: CompileSetup) -> Mapping[str, Sequence[Instruction]]:
+    """Return the instructions that a compile chooses from."""
+    assert isinstance(setup.slots, PoolSlots)
+    return setup.slots.alternatives
+
+
+def _limit_calls(setup: CompileSetup, evaluator: ProgramEvaluator) -> None:
+    """Set the limit on calls to those planned, and those made before the search."""
+    if setup.plan.max_metric_calls is not None:
+        before = len(setup.attempts) + len(setup.proposals)
+        evaluator.budget.max_calls = setup.plan.max_metric_calls + before

@@ -123,7 +123,7 @@ class LearningOptimizer(DemoOptimizer):
             setup.slots.space,
             num_examples=plan.num_train_examples,
             num_initial=plan.num_initial,
-            classes=tuple(classes for slot in setup.slots.slots for classes in slot.classes),
+            classes=setup.slots.classes,
             example_classes=setup.splits.classes,
             responses=responses,
             num_samples=plan.num_samples,

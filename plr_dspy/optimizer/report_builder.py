@@ -11,13 +11,22 @@ from plr_dspy._version import __version__
 from plr_dspy.compiling.choice import Decision, Outcome
 from plr_dspy.dspy_compat import format_field_value
 from plr_dspy.optimizer.demos import attempt_errors
+from plr_dspy.optimizer.proposals import proposal_errors, proposal_report
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.optimizer.yardsticks import Yardsticks
 from plr_dspy.programs.copying import language_models
 from plr_dspy.programs.media import replaced_in
 from plr_dspy.programs.slots import PoolSlots
 from plr_dspy.report.report import Report
-from plr_dspy.report.schema import Alternative, Candidate, ProgramState, RetrievalReport, Signal, SlotReport
+from plr_dspy.report.schema import (
+    Alternative,
+    Candidate,
+    InstructionReport,
+    ProgramState,
+    RetrievalReport,
+    Signal,
+    SlotReport,
+)
 from plr_dspy.report.text import shorten
 from plr_dspy.runtime import Redactor
 from plr_dspy.scoring.budget import cost_of
@@ -35,6 +44,7 @@ class FinishedProgram:
 
     program: dspy.Module
     best_by_number: list[Alternative] = field(default_factory=list)
+    instructions: list[InstructionReport] = field(default_factory=list)
     retrieval: RetrievalReport | None = None
 
 
@@ -61,9 +71,9 @@ def build_report(
     for tokens_of_call in scorer.log.tokens:
         for model, counts in tokens_of_call.items():
             tokens[model].update(counts)
-    # Calls that bootstrapped demos are reported separately from calls that scored candidates.
-    bootstrapping = {attempt.key[0] for attempt in setup.attempts}
-    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in bootstrapping]
+    # Attempts to bootstrap demos, and proposals, are reported separately from calls that scored candidates.
+    others = {attempt.key[0] for attempt in setup.attempts} | {proposal.prompt for proposal in setup.proposals}
+    scored = [(key, record) for key, record in scorer.log.records.items() if key[0] not in others]
     original = setup.original
     if isinstance(setup.slots, PoolSlots):  # Without calls, `setup.original` retrieves demos.
         original = setup.slots.original
@@ -81,7 +91,7 @@ def build_report(
         tokens=tokens,
         cost=cost_of(tokens),
         seconds=seconds,
-        errors=attempt_errors(setup.attempts) + error_counts(scored, names),
+        errors=[*attempt_errors(setup.attempts), *proposal_errors(setup), *error_counts(scored, names)],
         stopped=str(outcome.stop),
         stop_reason=outcome.stop.reason,
         settings=setup.settings(),
@@ -89,6 +99,8 @@ def build_report(
         dspy_version=dspy.__version__,
         best_by_number=finished.best_by_number,
         programs=programs,
+        instructions=finished.instructions,
+        proposals=proposal_report(setup),
         retrieval=finished.retrieval,
         **yardsticks._asdict(),
     )
@@ -101,6 +113,7 @@ def _candidates(setup: CompileSetup, decision: Decision) -> list[Candidate]:
             origin=result.origin,
             name=_name(setup, result.ordering),
             ordering=setup.slots.shown(result.ordering),
+            instructions=setup.slots.instructions(result.ordering),
             score=result.score,
             expected_gain=result.gain.expected,
             probability=result.gain.min_probability,

@@ -16,12 +16,13 @@ from plr_dspy.metrics.confusion import SetMetric
 from plr_dspy.programs.checks import AnyMetric, check_given
 from plr_dspy.programs.copying import ProgramFactory
 from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.rivals import Programs, Rival, named_programs
 from plr_dspy.programs.slots import PromptSlots
 from plr_dspy.programs.splits import Examples, Splits, empty_split, make_splits
 from plr_dspy.report.text import FEW_EXAMPLES
 from plr_dspy.retrieval.predict import retrievals_of
-from plr_dspy.scoring.run_log import CallRecord
+from plr_dspy.scoring.run_log import CallRecord, Tokens
 from plr_dspy.search.space import Candidate
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,27 @@ class Attempt(NamedTuple):
     key: tuple[str, str]  # key of its record in the log
     demos: dict[str, Any]  # by predictor; empty if the answer was wrong
     record: CallRecord
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A task of the prompt model: to propose an instruction, or to describe the data."""
+
+    predictor: str  # empty for the description of the data, which comes first
+    number: int
+    prompt: str = ""  # first part of the key of its record in the log
+    record: CallRecord = field(default_factory=lambda: CallRecord(None))
+    tokens: Tokens = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The text that the task made; empty if none."""
+        return str((self.record.value or {}).get("text", ""))
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls of the prompt model, if the task succeeded."""
+        return int((self.record.value or {}).get("calls", 0))
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,9 @@ class DemoChoices:
     retrievable: Mapping[int, dspy.Example] = field(default_factory=dict)  # sources of retrieved demos
     teacher: dspy.Module | None = None  # program whose answers become demos; None means the student
     rivals: Sequence[Rival] = ()  # programs of the user that compete as they are
+    dropped_instructions: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)  # by predictor
+    prompt_model: dspy.BaseLM | None = None  # proposes instructions; None if there are none to propose
+    proposals: Sequence[Proposal] = ()  # planned, then actual ones; the plan excludes their calls
     attempts: Sequence[Attempt] = ()  # planned, then actual ones; the plan excludes their calls
 
 

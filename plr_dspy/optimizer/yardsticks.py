@@ -61,6 +61,7 @@ def _random_demos(setup: CompileSetup, run: CompileRun, decision: Decision) -> A
     if setup.options.scored_on != "train examples" or fitted is None or not random_orderings:
         return None
     orderings = slots.space.draw_longest(NUM_RANDOM, np.random.default_rng([setup.seed, 1]))
+    orderings = [slots.space.with_first_choices(ordering) for ordering in orderings]
     num_demos = round(np.mean([slots.num_demos(ordering) for ordering in orderings]))
     name = f"a random order of {count(num_demos, 'demo')}"
     tokens = 0

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import dspy
@@ -17,6 +18,7 @@ import dspy
 from plr_dspy.dspy_compat import rendered_signature
 from plr_dspy.errors import UserError
 from plr_dspy.programs.copying import ProgramFactory
+from plr_dspy.programs.instructions import Instruction
 from plr_dspy.programs.rivals import Rival
 from plr_dspy.programs.splits import Examples, answer_classes, by_content
 from plr_dspy.programs.tokens import Messages
@@ -92,6 +94,15 @@ class PromptSlots(ABC):
         for slot in self.slots:
             demos[slot.predictor] = [slot.demos[i] for i in permutations[slot.predictor]]
         return demos
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the class of each item of each block of the space."""
+        return tuple(classes for slot in self.slots for classes in slot.classes)
+
+    def instructions(self, candidate: Candidate) -> dict[str, int]:
+        """Return the number of each predictor's instruction, 0 for its own, where there are alternatives."""
+        return {}
 
     def shown(self, ordering: Candidate) -> dict[str, list[int]]:
         """Return each slot's demo indices by position, without demos that no prompt shows."""
@@ -224,6 +235,7 @@ class PoolSlots(PromptSlots):
         max_tokens: Maximum total tokens of all demos.
         rivals: Programs of the user that compete with the arrangements.
         programs: Other programs that compete with them.
+        alternatives: The instructions of predictors that have several, by predictor; the first is the program's own.
 
     Raises:
         ValueError: If no arrangement is within the limits.
@@ -241,6 +253,7 @@ class PoolSlots(PromptSlots):
         max_tokens: int | None,
         rivals: Sequence[Rival] = (),
         programs: Sequence[WholeProgram] = (),
+        alternatives: Mapping[str, Sequence[Instruction]] = MappingProxyType({}),
     ) -> None:
         super().__init__(program, rivals)
         token_limit = math.inf if max_tokens is None else max_tokens
@@ -259,6 +272,7 @@ class PoolSlots(PromptSlots):
             classes = tuple(answer_classes(demos, list(self._predictors[name].signature.output_fields)))
             slots.append(Slot(name, demos, (items,), OrderingSpace((items,), (limits[-1],)), (classes,), pool))
         self.slots = tuple(slots)
+        self.alternatives = dict(alternatives)
         least_tokens = self.tokens(tuple(shortest))
         if not slots:
             least_tokens = min((pooled.tokens for pooled in itertools.chain(*pools.values())), default=0)
@@ -267,24 +281,69 @@ class PoolSlots(PromptSlots):
                 f"max_demo_tokens must be at least {least_tokens}, the tokens of the shortest demos with {min_demos=}; "
                 f"got {max_tokens}: raise it, or lower min_demos"
             )
-        kinds = tuple(slot.blocks[0] for slot in slots)
+        kinds = [slot.blocks[0] for slot in slots]
+        numbers_of_slots = {slot.predictor: number for number, slot in enumerate(slots)}
+        choices = []
+        for name, instructions in self.alternatives.items():
+            kinds.append(tuple(range(len(instructions))))
+            limits.append((1, 1))
+            choices.append(numbers_of_slots.get(name))
+        own_instructions = tuple((0,) for _ in choices)
         fits = lambda ordering: self.tokens(ordering) <= token_limit  # noqa: E731
-        self.space = OrderingSpace(kinds, tuple(limits), tuple(shortest), fits, (*self.competing, *programs))
+        self.space = OrderingSpace(
+            tuple(kinds),
+            tuple(limits),
+            (*shortest, *own_instructions),
+            fits,
+            (*self.competing, *programs),
+            choices=tuple(choices),
+        )
         # The student's own demos come first in each pool.
         numbers = [[pooled.origin for pooled in slot.pool].count(OWN) for slot in slots]
-        own_demos = tuple(tuple(range(number)) for number in numbers)
-        if self.space.contains(own_demos) and self.space.allows(own_demos):
-            self.space = replace(self.space, identity=own_demos)
-        self.original: Candidate = own_demos  # may exceed the limits
+        own_prompt = (*(tuple(range(number)) for number in numbers), *own_instructions)
+        if self.space.contains(own_prompt) and self.space.allows(own_prompt):
+            self.space = replace(self.space, identity=own_prompt)
+        self.original: Candidate = own_prompt  # may exceed the limits
 
     def showing(self, share: float) -> Candidate:
-        """Return an arrangement of the first demos in each pool."""
+        """Return an arrangement of the first demos in each pool, with the program's own instructions."""
         numbers = [max(minimum, math.ceil(share * maximum)) for minimum, maximum in self.space.limits]
         arrangement = tuple(tuple(range(number)) for number in numbers)
         return self.space.shortened(arrangement) or self.space.identity
 
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        of_instructions = (tuple(0 for _ in instructions) for instructions in self.alternatives.values())
+        return (*super().classes, *of_instructions)
+
+    def instructions(self, candidate: Candidate) -> dict[str, int]:
+        if isinstance(candidate, WholeProgram) or candidate == WITHOUT_DEMOS:
+            return dict.fromkeys(self.alternatives, 0)
+        return {name: item for name, (item,) in zip(self.alternatives, candidate[len(self.slots) :], strict=True)}
+
+    def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
+        program = super().build(candidate)
+        texts = self._other_texts(candidate)
+        for name, predictor in program.named_predictors():
+            if name in texts:
+                predictor.signature = predictor.signature.with_instructions(texts[name])
+        return program
+
+    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
+        prompt = super().fingerprint(candidate, inputs)
+        texts = self._other_texts(candidate)
+        if not texts:
+            return prompt
+        return hashlib.sha256(f"{prompt}\0{as_text([texts])}".encode()).hexdigest()[:32]
+
+    def _other_texts(self, candidate: Candidate) -> dict[str, str]:
+        """Return the instructions of a candidate that are not the program's own, by predictor."""
+        chosen = self.instructions(candidate)
+        return {name: self.alternatives[name][number].text for name, number in chosen.items() if number}
+
     def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        return {slot.predictor: list(items) for slot, items in zip(self.slots, ordering, strict=True)}
+        arrangements = ordering[: len(self.slots)]
+        return {slot.predictor: list(items) for slot, items in zip(self.slots, arrangements, strict=True)}
 
     def tokens(self, candidate: Candidate) -> int:
         """Return the number of tokens in a candidate's demos; 0 for programs of the user."""

@@ -58,10 +58,12 @@ class Candidate(Part):
         score: Mean score on the selection split.
         expected_gain, probability, probability_worse: Expected gain over the original on new examples, and the
             probabilities of a higher and a lower score there.
+        instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
     origin: str
     ordering: dict[str, list[int]]
+    instructions: dict[str, int] = {}
     score: float
     expected_gain: float
     probability: float
@@ -98,6 +100,7 @@ class Alternative(Part):
         num_examples: Number of examples that the score is estimated from.
         tokens: Number of tokens in all its demos, by GPT-4o's tokenizer.
         num_demos, ordering: Number of demos, and their indices by predictor; only in `best_by_number`.
+        instructions: Number of each predictor's instruction in `ReportData.instructions`.
     """
 
     name: str
@@ -107,6 +110,57 @@ class Alternative(Part):
     interval: tuple[float, float] | None = None
     num_demos: int = 0
     ordering: dict[str, list[int]] = {}
+    instructions: dict[str, int] = {}
+
+
+class InstructionScore(Part):
+    """An instruction, and the best arrangement with it.
+
+    Attributes:
+        origin: "student", "instructions[2]" (in the list passed), or "proposed" by the prompt model.
+        score, interval: Expected score on new examples, of the best arrangement that was scored with it, and its
+            95 % interval; None if none was.
+        num_examples: Examples that this arrangement was scored on.
+        reason: Why the instruction did not take part; empty if it did.
+    """
+
+    text: str
+    origin: str
+    reason: str = ""
+    score: float | None = None
+    interval: tuple[float, float] | None = None
+    num_examples: int = 0
+
+
+class InstructionReport(Part):
+    """A predictor's instructions.
+
+    Attributes:
+        chosen: Number of the instruction in the returned program; 0 is the student's own.
+        dropped: Instructions that did not take part.
+        distribution: State of the final distribution, for `PlackettLuce.from_state`; the first one drawn is shown.
+    """
+
+    predictor: str
+    chosen: int
+    alternatives: list[InstructionScore]
+    dropped: list[InstructionScore] = []
+    distribution: dict[str, Any] = {}
+
+
+class ProposalReport(Part):
+    """The calls that proposed instructions; `ReportData.tokens` and `cost` include them, `program_calls` does not.
+
+    Attributes:
+        num_calls: Calls of the prompt model that led to a text.
+        num_texts: Instructions proposed, unusable ones included.
+        cost: US dollars at litellm's list prices, if known.
+    """
+
+    model: str
+    num_calls: int
+    num_texts: int
+    cost: float | None
 
 
 class RetrievalReport(Part):
@@ -166,7 +220,8 @@ class ErrorCount(Part):
 
     Attributes:
         type, message: The exception's class, and the first line of the first message.
-        outcome: "counted as wrong", "not scored" (the call failed), or "gave no demo" (a teacher's call).
+        outcome: "counted as wrong", "not scored" (the call failed), "gave no demo" (a teacher's call), or
+            "gave no instruction" (a task of the prompt model).
         examples: Names of up to five examples, such as "trainset[12]".
     """
 
@@ -247,6 +302,8 @@ class ReportData(Part):
         best_by_number: The best arrangement for each number of demos, if demos were chosen.
         retrieval: The choice between fixed and retrieved demos, if there was one.
         programs: Expected scores of the programs that the user passed, best first.
+        instructions: The predictors' instructions, if these were chosen.
+        proposals: The calls that proposed instructions, if there were any.
         random: Expected score of random demos, or of the same demos in a random order.
         constant: Score of always giving the most frequent answer; for a metric over a
             set, the best of the frequent answers.
@@ -275,6 +332,8 @@ class ReportData(Part):
     schema_version: Literal[21] = SCHEMA_VERSION
     best_by_number: list[Alternative] = []
     programs: list[Alternative] = []
+    instructions: list[InstructionReport] = []
+    proposals: ProposalReport | None = None
     retrieval: RetrievalReport | None = None
     random: Alternative | None = None
     constant: Alternative | None = None
@@ -291,8 +350,15 @@ class ReportData(Part):
         return self.calibration is not None and self.calibration.applied
 
     @property
+    def other_instructions(self) -> list[InstructionReport]:
+        """The predictors whose instruction is not the student's own."""
+        return [instruction for instruction in self.instructions if instruction.chosen]
+
+    @property
     def original_stays(self) -> bool:
         """Whether the returned program is the unchanged student."""
+        if self.other_instructions:
+            return False
         if self.is_calibrated or self.retrieves or self.returned.num_demos != self.original.num_demos:
             return False
         if self.returned.name != self.original.name:
@@ -304,5 +370,12 @@ class ReportData(Part):
         """The chosen arrangement in `best_by_number`; None if no fixed demos were chosen."""
         if self.retrieves or self.returned.name:
             return None
-        chosen = {slot.predictor: slot.ordering for slot in self.slots}
-        return next((best for best in self.best_by_number if best.ordering == chosen), None)
+        ordering = {slot.predictor: slot.ordering for slot in self.slots}
+        numbers = {}
+        for instruction in self.instructions:
+            if instruction.alternatives:
+                numbers[instruction.predictor] = instruction.chosen
+        for best in self.best_by_number:
+            if best.ordering == ordering and best.instructions == numbers:
+                return best
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from plr_dspy.report.schema import Alternative, Comparison, ProgramState, ReportData, SlotReport
+from plr_dspy.report.schema import Alternative, Comparison, InstructionReport, ProgramState, ReportData, SlotReport
 from plr_dspy.report.stop import StopReason
 
 MIN_WIN_PROBABILITY = 0.9  # below this probability of a gain, it "may be chance"
@@ -14,6 +14,7 @@ TOO_LONG = "ContextWindowExceededError"  # exception type if a prompt exceeds th
 MANY_UNREAD = 0.1  # share of unparsable replies at which a report begins with a warning
 FEW_EXAMPLES = 30  # With fewer examples, chance decides which order looks best.
 FIELD_WIDTH = 40  # maximum number of characters to show of a field
+TEXT_WIDTH = 100  # maximum number of characters to show of an instruction
 # Outcomes of calls without a score.
 WRONG = "counted as wrong"
 FAILED = "not scored"
@@ -77,6 +78,9 @@ def summary(report: ReportData) -> Iterator[str]:
     yield from _programs(report)
     yield from _verdict(report)
     yield from _rivals(report)
+    for instruction in report.other_instructions:
+        chosen = instruction.alternatives[instruction.chosen]
+        yield f"instruction of {instruction.predictor} ({chosen.origin}): {_one_line(chosen.text)}"
     yield from _calibration(report)
     yield from _fewer_demos(report)
     retrieval = report.retrieval
@@ -152,6 +156,8 @@ def _scores(report: ReportData) -> Iterator[str]:
         rows[f"{_named('your program', report.original)}, {_demos_of(report.original)}"] = score_text(*original)
         if not report.original_stays:
             name = f"{_named('returned program', report.returned)}, {_demos_of(report.returned)}"
+            if report.other_instructions:
+                name += ", another instruction"
             if report.is_calibrated:
                 name += ", calibrated"
             rows[name] = score_text(*(comparison.expected_chosen or (comparison.chosen,)))
@@ -227,7 +233,9 @@ def _verdict(report: ReportData) -> Iterator[str]:
 
 def _why_original_stays(report: ReportData) -> str:
     noun = "order" if report.slots else "program"
-    if any(slot.origins for slot in report.slots):
+    if any(instruction.alternatives for instruction in report.instructions):
+        noun = "prompt"
+    elif any(slot.origins for slot in report.slots):
         noun = "choice of demos"
     best = max(report.candidates[1:], key=lambda candidate: candidate.expected_gain, default=None)
     if best is None or best.expected_gain <= 0 or not report.settings.get("racing", True):
@@ -357,6 +365,13 @@ def details(report: ReportData) -> Iterator[str]:
     if report.best_by_number:
         yield "best score for each number of demos:"
         yield from _table({best.name: _describe(best) for best in report.best_by_number})
+    for instruction in report.instructions:
+        yield from _instructions(instruction)
+    proposals = report.proposals
+    if proposals is not None:
+        cost = "" if proposals.cost is None else f", {dollars(proposals.cost)}"
+        calls = count(proposals.num_calls, "call")
+        yield f"{count(proposals.num_texts, 'instruction')} proposed by {calls} of {proposals.model}{cost}"
     if report.retrieval is not None and report.retrieval.alternatives:
         yield "ways to show demos:"
         yield from _table({other.name: _describe(other) for other in report.retrieval.alternatives})
@@ -387,3 +402,21 @@ def _demos(slot: SlotReport) -> Iterator[str]:
 def _describe(alternative: Alternative) -> str:
     score = score_text(alternative.score, *(alternative.interval or ()))
     return f"{score} on {alternative.num_examples} examples, {alternative.tokens:,} tokens"
+
+
+def _instructions(report: InstructionReport) -> Iterator[str]:
+    """List a predictor's instructions, with the score of the best prompt with each."""
+    if report.alternatives:
+        yield f"{report.predictor}: instruction {report.chosen} of {len(report.alternatives)}, best prompt with each:"
+    for number, instruction in enumerate(report.alternatives):
+        score = "not scored"
+        if instruction.score is not None:
+            score = score_text(instruction.score, *(instruction.interval or ()))
+            score += f" on {instruction.num_examples} examples"
+        yield f"  instruction {number} ({instruction.origin}): {score}: {_one_line(instruction.text)}"
+    for unused in report.dropped:
+        yield f"  not used ({unused.origin}): {unused.reason}: {_one_line(unused.text)}"
+
+
+def _one_line(text: str) -> str:
+    return shorten(" ".join(text.split()), TEXT_WIDTH)

@@ -113,7 +113,7 @@ class RetrievalSlots(PoolSlots):
         return self._variations[candidate.number - self._num_rivals]
 
     def showing(self, share: float) -> Candidate:
-        if any(most for _, most in self.space.limits):
+        if any(most for _, most in self.space.limits[: len(self.slots)]):
             return super().showing(share)
         return self.whole_programs[0]
 

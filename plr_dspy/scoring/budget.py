@@ -189,16 +189,7 @@ def price_of(model: str) -> dict[str, float] | None:
     The kinds are "prompt", "completion" (including hidden reasoning), "cached" (prompt tokens read from a cache) and
     "written" (prompt tokens written to a cache).
     """
-    # The table of an imported litellm also has the user's own prices.
-    table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
-    entry = table.get(model)
-    if entry is None:
-        provider, _, name = model.partition("/")
-        entry = table.get(name, {})
-        entry_provider = str(entry.get("litellm_provider"))
-        has_suffix = provider in SUFFIXED_PROVIDERS and entry_provider.startswith(provider)
-        if entry_provider != provider and not has_suffix:
-            return None  # The entry is another provider's model of the same name.
+    entry = _entry_of(model)
     prompt = entry.get("input_cost_per_token")
     completion = entry.get("output_cost_per_token")
     if prompt is None or completion is None:
@@ -211,6 +202,27 @@ def price_of(model: str) -> dict[str, float] | None:
         "written": entry.get("cache_creation_input_token_cost") or prompt,
     }
     return {kind: float(price) for kind, price in prices.items()}
+
+
+def window_of(model: str) -> int | None:
+    """Return the maximum number of tokens in a model's prompts, or None if unknown."""
+    most = _entry_of(model).get("max_input_tokens")
+    return most if isinstance(most, int) else None
+
+
+def _entry_of(model: str) -> Mapping[str, Any]:
+    """Return a model's entry in litellm's table; empty if it has none."""
+    # The table of an imported litellm also has the user's own prices.
+    table = getattr(sys.modules.get("litellm"), "model_cost", None) or _table_on_disk()
+    if model in table:
+        return dict(table[model])
+    provider, _, name = model.partition("/")
+    entry = dict(table.get(name, {}))
+    entry_provider = str(entry.get("litellm_provider"))
+    has_suffix = provider in SUFFIXED_PROVIDERS and entry_provider.startswith(provider)
+    if entry_provider != provider and not has_suffix:
+        return {}  # The entry is another provider's model of the same name.
+    return entry
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, float]]) -> float | None:

@@ -23,6 +23,9 @@ NUM_CLIMBS = 5  # steps of the hill climb
 NUM_CLIMBERS = 10  # beam width of the hill climb
 NUM_MOVES = 20  # random moves tried from each ordering in the beam
 MIN_ELITES = 5
+# All but one in this many random orderings have the first item of each choice: other instructions may all be worse, and
+# then hardly anything would be learnt about the demos.
+FIRST_CHOICES_IN = 4
 UNIFORM_SHARE = 0.05  # probability spread evenly over all lengths, so that none dies out
 
 
@@ -119,16 +122,20 @@ class Search(ABC):
         return orderings[:num_draws]
 
     def fresh(self, number: int, known: Container[Candidate]) -> list[Candidate]:
-        """Return up to `number` new candidates: the identity, the whole programs, then random orderings.
+        """Return the first candidates of the space, then random orderings, without known ones and repeats.
 
-        Candidates in `known` and repeats are left out.
+        Apart from the identity and the whole programs, at least half are random. There are fewer if few are left.
         """
-        first: list[Candidate] = [self.space.identity, *self.space.programs]
+        num_first = max(1 + len(self.space.programs), number // 2)
+        first = self.space.first_candidates[:num_first]
         candidates = dict.fromkeys(candidate for candidate in first if candidate not in known)
         for _ in range(MAX_REDRAWS):
             if len(candidates) >= number:
                 break
-            for ordering in self.draw(number, uniformly=True):
+            for draw_number, drawn in enumerate(self.draw(number, uniformly=True)):
+                ordering = drawn
+                if draw_number % FIRST_CHOICES_IN:
+                    ordering = self.space.with_first_choices(drawn)
                 if len(candidates) < number and ordering not in known:
                     candidates[ordering] = None
         return list(candidates)

@@ -57,6 +57,8 @@ class OrderingSpace:
         identity: The ordering that a search begins with; by default, as many of the first items as possible.
         allowed: Returns whether an ordering is allowed, for example by a token limit; None allows all.
         programs: Whole programs that compete with the orderings.
+        choices: The last blocks, from which exactly one item is chosen, such as an instruction. For each, the number
+            of the block that it belongs to; None if there is no such block.
         from_end: Whether positions are counted from the end; True if limits were given.
 
     Raises:
@@ -68,6 +70,7 @@ class OrderingSpace:
     identity: Ordering = ()
     allowed: Callable[[Ordering], bool] | None = field(default=None, compare=False)
     programs: tuple[WholeProgram, ...] = ()
+    choices: tuple[int | None, ...] = ()
     from_end: bool = field(init=False)
 
     @classmethod
@@ -151,6 +154,26 @@ class OrderingSpace:
         if isinstance(candidate, WholeProgram) or len(candidate) != len(self.limits):
             return False
         return all(lower <= len(items) <= upper for items, (lower, upper) in zip(candidate, self.limits, strict=True))
+
+    def shows_items(self, ordering: Ordering) -> bool:
+        """Tell whether an ordering shows any items, choices aside."""
+        return any(ordering[: len(ordering) - len(self.choices)])
+
+    @property
+    def first_candidates(self) -> list[Candidate]:
+        """Return the identity, the whole programs, and the identity with another item in one of the choices."""
+        candidates: list[Candidate] = [self.identity, *self.programs]
+        for block in range(len(self.sizes) - len(self.choices), len(self.sizes)):
+            for item in range(self.sizes[block]):
+                changed = self._with_block(self.identity, block, [item])
+                if changed != self.identity:
+                    candidates.append(changed)
+        return candidates
+
+    def with_first_choices(self, ordering: Ordering) -> Ordering:
+        """Return an ordering with the first item of each choice."""
+        items = ordering[: len(ordering) - len(self.choices)]
+        return (*items, *((0,) for _ in self.choices))
 
     def allows(self, ordering: Ordering) -> bool:
         """Return whether an ordering of the space is allowed."""

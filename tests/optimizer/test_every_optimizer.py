@@ -37,18 +37,22 @@ KINDS = {
     "PLFewShot": partial(PLFewShot, max_demos=4, max_bootstrapped=4, candidates="bootstrapped"),
     "demos for each input": partial(PLFewShot, demos="auto", max_demos=4, candidates="labeled"),
     "programs": partial(WithPrograms, max_demos=4, candidates="labeled"),
+    "instructions": partial(
+        PLFewShot, max_demos=4, candidates="labeled", instructions=["Name the label.", "Read the text."]
+    ),
     "TopKOrder": partial(TopKOrder, num_candidates=8),
     "F1": PLReorder,
     "F1, calibrated": partial(PLFewShot, calibrate=True, max_demos=4, candidates="labeled"),
 }
-CHOOSING = ("PLFewShot", "demos for each input", "programs", "F1, calibrated")
+CHOOSING = ("PLFewShot", "demos for each input", "programs", "instructions", "F1, calibrated")
 BROKEN = ("PLReorder", "paper", "TopKOrder")
 TIMED = ("PLReorder", "calibrated", "paper", "PLFewShot", "demos for each input", "TopKOrder", "F1")
 METRICS = {kind: F1("positive") for kind in ("F1", "F1, calibrated")}
 BUDGET = {"paper": 300, "TopKOrder": 200}
 """Program calls; the others get 100."""
-OFTEN = {"demos for each input": 3, "programs": 2}
-"""How often a prompt may be paid: two rules, or a program and the search, may show an example the same demos."""
+OFTEN = {"demos for each input": 3, "programs": 2, "instructions": 3}
+"""How often a prompt may be paid: two rules, or a program and the search, may show an example the same demos.
+Instructions do not count here."""
 
 
 def compiled(kind, engine, *, metric=None, program=None, trainset=EXAMPLES, **options):
@@ -171,6 +175,9 @@ class TestGoingOn:
         report = compiled(kind, engine, **options)[1].report
         again = Counter(engine.prompts)
         assert report.program_calls["resumed"] > 45
+        if kind == "instructions":  # The engine's prompts leave out instructions.
+            assert how is not interrupt or found(report) == found(whole(kind))
+            return
         assert sum(again.values()) - len(again) <= num_threads * len(stops)
         if how is interrupt:
             assert len(again) == report.program_calls["total"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plr_dspy import OrderingSpace
-from plr_dspy.search.model.features import FAMILIES, Features
+from plr_dspy.search.model.features import CHOICE_FAMILIES, FAMILIES, Features
 
 CLASSES = (0, 1, 0, 1, 2, 0, 2)
 OF_ALL_ITEMS = ["region", "last", "adjacency"]
@@ -123,3 +123,21 @@ def test_families_that_say_nothing_or_are_too_large_are_left_out(space, classes,
 def test_refuses_classes_of_another_space(classes):
     with pytest.raises(ValueError, match="a class for each item"):
         Features(OrderingSpace.of_sizes(4), classes=classes)
+
+
+def test_a_choice_has_effects_of_its_own_and_with_the_number_of_items():
+    kinds = (tuple(range(5)), tuple(range(3)), tuple(range(2)))
+    space = OrderingSpace(kinds, ((0, 3), (1, 1), (1, 1)), ((), (0,), (0,)), choices=(0, None))
+    features = Features(space)
+    assert features.names == [*FAMILIES[:5], *CHOICE_FAMILIES]
+    by_name = dict(
+        zip(features.names, features([((), (0,), (0,)), ((), (2,), (0,)), ((1, 3), (2,), (0,))]), strict=True)
+    )
+    demos = Features(OrderingSpace.of_sizes(5, max_length=3))
+    for name, values in zip(demos.names, demos([((),), ((),), ((1, 3),)]), strict=True):
+        np.testing.assert_allclose(by_name[name][0], by_name[name][1])
+        assert values.shape == by_name[name].shape
+    for name in ("choice", "choice and none", "choice and number"):
+        assert np.abs(by_name[name][0] - by_name[name][1]).max() > 0.1
+    np.testing.assert_allclose(by_name["choice"][1], by_name["choice"][2])
+    assert by_name["none"][0] == by_name["none"][1] != by_name["none"][2]

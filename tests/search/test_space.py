@@ -203,3 +203,32 @@ def test_moves_reach_every_ordering_one_move_away_and_nothing_else(limits, begin
         if len(blocks) == 1 and one_move_apart(begin[blocks[0]], other[blocks[0]]):
             expected.add(other)
     assert {space.moved(begin, rng) for _ in range(5_000)} == expected
+
+
+class TestChoices:
+    """The last blocks can be choices of exactly one item, such as an instruction."""
+
+    SPACE = OrderingSpace(
+        (tuple(range(4)), tuple(range(3)), tuple(range(2))),
+        ((0, 2), (1, 1), (1, 1)),
+        ((), (0,), (0,)),
+        choices=(0, None),
+    )
+
+    def test_first_candidates_differ_from_the_identity_by_one_choice(self):
+        identity, *others = self.SPACE.first_candidates
+        assert identity == ((), (0,), (0,))
+        assert others == [((), (1,), (0,)), ((), (2,), (0,)), ((), (0,), (1,))]
+
+    def test_they_are_no_items_shown(self):
+        assert not self.SPACE.shows_items(((), (2,), (1,)))
+        assert self.SPACE.shows_items(((3,), (0,), (0,)))
+        assert self.SPACE.with_first_choices(((3, 1), (2,), (1,))) == ((3, 1), (0,), (0,))
+
+    def test_draws_and_moves_choose_one(self):
+        rng = np.random.default_rng(0)
+        drawn = self.SPACE.draw(200, rng)
+        moved = [self.SPACE.moved(ordering, rng) for ordering in drawn]
+        assert Counter(len(ordering[1]) for ordering in drawn + moved) == {1: 400}
+        assert {ordering[1:] for ordering in drawn} == set(itertools.product([(0,), (1,), (2,)], [(0,), (1,)]))
+        assert {before[1] != after[1] for before, after in zip(drawn, moved, strict=True)} == {True, False}

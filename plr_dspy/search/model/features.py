@@ -25,7 +25,12 @@ FAMILIES = ("number", "presence", "region", "last", "adjacency", "class region",
 - "last": which item is last
 - "adjacency": which item comes right before which
 - "class region", "class adjacency": "region" and "adjacency" of classes, such as the answers of demos
+- "none": whether a block that may be empty is empty
+- "choice": which item is chosen, in a block of which exactly one is
+- "choice and none", "choice and number": "choice", together with "none" or "number" of the block that it belongs to
 """
+
+CHOICE_FAMILIES = ("none", "choice", "choice and none", "choice and number")
 
 REGION = 1.0  # length scale of "region" in log positions: 1 and 2 are as close as 5 and 10
 NUM_REGION = 0.25  # length scale of "number", relative to the maximum number
@@ -50,7 +55,9 @@ class Features:
             classes = [[0 for _ in range(size)] for size in space.sizes]
         if tuple(map(len, classes)) != space.sizes:
             raise ValueError(f"classes must have a class for each item of blocks of {space.sizes} items; got {classes}")
-        self._blocks = [_Block(space, number, of_items) for number, of_items in enumerate(classes)]
+        num_lists = len(space.sizes) - len(space.choices)
+        self._blocks = [_Block(space, number, classes[number], num_blocks=num_lists) for number in range(num_lists)]
+        self._choices = [_Choice(space, num_lists + i, block) for i, block in enumerate(space.choices)]
         orderings = space.draw(NUM_REFERENCES, np.random.default_rng(0))
         self._moments: dict[str, tuple[Array, float]] = {}
         for name, values in self._unscaled(orderings).items():
@@ -71,8 +78,9 @@ class Features:
     def _unscaled(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
         """Return each family's features, before scaling, of all blocks side by side."""
         blocks = [block(orderings) for block in self._blocks]
+        blocks += [choice(orderings, blocks) for choice in self._choices]
         families = {}
-        for name in FAMILIES:
+        for name in (*FAMILIES, *CHOICE_FAMILIES):
             parts = [block[name].reshape(len(orderings), -1) for block in blocks if name in block]
             if parts:
                 families[name] = np.concatenate(parts, axis=1)
@@ -82,7 +90,7 @@ class Features:
 class _Block:
     """The features of one block."""
 
-    def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int]) -> None:
+    def __init__(self, space: OrderingSpace, number: int, classes: Sequence[int], *, num_blocks: int) -> None:
         self._number = number
         self._size = space.sizes[number]
         self._max_length = space.limits[number][1]
@@ -92,9 +100,11 @@ class _Block:
         self._classes = self._items @ np.eye(num_classes)[codes]
         self._numbers = _smooth(np.arange(self._max_length + 1) / max(self._max_length, 1), NUM_REGION)
         self._near = _smooth(np.log1p(np.arange(self._max_length)), REGION)
-        self._has_pairs = self._size**2 <= MAX_PAIRS // len(space.sizes)
+        self._has_pairs = self._size**2 <= MAX_PAIRS // num_blocks
         # If almost every item has its own class, classes add hardly any information.
         self._has_classes = 1 < num_classes <= 2 * self._size / 3
+        # Without choices, there is only one ordering of no items, and the model gives it an effect of its own.
+        self._may_be_empty = bool(space.choices)
 
     def __call__(self, orderings: Sequence[Ordering]) -> dict[str, Array]:
         """Return the features of each family, as arrays whose first axis is ``[m]``."""
@@ -117,6 +127,33 @@ class _Block:
             is_class = self._classes[items]
             families["class region"] = is_class.transpose(0, 2, 1) @ self._near
             families["class adjacency"] = is_class[:, 1:].transpose(0, 2, 1) @ is_class[:, :-1]
+        if self._may_be_empty:
+            families["none"] = (items == self._size).all(axis=1)[:, None].astype(np.float64)
+        return families
+
+
+class _Choice:
+    """The features of a block from which one item is chosen.
+
+    Args:
+        number: Number of the block.
+        partner: Number of the block whose items the choice may interact with; None if there is none.
+    """
+
+    def __init__(self, space: OrderingSpace, number: int, partner: int | None) -> None:
+        self._number = number
+        self._partner = partner
+        size = space.sizes[number]
+        self._items = np.eye(size) - 1.0 / size
+
+    def __call__(self, orderings: Sequence[Ordering], blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        """Return the features of each family, given those of the other blocks."""
+        chosen = self._items[[ordering[self._number][0] for ordering in orderings]]
+        families = {"choice": chosen}
+        if self._partner is not None:
+            of_partner = blocks[self._partner]
+            for name in ("none", "number"):
+                families[f"choice and {name}"] = chosen[:, :, None] * of_partner[name][:, None]
         return families
 
 

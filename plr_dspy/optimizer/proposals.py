@@ -1,0 +1,218 @@
+"""Instructions that a prompt model proposes before the search, with DSPy's `GroundedProposer` as in MIPROv2.
+
+A task of the prompt model describes the data, or makes one instruction of one predictor, usually by three calls. The
+run log keeps tasks as call records, so a resumed run gets the same texts without paying again.
+"""
+
+import contextlib
+import io
+import logging
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import dspy
+
+from plr_dspy.dspy_compat import TIPS, BaseCallback, GroundedProposer, create_dataset_summary
+from plr_dspy.optimizer.estimate import cost_of_proposals, size_of_call
+from plr_dspy.optimizer.setup import CompileSetup, Proposal
+from plr_dspy.programs.calls import MetricWork, ProgramEvaluator
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.instructions import Instruction, InstructionChoices, usable_instructions
+from plr_dspy.programs.slots import PoolSlots
+from plr_dspy.report.schema import ErrorCount, ProposalReport
+from plr_dspy.scoring.budget import cost_of, window_of
+from plr_dspy.scoring.causes import cure_of
+from plr_dspy.scoring.run_log import CallRecord, error_counts
+
+logger = logging.getLogger(__name__)
+
+PROPOSED = "proposed"  # origin of proposed instructions
+NUM_DESCRIBED = 20  # maximum examples to describe the data from
+NUM_SHOWN = 3  # demos of a predictor that the prompt model sees
+SHARE = 0.4  # maximum share of time and money before the search, bootstrapping included
+
+
+def planned_proposals(program: dspy.Module, number: int) -> list[Proposal]:
+    """Return the tasks that make this many instructions of each predictor."""
+    proposals = [Proposal("", 0)]
+    for name, _ in program.named_predictors():
+        proposals += [Proposal(name, i) for i in range(1, number + 1)]
+    return proposals
+
+
+class CallCounter(BaseCallback):  # type: ignore[misc]
+    """Counts calls of language models."""
+
+    num_calls = 0
+
+    def on_lm_start(self, call_id: str, instance: object, inputs: dict[str, Any]) -> None:
+        self.num_calls += 1
+
+
+class ProposalWork(MetricWork):
+    """Runs the tasks of the prompt model; records hold the texts.
+
+    Attributes:
+        examples: Examples that the prompt model may see, which are never scored.
+    """
+
+    def __init__(self, setup: CompileSetup) -> None:
+        slots = setup.slots
+        assert isinstance(slots, PoolSlots)
+        self.sample = ""
+        self.influence = None
+        self.model = setup.prompt_model or dspy.settings.lm
+        self.models = [self.model]
+        self.examples = list(setup.demo_examples.values())[:NUM_DESCRIBED]
+        if not self.examples:
+            demos = [demo for slot in slots.slots for demo in slot.demos]
+            self.examples = [dspy.Example(dict(demo.items())) for demo in demos[:NUM_DESCRIBED]]
+        self._setup = setup
+        self._places = {name: place for place, (name, _) in enumerate(setup.program.named_predictors())}
+        self._demos = {slot.predictor: slot.demos for slot in slots.slots}
+        with contextlib.redirect_stdout(io.StringIO()):  # DSPy prints the source of signatures.
+            self._proposer = GroundedProposer(
+                prompt_model=self.model,
+                program=setup.program,
+                trainset=self.examples,
+                use_dataset_summary=False,  # It would hide the exceptions of the prompt model.
+                use_instruct_history=False,
+                set_history_randomly=False,
+            )
+
+    def describe_data(self, text: str) -> None:
+        """Let later proposals know what the data is like."""
+        self._proposer.use_dataset_summary = bool(text)
+        self._proposer.data_summary = text or None
+
+    def __call__(self, program: dspy.Module, example: int) -> CallRecord:
+        """Run a task, given by its number."""
+        task = self._setup.proposals[example]
+        counter = CallCounter()
+        callbacks = [*dspy.settings.callbacks, counter]
+        with dspy.context(lm=self.model, adapter=dspy.ChatAdapter(), callbacks=callbacks):
+            text = self._propose(task) if task.predictor else self._description()
+        return CallRecord(None, value={"text": text, "calls": counter.num_calls})
+
+    def _description(self) -> str:
+        if not self.examples:
+            return ""
+        return str(create_dataset_summary(self.examples, view_data_batch_size=10, prompt_model=self.model))
+
+    def _propose(self, task: Proposal) -> str:
+        rng = random.Random(f"{self._setup.seed} {task.predictor} {task.number}")
+        demos = self._demos.get(task.predictor, ())
+        shown = [dspy.Example({**demo, "augmented": True}) for demo in rng.sample(demos, min(NUM_SHOWN, len(demos)))]
+        place = self._places[task.predictor]
+        # The proposer shows no demos of the first set.
+        demo_sets: dict[int, list[list[dspy.Example]]] = {place: [[], shown]}
+        proposer = self._proposer
+        proposer.rng = rng
+        text = proposer.propose_instruction_for_predictor(
+            program=self._setup.program,
+            predictor=None,
+            pred_i=place,
+            demo_candidates=demo_sets,
+            demo_set_i=1,
+            trial_logs={},
+            tip=rng.choice(list(TIPS.values())),
+        )
+        return str(text or "").strip()
+
+
+def make_proposals(setup: CompileSetup, work: ProposalWork, proposing: ProgramEvaluator) -> list[Proposal]:
+    """Run the tasks of the prompt model, or recall them from the log, within their share of the budget.
+
+    Raises:
+        RuntimeError: If no instruction could be made because calls failed.
+    """
+    log = proposing.log
+    budget = proposing.budget
+    prompt = f"proposed by {digest([work.model, setup.program, work.examples, setup.seed])}"
+    log.number_examples([f"{task.predictor} {task.number}" for task in setup.proposals])
+    num_recalled = log.num_recalled
+    cost_of_student = budget.expected_cost
+    expected_cost = cost_of_proposals(setup) if setup.options.max_cost is not None else None
+    budget.expect(expected_cost and expected_cost / len(setup.proposals))
+    budget.share = SHARE
+    proposals: list[Proposal] = []
+    failure: Exception | None = None
+    for number, task in enumerate(setup.proposals):
+        key = (prompt, number)
+        if not budget.recall(key):
+            try:
+                proposing.pay({key: None})
+            except Exception as error:
+                failure = error
+        if key not in log.records:
+            break
+        record = log.records[key]
+        proposals.append(replace(task, prompt=prompt, record=record, tokens=log.tokens_of(key)))
+        if not task.predictor and record.value:
+            work.describe_data(record.value["text"])
+        if failure is not None:
+            break
+    log.num_recalled = num_recalled  # They are no program calls.
+    budget.share = 1.0
+    budget.expect(cost_of_student)
+    _check(setup, proposals, failure)
+    return proposals
+
+
+def _check(setup: CompileSetup, proposals: Sequence[Proposal], failure: Exception | None) -> None:
+    """Warn of missing proposals, or raise if none was made because of failures."""
+    made = [proposal for proposal in proposals if proposal.predictor and proposal.text]
+    errors = [proposal.record for proposal in proposals if proposal.record.error]
+    first = f"{errors[0].error}: {errors[0].message}" if errors else ""
+    if errors and not made:
+        cure = cure_of((record.error for record in errors), otherwise="check the prompt model")
+        raise RuntimeError(
+            f"prompt_model made no instruction ({first}): {cure}, or pass instructions as a list"
+        ) from failure
+    if not errors and len(proposals) < len(setup.proposals):
+        first = f"proposals may use {SHARE:.0%} of max_cost and max_seconds"
+    if first:
+        logger.warning("only %d of %d instructions were proposed (%s)", len(made), len(setup.proposals) - 1, first)
+
+
+def proposed_instructions(setup: CompileSetup, proposals: Sequence[Proposal]) -> InstructionChoices:
+    """Return the usable ones of the proposed instructions, and the dropped ones."""
+    by_predictor: dict[str, list[Instruction]] = defaultdict(list)
+    for proposal in proposals:
+        if proposal.predictor and not proposal.record.error:
+            by_predictor[proposal.predictor].append(Instruction(proposal.text, f"{PROPOSED}[{proposal.number - 1}]"))
+    windows = [window_of(str(lm.model)) for lm in setup.models]
+    max_tokens = min((window for window in windows if window is not None), default=math.inf)
+    max_tokens -= size_of_call(setup).tokens or 0.0
+    return usable_instructions(setup.program, by_predictor, max_tokens=max_tokens)
+
+
+def proposal_report(setup: CompileSetup) -> ProposalReport | None:
+    """Return the report's entry on the calls of the prompt model; None if it made none."""
+    if not setup.proposals:
+        return None
+    tokens: dict[str, Counter[str]] = defaultdict(Counter)
+    for proposal in setup.proposals:
+        for model, counts in proposal.tokens.items():
+            tokens[model].update(counts)
+    model = setup.prompt_model or dspy.settings.lm
+    return ProposalReport(
+        model=str(model.model),
+        num_calls=sum(proposal.num_calls for proposal in setup.proposals),
+        num_texts=sum(bool(proposal.predictor and proposal.text) for proposal in setup.proposals),
+        cost=cost_of(tokens),
+    )
+
+
+def proposal_errors(setup: CompileSetup) -> list[ErrorCount]:
+    """Count the tasks that raised an exception, by type."""
+    names = {}
+    records = []
+    for number, task in enumerate(setup.proposals):
+        names[number] = f"instruction {task.number} of {task.predictor}" if task.predictor else "the data"
+        records.append((("", number), replace(task.record, outcome="gave no instruction")))
+    return error_counts(records, names)

@@ -1,0 +1,119 @@
+"""The instructions that each predictor of a program can have: its own first, then the user's or proposed ones."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import dspy
+
+from plr_dspy.errors import UserError
+from plr_dspy.programs.tokens import token_counter
+
+OWN_INSTRUCTION = "student"  # origin of the student's own instruction
+PLACEHOLDER = "..."  # stands for an unknown input, or an instruction that is not known yet
+
+GivenInstructions: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of a predictor, its origin, such as "instructions[2]", and why it cannot take part, if so."""
+
+    text: str
+    origin: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class InstructionChoices:
+    """The instructions of predictors that have alternatives, their own first, and those that cannot take part."""
+
+    by_predictor: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
+    dropped: Mapping[str, Sequence[Instruction]] = field(default_factory=dict)
+
+
+def given_instructions(program: dspy.Module, given: GivenInstructions) -> dict[str, list[Instruction]]:
+    """Return the user's instructions by predictor.
+
+    Raises:
+        ValueError: If a list is given to several predictors, or a name is unknown.
+    """
+    names = [name for name, _ in program.named_predictors()]
+    if not isinstance(given, Mapping):
+        if len(names) > 1:
+            raise UserError(
+                f"instructions must name the predictor of each text, because the student has {len(names)}: pass "
+                f"instructions={{{names[0]!r}: [...]}}, with any of {names}"
+            )
+        given = {names[0]: given}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UserError(f"instructions must be for predictors of the student, {names}; got {unknown}: rename them")
+    instructions = {}
+    for name, texts in given.items():
+        origin = "instructions" if len(names) == 1 else f"instructions[{name!r}]"
+        instructions[name] = [Instruction(text, f"{origin}[{number}]") for number, text in enumerate(texts)]
+    return instructions
+
+
+def stand_in_instructions(program: dspy.Module, number: int) -> InstructionChoices:
+    """Return placeholders of proposed instructions for each predictor.
+
+    Raises:
+        ValueError: If no prompt shows instructions.
+    """
+    stand_ins = [Instruction(f"{PLACEHOLDER} {i}", PLACEHOLDER) for i in range(number)]
+    by_predictor = {name: stand_ins for name, _ in program.named_predictors()}
+    choices = usable_instructions(program, by_predictor, max_tokens=math.inf)
+    if not choices.by_predictor:
+        adapter = type(dspy.settings.adapter or dspy.ChatAdapter()).__name__
+        raise UserError(f"instructions must be in prompts, and {adapter} leaves them out: use another adapter")
+    return InstructionChoices(choices.by_predictor)
+
+
+def usable_instructions(
+    program: dspy.Module, instructions: Mapping[str, Sequence[Instruction]], *, max_tokens: float
+) -> InstructionChoices:
+    """Return the instructions that differ in a predictor's prompt, its own first, and those that cannot take part.
+
+    Args:
+        program: Its predictors have the student's own instructions.
+        instructions: The alternatives by predictor.
+        max_tokens: Maximum tokens of an instruction.
+    """
+    by_predictor = {}
+    dropped = {}
+    count = token_counter()
+    for name, predictor in program.named_predictors():
+        own = Instruction(predictor.signature.instructions, OWN_INSTRUCTION)
+        usable = {_prompt(predictor, own.text): own}
+        unusable = []
+        for instruction in instructions.get(name, ()):
+            prompt = _prompt(predictor, instruction.text)
+            reason = ""
+            if not instruction.text.strip():
+                reason = "empty"
+            elif prompt in usable:
+                reason = f"the prompt is the same as with {usable[prompt].origin}"
+            elif count([{"role": "system", "content": instruction.text}]) > max_tokens:
+                reason = "too long for the model's context window"
+            if reason:
+                unusable.append(replace(instruction, reason=reason))
+            else:
+                usable[prompt] = instruction
+        if len(usable) > 1:
+            by_predictor[name] = list(usable.values())
+        if unusable:
+            dropped[name] = unusable
+    return InstructionChoices(by_predictor, dropped)
+
+
+def _prompt(predictor: dspy.Predict, text: str) -> str:
+    """Return a predictor's prompt with an instruction; the instruction alone if it cannot be built without inputs."""
+    signature = predictor.signature.with_instructions(text)
+    adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
+    with suppress(Exception):  # Adapters of users may need real inputs.
+        return repr(adapter.format(signature, [], dict.fromkeys(signature.input_fields, PLACEHOLDER)))
+    return str(signature.instructions)

@@ -1,0 +1,428 @@
+"""Instructions as one more choice of PLFewShot."""
+
+import re
+from collections import Counter
+
+import dspy
+import fakes
+import litellm
+import pytest
+from dspy.utils.exceptions import LMUnexpectedError
+from fakes import OrderSensitiveEngine, digest, exact_match, failure, interrupt, lm_of, questions, student, using
+from label_world import EXAMPLES as LABELLED
+from label_world import Engine, exact
+from label_world import student as classifier
+
+from plr_dspy import F1, PlackettLuce, PlainTextAdapter, PLFewShot, Report, load_program
+
+EXAMPLES = questions(90)
+GOOD = "Think of the number."
+BAD = "Answer like a pirate."
+IDLE = "Give the answer."
+SHARES = {GOOD: 0.9, BAD: 0.1, IDLE: 0.5}
+
+
+class InstructedEngine(OrderSensitiveEngine):
+    """Answers by its instruction, with some more or less right answers for the demos shown."""
+
+    def answer(self, system, texts):
+        (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
+        share = next((share for text, share in SHARES.items() if text in system), 0.5)
+        demos = [digest(text) for text in texts[:-1:2]]
+        share += 0.2 * (sum(demos) / len(demos) - 0.5) if demos else 0.0
+        is_right = digest(f"{asked} is hard") < share
+        return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+
+
+def new_engine(**options):
+    return InstructedEngine({example.question: example.answer for example in EXAMPLES}, **options)
+
+
+@pytest.fixture
+def instructed():
+    with using(new_engine()) as engine:
+        yield engine
+
+
+def compiled(*texts, program=None, trainset=EXAMPLES, **options):
+    limits = {"max_metric_calls": 200, "max_demos": 3, "candidates": "labeled", "num_threads": 1}
+    given = {"instructions": list(texts), **limits, "display_progress": False, **options}
+    optimizer = PLFewShot(exact_match, **given)
+    return optimizer.compile(program or dspy.Predict("question -> answer"), trainset=trainset), optimizer
+
+
+def found(report):
+    """Return a report without what another run may change."""
+    data = report.to_dict()
+    for name in ("seconds", "stopped", "program_calls", "settings", "tokens"):
+        del data[name]
+    return data
+
+
+class TestChoice:
+    def test_finds_the_instruction_that_helps(self, instructed, tmp_path):
+        program, optimizer = compiled(BAD, GOOD, IDLE)
+        assert program.signature.instructions == GOOD
+        report = optimizer.report
+        (entry,) = report.instructions
+        assert (entry.predictor, entry.chosen) == ("self", 2)
+        own = dspy.Predict("question -> answer").signature.instructions
+        assert [choice.text for choice in entry.alternatives] == [own, BAD, GOOD, IDLE]
+        assert [choice.origin for choice in entry.alternatives] == [
+            "student",
+            *(f"instructions[{i}]" for i in range(3)),
+        ]
+        scores = [choice.score for choice in entry.alternatives if choice.score is not None]
+        assert max(scores) == entry.alternatives[2].score
+        assert PlackettLuce.from_state(entry.distribution).num_items == 4
+        assert not report.original_stays
+        assert report.comparison.probability > 0.9
+        assert f"instruction of self (instructions[1]): {GOOD}" in str(report)
+        assert f"not scored (instructions[0]): {BAD}" in report.details() or f": {BAD}" in report.details()
+        report.save(tmp_path / "report.json")
+        assert Report.load(tmp_path / "report.json") == report
+        assert report.candidates[0].instructions == {"self": 0}
+        assert 2 in [candidate.instructions["self"] for candidate in report.candidates]
+
+    def test_the_program_keeps_it_when_saved(self, instructed, tmp_path):
+        program, _ = compiled(GOOD)
+        program.save(tmp_path / "program.json")
+        loaded = load_program(dspy.Predict("question -> answer"), tmp_path / "program.json")
+        assert loaded.signature.instructions == GOOD
+        assert loaded.dump_state() == program.dump_state()
+
+    def test_the_students_own_stays_where_others_hurt(self, instructed):
+        program = dspy.Predict("question -> answer")
+        _, optimizer = compiled(BAD, program=program, candidates=[{"note": "not shown"}])
+        assert optimizer.report.original_stays
+        assert not optimizer.report.instructions[0].chosen
+        assert optimizer.best_program.signature.equals(program.signature)
+        assert "no other prompt is expected to do better" in str(optimizer.report)
+
+    def test_instructions_alone_where_there_are_no_demos(self, instructed):
+        program, optimizer = compiled(BAD, GOOD, candidates=[{"note": "not shown"}])
+        assert program.signature.instructions == GOOD
+        assert program.demos == []
+        assert optimizer.report.slots == []
+        assert optimizer.report.returned.num_demos == 0
+
+    def test_numbers_of_demos_are_those_of_demos(self, instructed):
+        program, optimizer = compiled(GOOD, IDLE, program=student(2))
+        for entry in optimizer.report.best_by_number:
+            other = optimizer.program_with(entry.num_demos)
+            assert len(other.demos) == len(entry.ordering["self"]) == entry.num_demos <= 3
+            texts = [choice.text for choice in optimizer.report.instructions[0].alternatives]
+            assert other.signature.instructions == texts[entry.instructions["self"]]
+        assert optimizer.report.chosen_of_number.num_demos == len(program.demos)
+        assert optimizer.report.original.num_demos == 2
+
+    def test_copies_and_blanks_are_dropped(self, instructed):
+        own = "Given the fields `question`, produce the fields `answer`."
+        _, optimizer = compiled(GOOD, " ", f"\n{GOOD}\n", own)
+        (entry,) = optimizer.report.instructions
+        assert [choice.text for choice in entry.alternatives] == [own, GOOD]
+        assert [unused.reason for unused in entry.dropped] == [
+            "empty",
+            "the prompt is the same as with instructions[0]",
+            "the prompt is the same as with student",
+        ]
+        assert "not used (instructions[1]): empty" in optimizer.report.details()
+        _, without = compiled(own)
+        assert not without.report.instructions[0].alternatives
+        assert without.report.original_stays == (without.report.comparison.probability == 0)
+
+    def test_limits_on_tokens_are_for_demos(self, instructed):
+        program, optimizer = compiled(GOOD, "Give the number. " * 50, max_demo_tokens=60)
+        assert program.signature.instructions == GOOD
+        assert all(entry.tokens <= 60 for entry in optimizer.report.best_by_number)
+
+
+class TestSeveralPredictors:
+    def test_each_has_instructions_of_its_own(self):
+        class Hinted(InstructedEngine):
+            def answer(self, system, texts):
+                outputs = system.split("Your output fields are:")[-1].split("All interactions")[0]
+                if "hint" in outputs:
+                    return self.formatted(system, texts, "good hint" if GOOD in system else "poor hint")
+                (asked,) = re.findall(r"## question ## \]\]\n(.*?)\n", texts[-1] + "\n")
+                is_right = digest(asked) < (0.9 if "good hint" in texts[-1] else 0.3)
+                return self.formatted(system, texts, self.answers[asked.strip()] if is_right else "wrong")
+
+        answers = {example.question: example.answer for example in EXAMPLES}
+        with using(Hinted(answers)):
+            texts = {"hint": [BAD, GOOD], "answer.predict": [IDLE]}
+            program, optimizer = compiled(program=fakes.two_predictors(), instructions=texts)
+        assert program.hint.signature.instructions == GOOD
+        first, second = optimizer.report.instructions
+        assert (first.predictor, second.predictor) == ("hint", "answer.predict")
+        assert second.alternatives[1].origin == "instructions['answer.predict'][0]"
+
+    @pytest.mark.parametrize(
+        ("instructions", "message"),
+        [
+            ([GOOD], "instructions must name the predictor of each text, because the student has 2"),
+            ({"hints": [GOOD]}, r"predictors of the student, \['hint', 'answer.predict'\]; got \['hints'\]"),
+        ],
+    )
+    def test_names_must_be_known(self, instructed, instructions, message):
+        optimizer = PLFewShot(exact_match, instructions=instructions, display_progress=False)
+        for method in (optimizer.compile, optimizer.estimate):
+            with pytest.raises(ValueError, match=message):
+                method(fakes.two_predictors(), trainset=EXAMPLES)
+        assert instructed.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"instructions": []}, "instructions"),
+        ({"instructions": {}}, "instructions"),
+        ({"instructions": {"self": []}}, "instructions"),
+        ({"instructions": GOOD}, "instructions"),
+        ({"instructions": [3]}, "instructions"),
+        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "max_metric_calls=0 makes no call"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        PLFewShot(exact_match, **options)
+    assert "\n" not in str(caught.value)
+
+
+class TestCalls:
+    def test_are_the_same_at_any_number_of_threads_and_never_past_the_budget(self):
+        reports = []
+        for num_threads in (1, 8):
+            with using(new_engine()) as engine:
+                _, optimizer = compiled(BAD, GOOD, num_threads=num_threads, max_metric_calls=120)
+            assert engine.num_calls == optimizer.report.program_calls["total"] <= 120
+            reports.append(found(optimizer.report))
+        assert reports[0] == reports[1]
+
+    @pytest.mark.parametrize("stop", [failure, interrupt])
+    def test_a_stopped_compile_goes_on(self, tmp_path, stop):
+        with using(new_engine()) as whole:
+            _, optimizer = compiled(BAD, GOOD)
+        engine = new_engine(at={77: stop})
+        with using(engine):
+            with pytest.raises((LMUnexpectedError, KeyboardInterrupt)):
+                compiled(BAD, GOOD, log_dir=tmp_path, max_errors=1)
+            _, resumed = compiled(BAD, GOOD, log_dir=tmp_path)
+        assert found(resumed.report) == found(optimizer.report)
+        assert engine.num_calls == whole.num_calls + 1
+
+    def test_calls_with_the_students_own_instruction_serve_both_ways(self, tmp_path):
+        with using(new_engine()) as engine:
+            compiled(log_dir=tmp_path, instructions=None)
+            before = engine.num_calls
+            _, optimizer = compiled(GOOD, log_dir=tmp_path)
+            assert engine.num_calls - before < optimizer.report.program_calls["total"]
+            asked = Counter(engine.requests)
+            compiled(log_dir=tmp_path, instructions=None)
+        assert engine.requests == asked
+
+
+class InstructedLabels(Engine):
+    """Answers by the right label twice as surely if the instruction says so."""
+
+    def complete(self, request):
+        self.is_good = GOOD in str(request.system)
+        return super().complete(request)
+
+
+class TestWithEverythingElse:
+    @pytest.mark.parametrize("options", [{}, {"calibrate": True}, {"signal": "score"}])
+    def test_log_probabilities_and_calibration(self, options):
+        with using(InstructedLabels(), "fake/x"):
+            optimizer = PLFewShot(
+                exact,
+                instructions=[GOOD, BAD],
+                candidates="labeled",
+                max_demos=3,
+                max_metric_calls=150,
+                display_progress=False,
+                **options,
+            )
+            program = optimizer.compile(classifier(), trainset=LABELLED)
+            (predictor,) = program.predictors()
+            (entry,) = optimizer.report.instructions
+            assert predictor.signature.instructions == entry.alternatives[entry.chosen].text
+            assert program(text=LABELLED[0].text).label
+
+    def test_a_metric_over_a_set(self):
+        with using(InstructedLabels(), "fake/x"):
+            optimizer = PLFewShot(F1("positive"), instructions=[GOOD], max_metric_calls=120, display_progress=False)
+            optimizer.compile(classifier(), trainset=LABELLED)
+        assert optimizer.report.instructions[0].alternatives
+
+    @pytest.mark.parametrize("demos", ["auto", "retrieved"])
+    def test_found_demos_come_with_the_students_own_instruction(self, instructed, demos):
+        _, optimizer = compiled(GOOD, BAD, demos=demos)
+        report = optimizer.report
+        assert len(report.instructions[0].alternatives) == 3
+        if report.retrieves:
+            assert not report.other_instructions
+        variations = [c for c in report.candidates if not any(c.ordering.values()) and c.origin != "original"]
+        assert variations or demos == "auto"
+
+    def test_the_estimate_makes_no_call(self, instructed):
+        optimizer = PLFewShot(exact_match, instructions=[GOOD], max_metric_calls=200)
+        assert optimizer.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).program_calls
+        assert instructed.num_calls == 0
+
+
+class ProposingEngine:
+    """Proposes texts in turn, and describes whatever else it is asked for.
+
+    Attributes:
+        texts: What it proposes.
+        at: Functions to call when calls begin, by number.
+        prompts: The conversations.
+    """
+
+    def __init__(self, *texts, at=None):
+        self.texts = texts
+        self.at = dict(at or {})
+        self.prompts = []
+        self.proposed = 0
+
+    def complete(self, request):
+        content = "\n".join(message.text or "" for message in request.messages)
+        number = len(self.prompts)
+        self.prompts.append(content)
+        if number in self.at:
+            self.at[number]()
+        (field,) = re.findall(r"Respond with.*?`\[\[ ## (\w+) ## \]\]`", content)
+        reply = f"a {field}"
+        if field == "proposed_instruction":
+            reply = self.texts[self.proposed % len(self.texts)]
+            self.proposed += 1
+        text = f"[[ ## {field} ## ]]\n{reply}\n\n[[ ## completed ## ]]"
+        return fakes.chat_response(text, prompt_tokens=100)
+
+
+def proposing(*texts, engine=None, **options):
+    """Compile with proposed instructions; return the program, the optimizer and the prompt model's engine."""
+    engine = engine or ProposingEngine(*texts)
+    model = lm_of(engine, "fake/proposer")
+    limits = {"num_instructions": len(texts) or 3, **options}
+    program, optimizer = compiled(instructions="propose", prompt_model=model, **limits)
+    return program, optimizer, engine
+
+
+class TestProposals:
+    def test_are_searched_and_reported_apart_from_program_calls(self, instructed):
+        program, optimizer, engine = proposing(BAD, GOOD, IDLE)
+        assert program.signature.instructions == GOOD
+        report = optimizer.report
+        (entry,) = report.instructions
+        assert [choice.origin for choice in entry.alternatives] == ["student", *(f"proposed[{i}]" for i in range(3))]
+        assert instructed.num_calls == report.program_calls["total"] <= 200
+        assert report.proposals.num_calls == len(engine.prompts)
+        assert (report.proposals.num_texts, report.proposals.model) == (3, "fake/proposer")
+        assert report.tokens["fake/proposer"]["prompt_tokens"] == 100 * len(engine.prompts)
+        assert "3 instructions proposed by" in report.details()
+        assert Report.model_validate_json(report.model_dump_json()) == report
+
+    def test_see_no_example_that_is_scored(self, instructed):
+        _, _, engine = proposing(GOOD, BAD)
+        shown = {int(number) for prompt in engine.prompts for number in re.findall(r"question (\d+)", prompt)}
+        scored = {int(number) for texts in instructed.requests for number in re.findall(r"question (\d+)", texts[-1])}
+        assert shown
+        assert not shown & scored
+
+    def test_unusable_ones_are_dropped_with_a_reason(self, instructed, monkeypatch):
+        monkeypatch.setitem(litellm.model_cost, "fake/order-sensitive", {"max_input_tokens": 400})
+        _, optimizer, _ = proposing(GOOD, "", GOOD, "very long " * 400)
+        (entry,) = optimizer.report.instructions
+        assert [choice.text for choice in entry.alternatives[1:]] == [GOOD]
+        reasons = [unused.reason for unused in entry.dropped]
+        assert reasons == [
+            "empty",
+            "the prompt is the same as with proposed[0]",
+            "too long for the model's context window",
+        ]
+
+    def test_each_predictor_has_its_own(self, instructed):
+        texts = [f"Text {i}." for i in range(4)]
+        _, optimizer, engine = proposing(*texts, program=fakes.two_predictors(), num_instructions=2)
+        assert [len(entry.alternatives) for entry in optimizer.report.instructions] == [3, 3]
+        assert engine.proposed == 4
+
+    @pytest.mark.parametrize("number", [2, 7, 11])
+    @pytest.mark.parametrize("stop", [interrupt, failure])
+    def test_a_resumed_compile_pays_for_none_again_and_gets_the_same(self, tmp_path, number, stop):
+        with using(new_engine()):
+            _, whole, paid = proposing(BAD, GOOD, IDLE)
+        engine = ProposingEngine(BAD, GOOD, IDLE, at={number: stop})
+        with using(new_engine()):
+            if stop is interrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    proposing(engine=engine, log_dir=tmp_path, max_errors=1)
+            else:
+                _, first, _ = proposing(engine=engine, log_dir=tmp_path)
+            before = len(engine.prompts)
+            _, resumed, _ = proposing(engine=engine, log_dir=tmp_path)
+            after = len(engine.prompts)
+            _, again, _ = proposing(engine=engine, log_dir=tmp_path)
+        assert len(engine.prompts) == after
+        if stop is interrupt:
+            assert after <= len(paid.prompts) + 3
+            assert [choice.text for choice in resumed.report.instructions[0].alternatives[1:]] == [BAD, GOOD, IDLE]
+        else:
+            assert after == before
+            assert found(resumed.report) == found(first.report)
+        assert found(again.report) == found(resumed.report)
+        assert whole.report.proposals.num_calls == len(paid.prompts)
+
+    def test_a_prompt_model_that_is_down_is_said(self, instructed):
+        engine = ProposingEngine(GOOD, at=dict.fromkeys(range(100), failure))
+        with pytest.raises(RuntimeError, match=r"prompt_model made no instruction \(LMUnexpectedError.*as a list"):
+            proposing(engine=engine)
+        assert instructed.num_calls == 0
+
+    def test_one_that_fails_now_and_then_costs_its_proposals(self, instructed, caplog):
+        engine = ProposingEngine(GOOD, BAD, at=dict.fromkeys(range(8, 100), failure))
+        program, optimizer, _ = proposing(engine=engine, num_instructions=4)
+        assert "instructions were proposed (LMUnexpectedError" in caplog.text
+        assert program.signature.instructions == GOOD
+        errors = [error for error in optimizer.report.errors if error.outcome == "gave no instruction"]
+        assert errors[0].examples[0].startswith("instruction ")
+
+    def test_max_cost_includes_them(self, monkeypatch):
+        price = {"input_cost_per_token": 1e-5, "output_cost_per_token": 1e-5, "litellm_provider": "fake"}
+        for model in ("fake/proposer", "fake/order-sensitive"):
+            monkeypatch.setitem(litellm.model_cost, model, price)
+        with using(new_engine()):
+            _, unlimited, _ = proposing(GOOD, BAD, IDLE)
+            assert unlimited.report.proposals.cost > 0
+            assert unlimited.report.cost > unlimited.report.proposals.cost
+            limit = 0.5 * unlimited.report.cost
+            _, limited, _ = proposing(GOOD, BAD, IDLE, max_cost=limit)
+            estimate = limited.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES)
+        assert limited.report.cost <= limit
+        assert estimate.proposal_calls == 12
+        assert "about 12 calls of the prompt model" in str(estimate)
+        without = PLFewShot(exact_match, max_metric_calls=200, max_demos=3, candidates="labeled")
+        with using(new_engine()):
+            assert without.estimate(dspy.Predict("question -> answer"), trainset=EXAMPLES).cost < estimate.cost
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model proposes instructions"),
+            ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
+            ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
+            ({"instructions": "proposed"}, "instructions"),
+        ],
+    )
+    def test_bad_arguments(self, options, message):
+        with pytest.raises((TypeError, ValueError), match=message):
+            PLFewShot(exact_match, **options)
+
+    def test_an_adapter_that_shows_no_instruction_is_refused_before_any_call(self, instructed):
+        with dspy.context(adapter=PlainTextAdapter(show_instructions=False)):
+            engine = ProposingEngine(GOOD)
+            with pytest.raises(ValueError, match="PlainTextAdapter leaves them out"):
+                proposing(engine=engine)
+        assert not engine.prompts
