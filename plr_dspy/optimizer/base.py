@@ -209,10 +209,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self.check(program, trainset)
         self._rivals = ()
         if programs is not None:
-            if not self.takes_programs or getattr(self, "auto", None) == "paper":
-                raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
-            if self.calibrate is not False:
-                raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
+            self._check_takes_programs()
             self._rivals = checked_rivals(options, program, programs, trainset, valset)
         choices = self._choices(program, trainset, valset, rng, teacher)
         choices = replace(choices, rivals=tuple(choices.slots.rivals.values()))
@@ -226,6 +223,11 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
                 parts = [setup.splits.train, setup.splits.selection]
             self.metric.check(*parts)
         return setup
+
+    def _check_takes_programs(self) -> None:
+        """Raise a ValueError if programs of the user cannot compete with these arguments."""
+        if not self.takes_programs:
+            raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
 
     def _options(self) -> CompileOptions:
         """Collect the options that a compile reads."""

@@ -113,7 +113,7 @@ class ProgramRace(DemoOptimizer):
         return EliminationRun
 
     def _finish(
-        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, program_in: Callable[..., dspy.Module]
+        self, setup: CompileSetup, run: CompileRun, outcome: Outcome, build_program: Callable[..., dspy.Module]
     ) -> FinishedProgram:
         """Return the chosen program as it is."""
         return FinishedProgram(setup.slots.build(outcome.decision.ordering))

@@ -64,6 +64,13 @@ class LearningOptimizer(DemoOptimizer):
                 "max_metric_calls."
             )
 
+    def _check_takes_programs(self) -> None:
+        super()._check_takes_programs()
+        if getattr(self, "auto", None) == "paper":
+            raise UserError("auto='paper' cannot compare programs: pass them to choose_program, with its result")
+        if self.calibrate is not False:
+            raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
+
     def _answers(self) -> dict[str, bool | str]:
         return describe_answers(self.signal, self.calibrate)
 
