@@ -138,6 +138,11 @@ class PLFewShot(LearningOptimizer):
                 f"demos={self.demos!r} needs program calls, and max_metric_calls=0 allows none: pass "
                 "demos='retrieved', or raise max_metric_calls."
             )
+        if self.instructions is not None:
+            raise UserError(
+                "instructions need program calls to be compared, and max_metric_calls=0 allows none: leave them out, or "
+                "raise max_metric_calls."
+            )
         if self.candidates == "bootstrapped":
             raise UserError(
                 "candidates='bootstrapped' needs program calls of a teacher, and max_metric_calls=0 allows none: pass "
@@ -303,7 +308,7 @@ class PLFewShot(LearningOptimizer):
         attempts = make_attempts(setup, teacher_evaluator)
         slots = self._slots(setup.program, setup.demo_examples, setup.retrievable, attempts, _alternatives(setup))
         if slots.space.num_distinct < 2 and all(attempt.record.outcome == FAILED for attempt in attempts):
-            raise RuntimeError(f"there is nothing to choose from{why_none(attempts)}")
+            raise RuntimeError(f"there are no demos to choose from{why_none(attempts)}")
         setup = self._with_slots(replace(setup, attempts=attempts), slots)
         _limit_calls(setup, teacher_evaluator)
         return setup

@@ -149,15 +149,17 @@ def empty_split(splits: Splits, num_trainset: int, num_valset: int, *, name: str
 def shown_by(demos: Iterable[Any], examples: Examples, prompted: Collection[str] = ()) -> set[int]:
     """Return the indices of examples that demos show; scores on them would be too high.
 
-    A demo shows an example if their common inputs are equal, or if it contains all input values of
-    the example under any names, because inner predictors may rename inputs. A demo that matches
-    more than a tenth of the examples shows only those whose inputs it contains by name.
+    A demo shows an example if all inputs that it has under their own names are equal, and there is at
+    least one. It also does if its values include every different input value of the example, under any
+    names, because inner predictors may rename inputs. Values are equal if their `input_key` is. If one
+    of these two rules matches more than a tenth of the examples, and more than one, then only examples
+    count of which the demo has every input under its own name.
 
     Args:
         demos: Examples or dicts.
         examples: Examples with inputs.
-        prompted: Names of the inputs that prompts contain, if known; the others, such as an ID,
-            are not compared.
+        prompted: Names of the inputs that prompts contain, if known. The first rule ignores other
+            inputs, such as an ID, unless the examples have no prompted input.
     """
     inputs: list[dict[str, str]] = []
     by_field: dict[tuple[str, str], set[int]] = defaultdict(set)

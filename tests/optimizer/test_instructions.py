@@ -180,7 +180,7 @@ class TestSeveralPredictors:
         ({"instructions": {"self": []}}, "instructions"),
         ({"instructions": GOOD}, "instructions"),
         ({"instructions": [3]}, "instructions"),
-        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "max_metric_calls=0 makes no call"),
+        ({"instructions": [GOOD], "max_metric_calls": 0, "demos": "retrieved"}, "instructions need program calls"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -410,7 +410,7 @@ class TestProposals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model proposes instructions"),
+            ({"instructions": [GOOD], "prompt_model": lm_of(new_engine())}, "prompt_model needs instructions"),
             ({"instructions": "propose", "prompt_model": "openai/gpt"}, "prompt_model"),
             ({"instructions": "propose", "num_instructions": 0}, "num_instructions"),
             ({"instructions": "proposed"}, "instructions"),
