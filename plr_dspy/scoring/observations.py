@@ -136,10 +136,15 @@ class ExampleSchedule:
     ) -> dict[Candidate, list[int]]:
         """Return the examples to score each candidate on, including those it was scored on before.
 
+        They are in the order of scoring: the scored ones, then the next ones in the cycle. There are
+        fewer than asked for only if the cycle has no more.
+
         Args:
-            candidates: The candidates to score.
+            candidates: The candidates to score. Each new one starts at the next start in the cycle.
             observations: All calls so far.
-            num_examples: Total number per candidate; by default, `num_first`, or `num_more` additional ones.
+            num_examples: Total number per candidate; by default, `num_first`, or `num_more` additional
+                ones. In either case, a new whole program gets at least `MIN_FIRST_OF_PROGRAM`, and a
+                candidate keeps the examples it was scored on.
         """
         num_seen = len(observations.records)
         wanted: dict[Candidate, list[int]] = {}
