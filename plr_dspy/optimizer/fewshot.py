@@ -140,7 +140,7 @@ class PLFewShot(LearningOptimizer):
             )
         if self.instructions is not None:
             raise UserError(
-                "instructions need program calls to be compared, and max_metric_calls=0 allows none: leave them out, or "
+                "instructions need program calls, and max_metric_calls=0 allows none: leave instructions out, or "
                 "raise max_metric_calls."
             )
         if self.candidates == "bootstrapped":
