@@ -17,6 +17,9 @@ from .metrics.confusion import ConfusionMetric as ConfusionMetric
 from .metrics.confusion import MatthewsCorrelation as MatthewsCorrelation
 from .optimizer.estimate import Estimate as Estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
+from .optimizer.headroom import Headroom as Headroom
+from .optimizer.headroom import Lever as Lever
+from .optimizer.headroom import headroom as headroom
 from .optimizer.plreorder import PLReorder as PLReorder
 from .optimizer.sensitivity import OrderSensitivity as OrderSensitivity
 from .optimizer.sensitivity import order_sensitivity as order_sensitivity
