@@ -51,13 +51,13 @@ ORDERS = "other orders"
 SETS = "other sets"
 HOW = {  # how to apply each lever, simplest first
     NO_DEMOS: "remove the demos",
-    RANDOM: "dspy.LabeledFewShot",
+    RANDOM: "use dspy.LabeledFewShot",
     INSTRUCTION: "change the instruction",
-    CALIBRATED: "BatchCalibration",
-    BOTH: "dspy.LabeledFewShot, then BatchCalibration",
-    NEAREST: "PLFewShot(demos='retrieved')",
-    ORDERS: "PLReorder",
-    SETS: "PLFewShot",
+    CALIBRATED: "run BatchCalibration",
+    BOTH: "use dspy.LabeledFewShot, then BatchCalibration",
+    NEAREST: "run PLFewShot(demos='retrieved')",
+    ORDERS: "run PLReorder",
+    SETS: "run PLFewShot",
 }
 
 Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever

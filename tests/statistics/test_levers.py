@@ -84,13 +84,13 @@ RANDOM = gain(0.2)
         ({"random demos": gain(0.1, 0.1)}, "Nothing to gain beyond noise: at most +0.28. Keep the program, or"),
         (
             {"random demos": RANDOM, "nearest demos": gain(0.3)},
-            "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): PLFewShot(demos='retrieved').",
+            "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): run PLFewShot(demos='retrieved').",
         ),
         ({"random demos": RANDOM, "nearest demos": gain(0.3, 0.2)}, "The largest lever is 'random demos'"),
         (
             {"random demos": RANDOM, "other sets": gain(0.3, least=RANDOM)},
             "The simplest lever that gains as much as any is 'random demos' (+0.20 [+0.18, +0.22]): "
-            "dspy.LabeledFewShot; 'other sets' may add +0.10.",
+            "use dspy.LabeledFewShot; 'other sets' may add +0.10.",
         ),
     ],
 )
