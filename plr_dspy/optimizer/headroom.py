@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -206,28 +206,9 @@ class LeverSample(PLFewShot):
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
-
-        def shuffled(items: Sequence[int], rng: np.random.Generator) -> tuple[int, ...]:
-            return tuple(rng.permutation(items).tolist())
-
-        def random_set(rng: np.random.Generator) -> Ordering:
-            # Larger sets of a small pool would hardly differ.
-            return tuple(shuffled(pool, rng)[: min(self.max_demos, -(-len(pool) // 2))] for pool in pools)
-
-        def random_order(rng: np.random.Generator) -> Ordering:
-            return tuple(shuffled(items, rng) for items in ordered)
-
-        def distinct(draw: Callable[..., Ordering], number: int, *, besides: Any) -> list[Candidate]:
-            """Draw orderings with different prompts; the first ones do not depend on the number."""
-            rng = np.random.default_rng([setup.seed, 2])
-            drawn = {slots.fingerprint(besides): besides}
-            for _ in range(MAX_DRAWS * number):
-                if len(drawn) <= number:
-                    ordering = draw(rng)
-                    drawn.setdefault(slots.fingerprint(ordering), ordering)
-            return [*drawn.values()][1:]
-
-        sets = distinct(random_set, num_sets, besides=own)
+        # Larger sets of a small pool would hardly differ.
+        sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
+        sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
         if len(sets) < MIN_SAMPLE:
             sets = []
         ordered: Any = own
@@ -235,7 +216,8 @@ class LeverSample(PLFewShot):
         if own == empty and sets:
             ordered = sets[0]
             orders = [ordered]
-        orders += distinct(random_order, num_orders - len(orders), besides=ordered)
+        num_more = num_orders - len(orders)
+        orders += _draw_distinct(slots, ordered, list(map(len, ordered)), num_more, besides=ordered, seed=setup.seed)
         groups: Groups = {
             PROGRAM: [own],
             NO_DEMOS: [empty] if own != empty else [],
@@ -288,7 +270,28 @@ def _candidates(groups: Groups) -> list[Candidate]:
     return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
 
 
+def _draw_distinct(
+    slots: PoolSlots,
+    blocks: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    number: int,
+    *,
+    besides: Ordering,
+    seed: int,
+) -> list[Candidate]:
+    """Draw orderings of items of each block that give different prompts; the first ones do not depend on the number."""
+    rng = np.random.default_rng([seed, 2])
+    drawn: dict[str, Candidate] = {slots.fingerprint(besides): besides}
+    for _ in range(MAX_DRAWS * number):
+        if len(drawn) <= number:
+            shuffled = [rng.permutation(items).tolist() for items in blocks]
+            ordering = tuple(tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True))
+            drawn.setdefault(slots.fingerprint(ordering), ordering)
+    return [*drawn.values()][1:]
+
+
 def _how(name: str) -> str:
+    """Return how to apply a lever."""
     return next(how for lever, how in HOW.items() if name.startswith(lever))
 
 
