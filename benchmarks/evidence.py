@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import calibration
+import headroom
 import numpy as np
 import pandas as pd
 import sensitivity
@@ -190,6 +191,13 @@ def order_sensitivity(_: Compiles) -> Iterator[Figure]:
         yield Figure(f"order_sensitivity: {name}", cell, of_worlds, len(of_worlds))
 
 
+def simulated_headroom(_: Compiles) -> Iterator[Figure]:
+    """Measure how often `headroom` advises to keep the program where there is nothing to gain."""
+    kept = np.array([headroom.results(world, tables=10)["kept"][0] for world in headroom.without_effect()])
+    (cell,) = re.findall(r"the advice is to keep the program \| (\d+ %)", page("evidence"))
+    yield Figure("headroom: the program is kept", cell, kept, len(kept))
+
+
 def rare(compiles: Compiles) -> Iterator[Figure]:
     """Measure the F1 of each method on recorded answers, with each label in turn made rare."""
     shape = Namespace(recorded=list(FILES.values()), pools=[70], shares=[0.15], best_of=0)
@@ -202,7 +210,7 @@ def rare(compiles: Compiles) -> Iterator[Figure]:
 
 
 ON_RECORDED = (calibrated, recorded, best_of_five, log_probabilities, rare)
-SIMULATED = (landscapes, claims, lone_original, order_sensitivity)
+SIMULATED = (landscapes, claims, lone_original, order_sensitivity, simulated_headroom)
 PARTS = {part.__name__: part for part in (*ON_RECORDED, *SIMULATED)}
 
 

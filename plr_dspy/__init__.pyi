@@ -19,6 +19,9 @@ from .optimizer.choosing import ProgramChoice as ProgramChoice
 from .optimizer.choosing import choose_program as choose_program
 from .optimizer.estimate import Estimate as Estimate
 from .optimizer.fewshot import PLFewShot as PLFewShot
+from .optimizer.headroom import Headroom as Headroom
+from .optimizer.headroom import Lever as Lever
+from .optimizer.headroom import headroom as headroom
 from .optimizer.plreorder import PLReorder as PLReorder
 from .optimizer.sensitivity import OrderSensitivity as OrderSensitivity
 from .optimizer.sensitivity import order_sensitivity as order_sensitivity

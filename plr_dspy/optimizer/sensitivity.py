@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 import dspy
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from plr_dspy.compiling.futility import ENOUGH_ANSWERS, FutilityCheck
@@ -20,6 +21,7 @@ from plr_dspy.metrics.by_example import Metric
 from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
 from plr_dspy.programs.calls import adapter_advice
 from plr_dspy.programs.checks import WholeNumber, arguments
+from plr_dspy.scoring.confusion_scores import Answers, ConfusionScores
 from plr_dspy.scoring.run_log import FAILED, WRONG
 from plr_dspy.search.space import Candidate
 from plr_dspy.statistics.comparisons import SIGNIFICANT, Array, spread
@@ -128,7 +130,7 @@ class RandomSample(DemoOptimizer):
             )
         with self._open(setup) as opened:
             orders = self.search(opened.setup).ask()
-            scores, num_unusable = _score(opened, orders)
+            _, scores, num_unusable = score_table(opened, orders)
             means = scores.mean(axis=1)
             bounds = None
             if opened.scorer.influence is not None:
@@ -149,11 +151,11 @@ class RandomSample(DemoOptimizer):
             )
 
 
-def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int]:
-    """Score the orders within the budget; return the scores ``[o, e]`` and the number of unparsable answers.
+def score_table(opened: OpenCompile, candidates: Sequence[Candidate]) -> tuple[list[int], Array, int]:
+    """Score candidates; return the examples, the scores ``[c, e]``, and the number of unusable answers.
 
-    A failed call gets the mean score of the other orders on its example. A metric over a set is
-    linearized at each order's own answers.
+    A failed call gets the mean score of the other candidates on its example. A metric over a set is linearized at each
+    candidate's own answers.
     """
     scorer = opened.scorer
     metric = scorer.influence
@@ -163,22 +165,28 @@ def _score(opened: OpenCompile, orders: Sequence[Candidate]) -> tuple[Array, int
         indices = metric.alternate_labels(num_usable)
     sample = indices[: opened.setup.plan.num_train_examples]
     # Stop early if hardly any of the first answers can be parsed.
-    scorer.table(orders, sample[: math.ceil(ENOUGH_ANSWERS / len(orders))])
+    scorer.table(candidates, sample[: math.ceil(ENOUGH_ANSWERS / len(candidates))])
     FutilityCheck(scorer, num_usable, lambda: opened.work.sample, compares=False, advice=adapter_advice()).check()
-    examples, rows = scorer.table(orders, sorted(sample))
-    records = scorer.known(dict.fromkeys(orders, examples))
-    outcomes = np.array([[records[order][example].outcome for example in examples] for order in orders])
+    examples, rows = scorer.table(candidates, sorted(sample))
+    records = scorer.known(dict.fromkeys(candidates, examples))
+    outcomes = np.array([[records[candidate][example].outcome for example in examples] for candidate in candidates])
     failed = outcomes == FAILED
     table = np.where(failed, np.nan, rows)
     if metric is not None:
-        for number, order in enumerate(orders):
-            answers = metric.answers(scorer.records_of(order), {})
-            metric.linearize_at((example, answers[example]) for example in examples if example in answers)
-            own_scores = np.array([[metric.score(example, answers.get(example)) for example in examples]])
-            own_scores[0, failed[number]] = np.nan
-            table[number] = metric.reweighted(own_scores, np.array(examples))
+        for number, candidate in enumerate(candidates):
+            answers = metric.answers(scorer.records_of(candidate), {})
+            table[number] = linearized(metric, answers, examples, failed[number])
     table = np.where(failed, np.nanmean(table, axis=0), table)
-    return table, int((outcomes == WRONG).sum())
+    return examples, table, int((outcomes == WRONG).sum())
+
+
+def linearized(metric: ConfusionScores, answers: Answers, examples: Sequence[int], failed: ArrayLike = False) -> Array:
+    """Return the scores ``[e]`` of a candidate's answers, whose mean is the metric over the set; NaN if it failed."""
+    metric.linearize_at((example, answers[example]) for example in examples if example in answers)
+    scores = np.array([metric.score(example, answers.get(example)) for example in examples])
+    scores = np.where(failed, np.nan, scores)
+    (weighted,) = metric.reweighted(scores[None], np.array(examples))
+    return np.asarray(weighted)
 
 
 def order_sensitivity(

@@ -119,12 +119,12 @@ def spread(
         lowest, highest = bounds
     largest = (highest - lowest) / 2
     disagreement = float(np.ptp(scores, axis=0).max()) or highest - lowest
-    p_value = _p_value(scores, rng)
+    p_value = p_value_of(scores, rng)
 
     all_scored = len(scores) == num_distinct
     sample = scores if all_scored else scores[1:]
     population = min(num_distinct, MANY_ORDERS) - (len(scores) - len(sample))
-    effects, s_draws, variance = _draw_effects(sample, largest, disagreement, rng)
+    effects, s_draws, variance = draw_effects(sample, largest, disagreement, rng)
     squares = (effects**2).sum(axis=1)
     if population > len(sample):
         squares += s_draws**2 * rng.chisquare(population - len(sample), size=NUM_DRAWS)
@@ -156,8 +156,8 @@ def spread(
     )
 
 
-def _p_value(scores: Array, rng: np.random.Generator) -> float:
-    """Test the variance of mean scores by flipping signs of whole examples; return the p value.
+def p_value_of(scores: Array, rng: np.random.Generator) -> float:
+    """Return the p value of a test of the variance of mean scores, which flips the signs of whole examples.
 
     If all orders score the same on new examples, each order's deviations from the examples' means average 0. For two
     orders and right-or-wrong scores, this is McNemar's test.
@@ -171,12 +171,13 @@ def _p_value(scores: Array, rng: np.random.Generator) -> float:
     return (1 + num_as_large) / (1 + NUM_FLIPS)
 
 
-def _draw_effects(
-    scores: Array, largest: float, disagreement: float, rng: np.random.Generator
+def draw_effects(
+    scores: Array, largest: float, disagreement: float, rng: np.random.Generator, *, usual: float = math.inf
 ) -> tuple[Array, Array, float]:
     """Draw the effects of n orders ``[D, n]`` and s ``[D]``; also return the unbiased estimate of s squared.
 
-    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``.
+    An effect is an order's true score minus the mean over all orders. Scores are ``[n, E]``. The prior of s is half
+    normal with the scale `usual`; by default, it is flat.
     """
     num_orders, num_examples = scores.shape
     size = num_orders - 1
@@ -194,7 +195,8 @@ def _draw_effects(
     totals = grid**2 + total_noise
     degrees = _degrees_of_freedom(covariance, num_examples)
     log_likelihood = -0.5 * degrees * (np.log(totals) + squares / size / totals)
-    s_draws = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood))
+    log_prior = -0.5 * (grid / usual) ** 2
+    s_draws = rng.choice(grid, size=NUM_DRAWS, p=special.softmax(log_likelihood + log_prior))
     shrinkage = s_draws**2 / (s_draws**2 + total_noise)
     errors = rng.normal(size=(NUM_DRAWS, num_orders))
     errors *= np.sqrt(shrinkage * total_noise)[:, None]

@@ -1,0 +1,386 @@
+"""Measures what few-shot prompting can gain for a program, and by which change, before a search spends its budget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import dspy
+import numpy as np
+from pydantic import Field
+
+from plr_dspy.compiling.paper import random_plan
+from plr_dspy.errors import UserError
+from plr_dspy.labels.work import LabelWork
+from plr_dspy.metrics.by_example import Metric
+from plr_dspy.optimizer.base import DemoOptimizer, OpenCompile
+from plr_dspy.optimizer.fewshot import PLFewShot
+from plr_dspy.optimizer.learning import label_work
+from plr_dspy.optimizer.sensitivity import MIN_EXAMPLES, linearized, score_table
+from plr_dspy.optimizer.setup import CompileSetup
+from plr_dspy.programs.calls import MetricWork
+from plr_dspy.programs.checks import Count, arguments
+from plr_dspy.programs.fingerprint import digest
+from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
+from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
+from plr_dspy.statistics.comparisons import TAIL, Array
+from plr_dspy.statistics.levers import Gain, PairedExperiment
+
+NUM_SETS = 4  # random sets of demos, unless the budget pays for more
+NUM_ORDERS = 3  # random orders of one set, unless the budget pays for more
+MIN_SAMPLE = 3  # minimum sets or orders to estimate their spread
+NUM_SEARCHED = 20  # A search is assumed to find the best of this many random sets or orders.
+MAX_DRAWS = 50  # draws per set or order, until its prompt is a new one
+WORTHWHILE = 0.02  # smallest gain that justifies a change
+MOST_LEVERS = 7  # without instructions
+NOTHING_TO_GAIN = "Nothing to gain beyond noise"  # how the advice to keep the program begins
+
+PROGRAM = "your program"
+NO_DEMOS = "no demos"
+RANDOM = "random demos"
+INSTRUCTION = "instruction"
+CALIBRATED = "calibrated answers"
+BOTH = "calibrated random demos"
+NEAREST = "nearest demos"
+ORDERS = "other orders"
+SETS = "other sets"
+HOW = {  # how to apply each lever, simplest first
+    NO_DEMOS: "remove the demos",
+    RANDOM: "use dspy.LabeledFewShot",
+    INSTRUCTION: "change the instruction",
+    CALIBRATED: "run BatchCalibration",
+    BOTH: "use dspy.LabeledFewShot, then BatchCalibration",
+    NEAREST: "run PLFewShot(demos='retrieved')",
+    ORDERS: "run PLReorder",
+    SETS: "run PLFewShot",
+}
+
+Groups: TypeAlias = dict[str, list[Candidate]]  # the programs to score, by lever
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change to a program's prompts.
+
+    Attributes:
+        name: Its name.
+        score: Its expected score.
+        gain, interval: Its expected gain over the program on new examples, and the 95 % interval.
+        num_calls: Number of program calls that it was estimated from.
+        note: How to apply it.
+    """
+
+    name: str
+    score: float
+    gain: float
+    interval: tuple[float, float]
+    num_calls: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What can be gained over a program, and by what; `print` shows a table and a sentence of advice.
+
+    Attributes:
+        score: Mean score of the program.
+        levers: The possible changes, simplest first.
+        noise_shares: Share of the variance between scores that is noise, for "other orders" and "other sets".
+        num_examples, program_calls: Number of examples that each change was scored on, and of all program calls.
+        advice: The simplest change that gains as much as the largest one; the program if none does.
+    """
+
+    score: float
+    levers: list[Lever]
+    noise_shares: dict[str, float]
+    num_examples: int
+    program_calls: int
+    advice: str
+
+    def __str__(self) -> str:
+        width = max(map(len, (PROGRAM, *(lever.name for lever in self.levers))))
+        lines = [f"{PROGRAM:{width}}  {self.score:5.2f}  on {self.num_examples} examples"]
+        for lever in self.levers:
+            low, high = lever.interval
+            noise = self.noise_shares.get(lever.name)
+            note = lever.note if noise is None else f"{lever.note}; {noise:.0%} of the spread is noise"
+            gain = f"{lever.gain:+.2f} [{low:+.2f}, {high:+.2f}]"
+            lines.append(f"{lever.name:{width}}  {lever.score:5.2f}  {gain:20}  {lever.num_calls:4} calls  {note}")
+        return "\n".join([*lines, self.advice])
+
+
+class InstructedSlots(PromptSlots):
+    """The slots of a program, and whole programs that show one arrangement with other instructions."""
+
+    def __init__(self, slots: PromptSlots, texts: Mapping[WholeProgram, str], arrangement: Candidate) -> None:
+        super().__init__(slots.program)
+        self.slots = slots.slots
+        self.space = slots.space
+        self.embedder = slots.embedder
+        self._base = slots
+        self._texts = texts
+        self._arrangement = arrangement
+
+    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
+        return self._base.permutations(ordering)
+
+    def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
+        if not isinstance(candidate, WholeProgram) or candidate not in self._texts:
+            return self._base.build(candidate, guarded=guarded)
+        program = self._base.build(self._arrangement)
+        (predictor,) = program.predictors()
+        predictor.signature = predictor.signature.with_instructions(self._texts[candidate])
+        return program
+
+    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
+        if not isinstance(candidate, WholeProgram) or candidate not in self._texts:
+            return self._base.fingerprint(candidate, inputs)
+        return digest([self._texts[candidate], self._base.fingerprint(self._arrangement)])
+
+
+@arguments
+class LeverSample(PLFewShot):
+    """Scores programs for each lever on the same examples; for `headroom` only."""
+
+    name = "headroom"
+    student_name = "program"
+
+    max_metric_calls: Count = 300  # type: ignore[assignment]
+    demos: Literal["auto"] = "auto"
+    candidates: Literal["labeled"] = "labeled"
+    instructions: list[Annotated[str, Field(min_length=1)]] | None = None
+
+    def check(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> None:
+        if self.instructions and len(program.predictors()) != 1:
+            raise UserError(
+                f"instructions needs a program with one predictor; it has {len(program.predictors())}: leave it out"
+            )
+
+    @property
+    def _texts(self) -> dict[WholeProgram, str]:
+        """The instructions, by the whole program that stands for each."""
+        texts = enumerate(self.instructions or (), start=1)
+        return {WholeProgram(-number, f"{INSTRUCTION} {number}"): text for number, text in texts}
+
+    def work(self, setup: CompileSetup) -> MetricWork:
+        work = label_work(setup, False)
+        return work if isinstance(work, LabelWork) else DemoOptimizer.work(self, setup)
+
+    def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
+        return self._designed(setup)[0]
+
+    def _designed(self, setup: CompileSetup) -> tuple[CompileSetup, Groups]:
+        """Return the setup with a plan, and the programs that the budget pays for."""
+        num_usable = len(setup.scored_examples)
+        if num_usable < MIN_EXAMPLES:
+            raise UserError(
+                f"trainset must contain at least {MIN_EXAMPLES} examples besides demos and those that become demos; "
+                f"of its {len(setup.examples)}, {num_usable} are left: pass at least 20, if possible 100"
+            )
+        groups = self._groups(setup, NUM_SETS, NUM_ORDERS)
+        number = len(_candidates(groups))
+        limit = self.max_metric_calls
+        if limit < number * MIN_EXAMPLES:
+            raise UserError(
+                f"max_metric_calls must be at least {number * MIN_EXAMPLES} for {number} programs on {MIN_EXAMPLES} "
+                f"examples; got {limit}: raise it"
+            )
+        num_examples = min(limit // number, num_usable)
+        num_more = limit // num_examples - number
+        groups = self._groups(setup, NUM_SETS + num_more - num_more // 2, NUM_ORDERS + num_more // 2)
+        number = len(_candidates(groups))
+        plan = random_plan(number, num_examples=num_examples, num_best=0, num_compared=0, budget=limit)
+        return setup.with_plan(plan), groups
+
+    def _groups(self, setup: CompileSetup, num_sets: int, num_orders: int) -> Groups:
+        """Draw the programs to score."""
+        slots = setup.slots
+        assert isinstance(slots, PoolSlots)
+        own: Any = slots.original
+        empty: Ordering = tuple(() for _ in own)
+        pools = []
+        for slot in slots.slots:
+            pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
+        # Larger sets of a small pool would hardly differ.
+        sizes = [min(self.max_demos, math.ceil(len(pool) / 2)) for pool in pools]
+        sets = _draw_distinct(slots, pools, sizes, num_sets, besides=own, seed=setup.seed)
+        if len(sets) < MIN_SAMPLE:
+            sets = []
+        ordered: Any = own
+        orders: list[Candidate] = []
+        if own == empty and sets:
+            ordered = sets[0]
+            orders = [ordered]
+        num_more = num_orders - len(orders)
+        orders += _draw_distinct(slots, ordered, list(map(len, ordered)), num_more, besides=ordered, seed=setup.seed)
+        groups: Groups = {
+            PROGRAM: [own],
+            NO_DEMOS: [empty] if own != empty else [],
+            RANDOM: sets,
+            NEAREST: list(slots.space.programs[:1]),
+            ORDERS: orders if len(orders) >= MIN_SAMPLE else [],
+        }
+        for whole in self._texts:
+            groups[whole.name] = [whole]
+        return {name: candidates for name, candidates in groups.items() if candidates}
+
+    def measure(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> Headroom:
+        """Score the programs, and estimate the gain of each lever."""
+        setup, groups = self._designed(self._prepare(program, trainset, []))
+        shown = groups.get(RANDOM, groups[PROGRAM])[0]
+        setup = replace(setup, slots=InstructedSlots(setup.slots, self._texts, shown))
+        candidates = _candidates(groups)
+        rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
+        with self._open(setup) as opened:
+            examples, scores, _ = score_table(opened, candidates)
+            for name, group in ((CALIBRATED, PROGRAM), (BOTH, RANDOM)):
+                calibrated = [_calibrated(opened, candidates[i], examples, scores[i]) for i in rows.get(group, ())]
+                if calibrated and all(map(np.size, calibrated)):
+                    rows[name] = list(range(len(scores), len(scores) + len(calibrated)))
+                    scores = np.vstack([scores, *calibrated])
+            metric = opened.scorer.influence
+            experiment = PairedExperiment(scores, bounds=metric.bounds if metric else None, seed=self.seed)
+            program_calls = opened.scorer.num_calls()
+        ordering: Any = groups.get(ORDERS, [()])[0]
+        num_orders = math.prod(math.factorial(len(items)) for items in ordering)
+        gains = lever_gains(experiment, rows, num_orders)
+        own_score = float(experiment.means[0])
+        levers = []
+        for name, gain in gains.items():
+            num_calls = len(rows[RANDOM if name == SETS else name]) * len(examples)
+            lever = Lever(name, own_score + gain.value, gain.value, gain.interval, num_calls, _how(name))
+            levers.append(lever)
+        return Headroom(
+            score=own_score,
+            levers=levers,
+            noise_shares={name: gain.noise_share for name, gain in gains.items() if gain.noise_share is not None},
+            num_examples=len(examples),
+            program_calls=program_calls,
+            advice=best_advice(gains),
+        )
+
+
+def _candidates(groups: Groups) -> list[Candidate]:
+    """Return the distinct programs of all groups, the user's first."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
+
+
+def _draw_distinct(
+    slots: PoolSlots,
+    blocks: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    number: int,
+    *,
+    besides: Ordering,
+    seed: int,
+) -> list[Candidate]:
+    """Draw orderings of items of each block that give different prompts; the first ones do not depend on the number."""
+    rng = np.random.default_rng([seed, 2])
+    drawn: dict[str, Candidate] = {slots.fingerprint(besides): besides}
+    for _ in range(MAX_DRAWS * number):
+        if len(drawn) <= number:
+            shuffled = [rng.permutation(items).tolist() for items in blocks]
+            ordering = tuple(tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True))
+            drawn.setdefault(slots.fingerprint(ordering), ordering)
+    return [*drawn.values()][1:]
+
+
+def _how(name: str) -> str:
+    """Return how to apply a lever."""
+    return next(how for lever, how in HOW.items() if name.startswith(lever))
+
+
+def _calibrated(opened: OpenCompile, candidate: Candidate, examples: Sequence[int], scores: Array) -> Array:
+    """Return the scores ``[E]`` of a program's answers after batch calibration; empty without log-probabilities."""
+    work = opened.work
+    records = opened.scorer.records_of(candidate)
+    known = [place for place, example in enumerate(examples) if records[example].label_logprobs is not None]
+    if not isinstance(work, LabelWork) or 2 * len(known) < len(examples):
+        return np.empty(0)
+    readings = [records[examples[place]] for place in known]
+    logs = np.array([reading.label_logprobs for reading in readings])
+    unseen = np.zeros(logs.shape, dtype=bool)
+    for row, reading in enumerate(readings):
+        unseen[row, list(reading.unseen_labels)] = True
+    shares = likely_shares(right_counts(work.scores))[0]
+    # Each answer is calibrated on the other inputs.
+    labels = cross_validated(logs, shares, unseen=unseen).tolist()
+    numbers = [examples[place] for place in known]
+    if work.influence is not None:
+        answers = work.influence.answers(records, dict(zip(numbers, labels, strict=True)))
+        return linearized(work.influence, answers, examples)
+    scores = scores.copy()
+    scores[known] = work.scores[numbers, labels]
+    return scores
+
+
+def lever_gains(experiment: PairedExperiment, rows: Mapping[str, list[int]], num_orders: int) -> dict[str, Gain]:
+    """Return the gain of each lever, the simplest first, from the rows of its programs and the number of orders."""
+    gains = {name: experiment.gain(numbers) for name, numbers in rows.items() if name != PROGRAM}
+    if ORDERS in rows:
+        average = gains[ORDERS if NO_DEMOS in rows else RANDOM]
+        gains[ORDERS] = experiment.gain_of_best(rows[ORDERS], average, min(num_orders, NUM_SEARCHED))
+    if RANDOM in rows:
+        gains[SETS] = experiment.gain_of_best(rows[RANDOM], gains[RANDOM], NUM_SEARCHED)
+    simplest_first = list(HOW.values())
+    return {name: gains[name] for name in sorted(gains, key=lambda name: simplest_first.index(_how(name)))}
+
+
+def best_advice(gains: Mapping[str, Gain]) -> str:
+    """Return one sentence of advice; the gains are those of levers, the simplest first."""
+    doubt = TAIL * min(1.0, MOST_LEVERS / len(gains))  # With more levers, the best of them may be luck more often.
+    certain = {name: gain for name, gain in gains.items() if gain.exceeds(0.0, doubt)}
+    if not certain:
+        most = max(0.0, *(gain.interval[1] for gain in gains.values()))
+        cure = ", or try more calls or examples" if most > WORTHWHILE else ""
+        return f"{NOTHING_TO_GAIN}: at most {most:+.2f}. Keep the program{cure}."
+    largest = max(certain, key=lambda name: certain[name].value)
+    simplest = next(name for name, gain in certain.items() if not certain[largest].exceeds(gain))
+    gain = certain[simplest]
+    low, high = gain.interval
+    text = f"({gain.value:+.2f} [{low:+.2f}, {high:+.2f}]): {_how(simplest)}"
+    if simplest == largest:
+        return f"The largest lever is {largest!r} {text}."
+    more = float(np.quantile(certain[largest].draws - gain.least, 1 - TAIL))
+    return f"The simplest lever that gains as much as any is {simplest!r} {text}; {largest!r} may add {more:+.2f}."
+
+
+def headroom(
+    program: dspy.Module,
+    metric: Metric,
+    trainset: Sequence[dspy.Example],
+    *,
+    max_metric_calls: int = 300,
+    max_demos: int = 8,
+    num_threads: int | None = None,
+    max_errors: int | None = None,
+    seed: int = 0,
+    log_dir: str | Path | None = None,
+    accept_changes: bool = False,
+    display_progress: bool = True,
+    instructions: Sequence[str] | None = None,
+) -> Headroom:
+    """Measure what a program can gain by few-shot prompting, and by which change.
+
+    A quarter of the trainset (at most 50 examples) becomes demos. All programs are scored on the same other examples.
+
+    Args:
+        program: Program to improve; it is not modified.
+        trainset: At least 20 labelled examples, if possible 100.
+        max_metric_calls: Maximum number of program calls.
+        max_demos: Maximum number of demos per predictor.
+        instructions: Other instructions to try for a program with one predictor, each with random demos.
+        metric, num_threads, max_errors, seed, log_dir, accept_changes, display_progress: As in `PLReorder`.
+
+    Raises:
+        TypeError, ValueError: If an argument is invalid, before any program call.
+        RuntimeError: If hardly any of the first answers can be parsed.
+        Exception: If the program or the metric raises one, as in `PLReorder.compile`.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("program", "trainset")}
+    return LeverSample(**options).measure(program, trainset)

@@ -1,0 +1,112 @@
+"""Expected gains over a program, from its scores and those of other programs on the same examples.
+
+Shapes: C programs, E examples, D draws.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from plr_dspy.statistics import comparisons
+from plr_dspy.statistics.comparisons import PSEUDO_EXAMPLES, SIGNIFICANT, TAIL, Array
+
+USUAL_SPREAD = 0.2  # scale of the prior of the standard deviation between programs, relative to the range of scores
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The expected gain over a program on new examples.
+
+    Attributes:
+        value: The estimate.
+        draws: Draws of the true gain, ``[D]``.
+        least: The same without differences that may be chance, ``[D]``.
+        noise_share: Share of the observed variance between programs that is noise; None for a single program.
+    """
+
+    value: float
+    draws: Array
+    least: Array
+    noise_share: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        return float(np.quantile(self.least, TAIL)), float(np.quantile(self.draws, 1 - TAIL))
+
+    def exceeds(self, other: "Gain | float", tail: float = TAIL) -> bool:
+        """Return whether this gain is larger than another one beyond chance."""
+        baseline = other.least if isinstance(other, Gain) else other
+        return bool(np.quantile(self.least - baseline, tail) > 0)
+
+
+class PairedExperiment:
+    """The scores of programs on the same random examples.
+
+    Draws of the true mean scores are jointly Student's t, with the covariance over examples.
+
+    Args:
+        scores: Scores ``[C, E]``; the first row is the baseline.
+        bounds: Bounds of mean scores, if scores of single examples can exceed them.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, scores: Array, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> None:
+        self._rng = rng = np.random.default_rng(seed)
+        scores = np.round(scores, 9)
+        self._scores = scores = scores[:, np.lexsort(scores)]  # The order of the examples must not affect the draws.
+        lowest, highest = bounds or (min(0.0, float(scores.min())), max(1.0, float(scores.max())))
+        self._highest = highest
+        self._range = highest - lowest
+        self._disagreement = float(np.ptp(scores, axis=0).max()) or self._range
+        self.means = scores.mean(axis=1)
+        num_examples = scores.shape[1]
+        freedom = num_examples - 1
+        num_draws = comparisons.NUM_DRAWS
+        centred = scores - self.means[:, None]
+        errors = rng.normal(size=(num_draws, num_examples)) @ centred.T / math.sqrt(freedom)
+        # Half of the variance that pseudo-examples add to a difference of two programs.
+        pseudo_error = math.sqrt(PSEUDO_EXAMPLES / 4 / num_examples) * self._disagreement
+        errors += pseudo_error * rng.normal(size=errors.shape)
+        scales = np.sqrt(freedom / rng.chisquare(freedom, size=(num_draws, 1)) / num_examples)
+        self._draws = self.means + errors * scales
+
+    def gain(self, rows: Sequence[int]) -> Gain:
+        """Return the expected gain of a program, or of a random program if these are a random sample."""
+        draws = self._draws[:, rows].mean(axis=1) - self._draws[:, 0]
+        if len(rows) > 1:
+            deviations, _ = self._deviations(rows)
+            draws += deviations / math.sqrt(len(rows)) * self._rng.normal(size=len(draws))
+        return Gain(float(self.means[rows].mean() - self.means[0]), draws, draws)
+
+    def gain_of_best(self, rows: Sequence[int], average: Gain, num_searched: int) -> Gain:
+        """Return the expected gain of the best of `num_searched` programs, given a sample and the average gain.
+
+        The best observed score would be too high. So the standard deviation of true scores is multiplied by the
+        expected maximum of a standard normal sample (G. Blom, 1958).
+        """
+        height = float(special.ndtri((num_searched - 0.375) / (num_searched + 0.25)))
+        deviations, variance = self._deviations(rows)
+        most = self._highest - self._draws[:, 0]
+        draws = np.minimum(average.draws + height * deviations, most)
+        sample = self._scores[rows]
+        p_value = comparisons.p_value_of(sample, self._rng)
+        observed = float(sample.mean(axis=1).var(ddof=1))
+        variance = max(0.0, variance)
+        return Gain(
+            min(average.value + height * math.sqrt(variance), self._highest - float(self.means[0])),
+            draws,
+            least=average.least if p_value > SIGNIFICANT else draws,
+            noise_share=1.0 - variance / observed if observed else 1.0,
+        )
+
+    def _deviations(self, rows: Sequence[int]) -> tuple[Array, float]:
+        """Return draws of the standard deviation of true scores, and an unbiased estimate of its square."""
+        usual = USUAL_SPREAD * self._range
+        _, deviations, variance = comparisons.draw_effects(
+            self._scores[rows], self._range / 2, self._disagreement, self._rng, usual=usual
+        )
+        return deviations, variance

@@ -1,0 +1,215 @@
+"""What a program can gain, and by what: with fake LMs whose levers are known."""
+
+import itertools
+
+import dspy
+import pytest
+from fakes import (
+    CopyingEngine,
+    digest,
+    engine_for,
+    exact_match,
+    failure,
+    interrupt,
+    questions,
+    student,
+    two_predictors,
+    using,
+)
+from label_world import EXAMPLES, Engine, exact, labelled
+from label_world import student as classifier
+
+from plr_dspy import F1, headroom
+
+QUESTION = dspy.Predict("question -> answer")
+
+
+class DemoEngine(CopyingEngine):
+    """Answers right if it is shown demos, but for some questions; `instructed` makes it right without them."""
+
+    def __init__(self, examples, *, share=0.8, without=0.2, instructed="", **options):
+        super().__init__(like=lambda demo, asked: False, **options)
+        self.answers = {example.question: example.answer for example in examples}
+        self.share = share
+        self.without = without
+        self.instructed = instructed
+
+    def answer(self, system, texts):
+        asked = super().answer(system, texts)
+        question = texts[-1].split("[[ ## question ## ]]\n")[1].split("\n")[0]
+        share = self.share if len(texts) > 1 else self.without
+        if self.instructed and self.instructed in system:
+            share = 1.0
+        right = digest(f"{question} {len(texts) > 1}") < share
+        return self.formatted(system, texts, self.answers[question]) if right else asked
+
+
+def measured(engine, program=QUESTION, examples=None, metric=exact_match, **options):
+    options = {"display_progress": False, "num_threads": 1, **options}
+    with using(engine):
+        return headroom(program, metric, examples or questions(100), **options)
+
+
+def lever(result, name):
+    return next(lever for lever in result.levers if lever.name == name)
+
+
+def names(result):
+    return [lever.name for lever in result.levers]
+
+
+def demos(number=5):
+    return [dspy.Example(question=f"demo {i}", answer=f"answer {i % 3}") for i in range(number)]
+
+
+class TestLevers:
+    def test_demos_that_help_are_the_simplest_lever(self):
+        engine = DemoEngine(questions(100))
+        result = measured(engine)
+        assert names(result) == ["random demos", "nearest demos", "other orders", "other sets"]
+        assert result.program_calls == engine.num_calls == 8 * 37
+        assert result.num_examples == 37
+        assert engine.copied == 0  # No scored example is its own demo.
+        assert {len(shown) for shown in engine.shown} == {0, 8}
+        gain = lever(result, "random demos")
+        assert gain.interval[0] > 0.2
+        assert gain.score == pytest.approx(result.score + gain.gain)
+        assert gain.num_calls == 4 * 37
+        assert "'random demos'" in result.advice
+        assert "dspy.LabeledFewShot" in result.advice
+
+    def test_a_program_with_demos_may_do_as_well_without(self):
+        program = student(demos())
+        before = program.dump_state()
+        engine = DemoEngine(questions(100), share=0.3, without=0.9)
+        result = measured(engine, program)
+        assert program.dump_state() == before
+        assert engine.num_calls == 300 == 10 * result.num_examples
+        assert names(result)[0] == "no demos"
+        assert lever(result, "no demos").interval[0] > 0
+        assert result.advice.endswith("remove the demos.")
+
+    def test_a_model_that_minds_nothing_has_no_lever(self):
+        engine = DemoEngine(questions(100), share=0.5, without=0.5)
+        engine.answers = dict.fromkeys(engine.answers, "wrong")
+        result = measured(engine, metric=lambda example, prediction: digest(example.question) < 0.6)
+        assert {lever.gain for lever in result.levers} == {0.0}
+        assert set(result.noise_shares.values()) == {1.0}
+        assert result.advice.startswith("Nothing to gain beyond noise: at most +0.")
+        assert "Keep the program" in result.advice
+
+    def test_the_orders_are_those_of_the_programs_own_demos(self):
+        examples = questions(100)
+        engine = engine_for(examples)
+        result = measured(engine, student(demos(3)), examples, max_metric_calls=400)
+        prompts = [texts[:-1] for texts in engine.requests if len(texts) == 7]
+        own = {texts for texts in prompts if all("demo " in text for text in texts[::2])}
+        assert len(own) == 4
+        assert result.noise_shares.keys() == {"other orders", "other sets"}
+
+    def test_nearest_demos_are_found_if_they_help(self):
+        """Each question has three others of its kind, with the same answer."""
+        examples = []
+        for kind, number in itertools.product(range(30), range(4)):
+            example = dspy.Example(question=f"topic{kind} text{kind}a {number}", answer=f"answer {kind}")
+            examples.append(example.with_inputs("question"))
+        engine = CopyingEngine(like=lambda demo, asked: demo.split()[0] == asked.split()[0])
+        result = measured(engine, examples=examples)
+        assert lever(result, "nearest demos").score > 0.9
+        assert result.advice.endswith("PLFewShot(demos='retrieved').")
+        assert engine.copied == 0
+
+    def test_instructions_are_tried_with_the_same_demos(self):
+        engine = DemoEngine(questions(100), share=0.4, instructed="Think")
+        result = measured(engine, instructions=["Think of it.", "Hurry."])
+        assert names(result)[1:3] == ["instruction 1", "instruction 2"]
+        assert lever(result, "instruction 1").score == 1.0
+        assert result.advice.startswith("The largest lever is 'instruction 1'")
+        assert engine.num_calls == 300
+        assert QUESTION.signature.instructions == dspy.Signature("question -> answer").instructions
+
+    def test_more_calls_score_more_sets_and_orders(self):
+        engine = DemoEngine(questions(40))
+        result = measured(engine, examples=questions(40), max_metric_calls=500)
+        assert result.num_examples == 30
+        assert engine.num_calls == result.program_calls == 16 * 30
+        assert lever(result, "other sets").num_calls == 8 * 30
+        assert lever(result, "other orders").num_calls == 7 * 30
+
+    def test_several_predictors(self):
+        result = measured(engine_for(questions(100)), two_predictors())
+        assert result.program_calls <= 300
+        assert "other sets" in names(result)
+
+    def test_the_table_is_aligned_and_one_sentence_follows(self):
+        result = measured(DemoEngine(questions(100)))
+        *table, advice = str(result).splitlines()
+        assert advice == result.advice
+        assert len({line.index("[") for line in table[1:]}) == 1
+        assert len({line.index(" calls") for line in table[1:]}) == 1
+        assert "of the spread is noise" in table[-1]
+
+
+class TestCalibration:
+    def test_a_biased_classifier_is_to_be_calibrated(self):
+        engine = Engine(probabilities=lambda demos, text: [0.7, 0.3] if int(text.split()[-1]) % 2 else [0.9, 0.1])
+        examples = [labelled(f"text {i}", ["negative", "positive"][i % 2]) for i in range(100)]
+        result = measured(engine, classifier(demos=[]), examples, exact)
+        assert engine.requests == result.program_calls == 296
+        assert lever(result, "calibrated answers").score > 0.9
+        assert "'calibrated answers'" in result.advice
+        assert "BatchCalibration" in result.advice
+
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    def test_it_needs_log_probabilities(self, metric):
+        with_them, without = (
+            measured(Engine(logprobs=logprobs), classifier(), EXAMPLES, metric) for logprobs in (True, False)
+        )
+        assert names(with_them)[2:4] == ["calibrated answers", "calibrated random demos"]
+        assert not any("calibrated" in name for name in names(without))
+        assert all(0 <= lever.score <= 1 for lever in with_them.levers)
+
+
+class TestPromises:
+    @pytest.mark.parametrize("metric", [exact, F1("positive")])
+    def test_a_measurement_resumes_without_a_call_twice(self, tmp_path, metric):
+        engine = Engine()
+
+        def go(engine=engine, **options):
+            return measured(engine, classifier(), EXAMPLES, metric, instructions=["Judge."], **options)
+
+        for further in (0, 20, 90):
+            engine.at = {engine.requests + further: interrupt}
+            with pytest.raises(KeyboardInterrupt):
+                go(log_dir=tmp_path)
+        result = go(log_dir=tmp_path)
+        assert result == go(log_dir=tmp_path) == go(Engine(), num_threads=8)
+        assert engine.requests == result.program_calls + 3 <= 303
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"max_metric_calls": 79}, "max_metric_calls must be at least 80 for 8 programs on 10 examples; got 79"),
+            ({"max_metric_calls": None}, "max_metric_calls"),
+            ({"max_metric_calls": True}, "max_metric_calls"),
+            ({"max_demos": 0}, "max_demos"),
+            ({"instructions": [""]}, "instructions"),
+            ({"instructions": ["x"], "program": two_predictors()}, "program with one predictor; it has 2"),
+            ({"examples": questions(12)}, "at least 10 examples .* of its 12, 9 are left"),
+            ({"examples": questions(2)}, "trainset"),
+            ({"program": dspy.Predict}, "^program must be a dspy.Module"),
+            ({"display_progress": "no"}, "display_progress"),
+        ],
+    )
+    def test_bad_arguments_cost_nothing(self, wrong, message):
+        engine = engine_for(questions(100))
+        with pytest.raises((TypeError, ValueError), match=message):
+            measured(engine, **wrong)
+        assert engine.num_calls == 0
+
+    def test_failures_end_it_or_count_for_nothing(self):
+        with pytest.raises(Exception, match="down"):
+            measured(DemoEngine(questions(100), at=dict.fromkeys(range(300), failure)), max_errors=3)
+        result = measured(DemoEngine(questions(100), at=dict.fromkeys((50, 120), failure)))
+        assert result.program_calls == 296
+        assert lever(result, "random demos").interval[0] > 0

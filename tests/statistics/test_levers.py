@@ -1,0 +1,100 @@
+"""The gains of levers on simulated scores with known truth, and the advice that they lead to."""
+
+import headroom as benchmark
+import numpy as np
+import pytest
+
+from plr_dspy.optimizer.headroom import NOTHING_TO_GAIN, best_advice
+from plr_dspy.statistics import comparisons
+from plr_dspy.statistics.levers import Gain, PairedExperiment
+
+TABLES = 150
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Let the benchmark's numbers of draws end with the test."""
+    monkeypatch.setattr(comparisons, "NUM_DRAWS", 2_000)
+    monkeypatch.setattr(comparisons, "NUM_FLIPS", 999)
+
+
+WITHOUT_EFFECT = [
+    benchmark.World(has_demos, accuracy, 0.4, num_examples=num_examples)
+    for has_demos in (False, True)
+    for accuracy, num_examples in ((0.5, 30), (0.8, 0))
+]
+
+
+@pytest.mark.parametrize("world", WITHOUT_EFFECT)
+def test_noise_is_no_lever(world):
+    """Each interval excludes 0 in about 5 %, and the program is kept in 90 %."""
+    rates = benchmark.results(world, TABLES)
+    assert rates.pop("kept")[0] >= 0.9
+    for covered, excluded, *_ in rates.values():
+        assert excluded <= 0.09
+        assert covered == pytest.approx(1 - excluded)
+
+
+@pytest.mark.parametrize("world", list(benchmark.with_effects()))
+def test_intervals_hold_the_truth_and_estimates_are_not_those_of_winners(world):
+    rates = benchmark.results(world, TABLES)
+    del rates["kept"]
+    for covered, _, _, error in rates.values():
+        assert covered >= 0.9
+        assert abs(error) < 0.08
+
+
+def test_large_effects_are_seen():
+    rates = benchmark.results(benchmark.World(False, demos=0.3, sets=0.05), TABLES)
+    assert rates["kept"][0] < 0.2
+
+
+def test_equal_scores_leave_doubt_and_the_best_has_no_more_than_all_right():
+    experiment = PairedExperiment(np.ones((6, 30)))
+    single = experiment.gain([1])
+    average = experiment.gain([2, 3, 4, 5])
+    best = experiment.gain_of_best([2, 3, 4, 5], average, 20)
+    assert single.value == average.value == best.value == 0.0
+    assert single.interval[0] < 0 < single.interval[1] < 0.1
+    assert best.noise_share == 1.0
+    differing = np.vstack([np.full((1, 30), 0.9), np.eye(4, 30) * 0.0 + np.linspace(0.5, 1.0, 4)[:, None]])
+    experiment = PairedExperiment(differing)
+    best = experiment.gain_of_best([1, 2, 3, 4], experiment.gain([1, 2, 3, 4]), 20)
+    assert best.value == pytest.approx(0.1)
+
+
+def test_the_order_of_the_examples_does_not_matter():
+    scores = (np.random.default_rng(0).random((6, 40)) < 0.6).astype(float)
+    first, second = (PairedExperiment(table).gain([2, 3, 4]) for table in (scores, scores[:, ::-1]))
+    assert first.interval == second.interval
+
+
+def gain(value, error=0.01, *, least=None):
+    draws = value + error * np.random.default_rng(0).normal(size=1_000)
+    return Gain(value, draws, draws if least is None else least.draws)
+
+
+RANDOM = gain(0.2)
+
+
+@pytest.mark.parametrize(
+    ("gains", "advice"),
+    [
+        ({"no demos": gain(-0.1), "other sets": gain(-0.02)}, "Nothing to gain beyond noise: at most +0.00."),
+        ({"random demos": gain(0.1, 0.1)}, "Nothing to gain beyond noise: at most +0.28. Keep the program, or"),
+        (
+            {"random demos": RANDOM, "nearest demos": gain(0.3)},
+            "The largest lever is 'nearest demos' (+0.30 [+0.28, +0.32]): run PLFewShot(demos='retrieved').",
+        ),
+        ({"random demos": RANDOM, "nearest demos": gain(0.3, 0.2)}, "The largest lever is 'random demos'"),
+        (
+            {"random demos": RANDOM, "other sets": gain(0.3, least=RANDOM)},
+            "The simplest lever that gains as much as any is 'random demos' (+0.20 [+0.18, +0.22]): "
+            "use dspy.LabeledFewShot; 'other sets' may add +0.10.",
+        ),
+    ],
+)
+def test_the_advice_is_the_simplest_of_the_best(gains, advice):
+    text = best_advice(gains)
+    assert text.startswith(advice)
+    assert text.startswith(NOTHING_TO_GAIN) == ("noise" in advice)
