@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -24,9 +24,8 @@ from plr_dspy.optimizer.sensitivity import MIN_EXAMPLES, linearized, score_table
 from plr_dspy.optimizer.setup import CompileSetup
 from plr_dspy.programs.calls import MetricWork
 from plr_dspy.programs.checks import Count, arguments
-from plr_dspy.programs.fingerprint import digest
-from plr_dspy.programs.slots import OWN, PoolSlots, PromptSlots
-from plr_dspy.search.space import Candidate, Ordering, WholeProgram
+from plr_dspy.programs.slots import OWN, PoolSlots
+from plr_dspy.search.space import Candidate, Ordering
 from plr_dspy.statistics.calibration import cross_validated, likely_shares, right_counts
 from plr_dspy.statistics.comparisons import TAIL, Array
 from plr_dspy.statistics.levers import Gain, PairedExperiment
@@ -114,35 +113,6 @@ class Headroom:
         return "\n".join([*lines, self.advice])
 
 
-class InstructedSlots(PromptSlots):
-    """The slots of a program, and whole programs that show one arrangement with other instructions."""
-
-    def __init__(self, slots: PromptSlots, texts: Mapping[WholeProgram, str], arrangement: Candidate) -> None:
-        super().__init__(slots.program)
-        self.slots = slots.slots
-        self.space = slots.space
-        self.embedder = slots.embedder
-        self._base = slots
-        self._texts = texts
-        self._arrangement = arrangement
-
-    def _permutations(self, ordering: Ordering) -> dict[str, list[int]]:
-        return self._base.permutations(ordering)
-
-    def build(self, candidate: Candidate, *, guarded: bool = False) -> dspy.Module:
-        if not isinstance(candidate, WholeProgram) or candidate not in self._texts:
-            return self._base.build(candidate, guarded=guarded)
-        program = self._base.build(self._arrangement)
-        (predictor,) = program.predictors()
-        predictor.signature = predictor.signature.with_instructions(self._texts[candidate])
-        return program
-
-    def fingerprint(self, candidate: Candidate, inputs: Mapping[str, Any] | None = None) -> str:
-        if not isinstance(candidate, WholeProgram) or candidate not in self._texts:
-            return self._base.fingerprint(candidate, inputs)
-        return digest([self._texts[candidate], self._base.fingerprint(self._arrangement)])
-
-
 @arguments
 class LeverSample(PLFewShot):
     """Scores programs for each lever on the same examples; for `headroom` only."""
@@ -160,12 +130,6 @@ class LeverSample(PLFewShot):
             raise UserError(
                 f"instructions needs a program with one predictor; it has {len(program.predictors())}: leave it out"
             )
-
-    @property
-    def _texts(self) -> dict[WholeProgram, str]:
-        """The instructions, by the whole program that stands for each."""
-        texts = enumerate(self.instructions or (), start=1)
-        return {WholeProgram(-number, f"{INSTRUCTION} {number}"): text for number, text in texts}
 
     def work(self, setup: CompileSetup) -> MetricWork:
         work = label_work(setup, False)
@@ -202,7 +166,9 @@ class LeverSample(PLFewShot):
         slots = setup.slots
         assert isinstance(slots, PoolSlots)
         own: Any = slots.original
-        empty: Ordering = tuple(() for _ in own)
+        num_blocks = len(slots.slots)  # The last block of the arrangement, if there is another one, is the instruction.
+        own_instruction = own[num_blocks:]
+        empty = (*(() for _ in slots.slots), *own_instruction)
         pools = []
         for slot in slots.slots:
             pools.append([item for item, pooled in enumerate(slot.pool) if pooled.origin != OWN])
@@ -217,7 +183,9 @@ class LeverSample(PLFewShot):
             ordered = sets[0]
             orders = [ordered]
         num_more = num_orders - len(orders)
-        orders += _draw_distinct(slots, ordered, list(map(len, ordered)), num_more, besides=ordered, seed=setup.seed)
+        ordered_demos = ordered[:num_blocks]
+        lengths = [len(items) for items in ordered_demos]
+        orders += _draw_distinct(slots, ordered_demos, lengths, num_more, besides=ordered, seed=setup.seed)
         groups: Groups = {
             PROGRAM: [own],
             NO_DEMOS: [empty] if own != empty else [],
@@ -225,15 +193,15 @@ class LeverSample(PLFewShot):
             NEAREST: list(slots.space.programs[:1]),
             ORDERS: orders if len(orders) >= MIN_SAMPLE else [],
         }
-        for whole in self._texts:
-            groups[whole.name] = [whole]
+        shown: Any = sets[0] if sets else own
+        for instructions in slots.alternatives.values():
+            for number in range(1, len(instructions)):  # Number 0 is the program's own.
+                groups[f"{INSTRUCTION} {number}"] = [(*shown[:num_blocks], (number,))]
         return {name: candidates for name, candidates in groups.items() if candidates}
 
     def measure(self, program: dspy.Module, trainset: Sequence[dspy.Example]) -> Headroom:
         """Score the programs, and estimate the gain of each lever."""
         setup, groups = self._designed(self._prepare(program, trainset, []))
-        shown = groups.get(RANDOM, groups[PROGRAM])[0]
-        setup = replace(setup, slots=InstructedSlots(setup.slots, self._texts, shown))
         candidates = _candidates(groups)
         rows = {name: [candidates.index(candidate) for candidate in group] for name, group in groups.items()}
         with self._open(setup) as opened:
@@ -247,7 +215,7 @@ class LeverSample(PLFewShot):
             experiment = PairedExperiment(scores, bounds=metric.bounds if metric else None, seed=self.seed)
             program_calls = opened.scorer.num_calls()
         ordering: Any = groups.get(ORDERS, [()])[0]
-        num_orders = math.prod(math.factorial(len(items)) for items in ordering)
+        num_orders = math.prod(math.factorial(len(items)) for items in ordering)  # 1 for a block with an instruction
         gains = lever_gains(experiment, rows, num_orders)
         own_score = float(experiment.means[0])
         levers = []
@@ -279,13 +247,17 @@ def _draw_distinct(
     besides: Ordering,
     seed: int,
 ) -> list[Candidate]:
-    """Draw orderings of items of each block that give different prompts; the first ones do not depend on the number."""
+    """Draw orderings of items of each block that give different prompts; the first ones do not depend on the number.
+
+    Further blocks, such as the instruction, are those of `besides`.
+    """
     rng = np.random.default_rng([seed, 2])
     drawn: dict[str, Candidate] = {slots.fingerprint(besides): besides}
     for _ in range(MAX_DRAWS * number):
         if len(drawn) <= number:
             shuffled = [rng.permutation(items).tolist() for items in blocks]
-            ordering = tuple(tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True))
+            demos = [tuple(items[:size]) for items, size in zip(shuffled, sizes, strict=True)]
+            ordering = (*demos, *besides[len(demos) :])
             drawn.setdefault(slots.fingerprint(ordering), ordering)
     return [*drawn.values()][1:]
 
