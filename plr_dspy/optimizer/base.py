@@ -159,7 +159,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
 
         Raises:
             TypeError, ValueError: If an argument is invalid, before any program call.
-            RuntimeError: If another compile is using `log_dir`, or hardly any answers can be parsed.
+            RuntimeError: If another compile is using `log_dir`, or almost no answers can be parsed.
             Exception: If the program or the metric raises one; see `max_errors`.
         """
         started = time.monotonic()
@@ -210,7 +210,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self._rivals = ()
         if programs is not None:
             if not self.takes_programs or getattr(self, "auto", None) == "paper":
-                raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
+                raise UserError(f"{self.name} cannot compare programs: pass its result and them to choose_program")
             if self.calibrate is not False:
                 raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
             self._rivals = checked_rivals(options, program, programs, trainset, valset)
