@@ -102,7 +102,6 @@ def run_choose(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace, metric: Metric) -> PLReorder | PLFewShot:
-    """Create the optimizer from the command line's options."""
     optimizer_class = PLFewShot if args.select else PLReorder
     names = {field.name for field in fields(optimizer_class)} - {"metric", "demos"}
     options = {name: value for name, value in vars(args).items() if name in names and value is not None}

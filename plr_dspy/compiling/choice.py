@@ -290,7 +290,6 @@ def decide_without_comparison(
     """Return the decision for a candidate that was not compared with the original.
 
     Args:
-        ordering, original: The candidate and the original.
         scores: Returns all scores so far.
         evidence: Evidence on differences between candidates, if any.
     """

@@ -11,8 +11,8 @@ from plr_dspy.scoring.run_log import FAILED, WRONG, CallRecord
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_ANSWERS = 20  # minimum number of answers before a warning about unparsable ones
-FIRST_ANSWERS = 10  # minimum number of answers before unparsable ones stop the search; these calls run first
+ENOUGH_ANSWERS = 20  # minimum answers before a warning about unparsable ones
+FIRST_ANSWERS = 10  # minimum answers before unparsable ones stop the search; these calls run first
 UNPARSED = 0.9  # stop if this share of the answers cannot be parsed
 MOSTLY_UNPARSED = 0.5  # warn if this share of the answers cannot be parsed
 ENOUGH_SCORES = 60  # stop after this many scores if all are equal

@@ -28,12 +28,10 @@ class PaperPlan(Plan):
 
     @property
     def num_finalists(self) -> int:
-        """Maximum number of orderings in the final comparison."""
         return 1 + self.num_best_seen + int(self.with_mode) + self.num_final_draws
 
     @property
     def search_calls(self) -> int:
-        """Maximum number of program calls in the search."""
         return self.num_iterations * self.num_samples * self.num_train_examples
 
 
@@ -75,7 +73,6 @@ def random_plan(
     """Return the plan of a random search.
 
     Args:
-        num_orders: Number of random orders.
         num_examples: Number of examples that each order is scored on.
         num_best: Number of best orders that enter the final comparison.
         num_compared: Number of examples in the final comparison.
@@ -101,8 +98,8 @@ class PaperRun(CompileRun):
     """A compile by PLR Algorithm 1, or by random search, which does not learn from scores.
 
     Deviation: the paper compares only draws from the final distribution, so it can return an order that is
-    worse than the original or than one already seen. The original order, the best orders seen and the mode
-    join the comparison here.
+    worse than the original or than one already seen. Here, the original order, the best orders seen and
+    the mode join the comparison.
     """
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ MIN_ORDERS = 4  # minimum orders in the first round
 MIN_FIRST = {"score": 4, "logprobs": 2}  # minimum examples when an order is first scored, by signal
 SIGNALS = ("auto", *MIN_FIRST)  # values of the `signal` argument
 
-# Maximum number of orders that the search's calls could score once. A larger budget adds examples per order instead.
+# Maximum number of orders that a search can afford, each on its first examples. A larger budget adds examples instead.
 NUM_LOOKS = 360
 ROUNDS = 30  # target number of rounds in a search
 FIRST_ROUND = {"orders": 2.5, "demos": 8.0}  # maximum size of the random first round, relative to later rounds
@@ -27,7 +27,7 @@ LARGEST_RACE = 0.25  # maximum share for this race, of the calls that remain aft
 ORIGINAL_SHARE = 0.5  # share of the race's calls that score the original first
 
 CALLS_PER_SQUARE = 2.5  # maximum number of useful calls, relative to the squared number of examples
-LEAST_CALLS = 20  # the maximum is never below this
+LEAST_CALLS = 20  # minimum of `most_calls`
 MAX_ROUNDS = 1_000  # effectively unlimited: the calls run out first
 
 

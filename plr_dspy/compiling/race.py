@@ -30,8 +30,6 @@ def run_race(
 
     Args:
         entrants: The candidates to race, best first.
-        original: The student's own candidate.
-        observations: All calls so far.
         schedule: Selects the next examples.
         score: Adds calls to the observations, and returns the candidates whose calls fit the time and cost limits.
         estimate: Returns the estimated scores of candidates, given all calls so far.

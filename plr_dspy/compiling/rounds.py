@@ -28,11 +28,9 @@ class SearchRounds:
         search: Proposes candidates and learns from their scores.
         evaluator: Calls candidates on examples. The train split comes first, then the selection split.
         plan: The planned rounds and program calls.
-        num_train: Number of examples in the train split.
         original: The user's program: an ordering, `WITHOUT_DEMOS`, or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
-        sample: Returns one of the program's answers, for messages.
-        advice: Advice if replies cannot be parsed.
+        sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.
     """
 

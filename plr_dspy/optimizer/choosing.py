@@ -97,13 +97,13 @@ class ProgramRace(DemoOptimizer):
         return DemoChoices(program=program, slots=slots, original=slots.original)
 
     def _with_plan(self, setup: CompileSetup, signal: str = "score") -> CompileSetup:
-        """Return the setup with a plan, and with all examples in the train split: a race needs no held-out examples."""
+        """Return the setup with a plan, and with all examples in one split: a race needs no held-out examples."""
         splits = setup.splits
         single_split = replace(splits, train=[*splits.train, *splits.selection], selection=[])
         return super()._with_plan(replace(setup, splits=single_split), signal)
 
     def _identity(self, setup: CompileSetup) -> dict[str, Any]:
-        """Describe what determines the scores, except the programs, which the log's keys of calls identify."""
+        """Describe what determines the scores, except the programs, which the keys of logged calls identify."""
         identity = super()._identity(setup)
         names = ("adapter", "calibrate", "signal", "the metric", "the adapter", "the examples")
         return {**{name: identity[name] for name in names}, "the model": digest(dspy.settings.lm)}
@@ -134,7 +134,7 @@ def choose_program(
     accept_changes: bool = False,
     display_progress: bool = True,
 ) -> ProgramChoice:
-    """Choose the best of several programs in a race, with about half the calls that scoring all would need.
+    """Choose the best of several programs in a race, with about half the calls of a full comparison.
 
     The first program is the baseline. Another replaces it only if it is three times as likely to be
     better as to be worse. A program drops out once further examples are unlikely to make it the
@@ -144,9 +144,8 @@ def choose_program(
         programs: At least two programs: a dict from names to programs, or a list, whose programs are
             named "program 1", "program 2" and so on. They are not modified.
         metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
-        trainset: Examples to score the programs on; examples that are a program's demos are skipped.
-            Pass examples that no optimizer has used: programs score too high on those they were
-            optimized for.
+        trainset: Examples to score the programs on, except those that are a program's demos. Pass
+            examples that no optimizer has used: on others, its programs score too high.
         valset: More examples, treated like those of the trainset.
         max_metric_calls: Maximum number of program calls; None allows all programs on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, log_dir, accept_changes,

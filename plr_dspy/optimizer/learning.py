@@ -48,7 +48,6 @@ class LearningOptimizer(DemoOptimizer):
     min_probability: Probability | None = None  # type: ignore[misc]
 
     def check_together(self) -> None:
-        """Raise a ValueError if arguments conflict."""
         if self.auto is None and self.max_metric_calls is None:
             raise UserError("auto=None needs a number of program calls: pass max_metric_calls.")
         if self.calibrate is not False and self.signal == "score":
@@ -151,7 +150,7 @@ class LearningOptimizer(DemoOptimizer):
         record: CallRecord | None = None
         ordering: Candidate = setup.slots.space.identity
         for example in range(min(MOST_CALLS, len(setup.splits.train))):
-            if example == FIRST_CALLS:  # Without demos, a student may never answer with a label.
+            if example == FIRST_CALLS:  # A student may need demos to answer with a label.
                 ordering = setup.slots.showing(1.0)
             records = scorer.evaluate(scorer.affordable({ordering: [example]}))
             if not records:

@@ -41,12 +41,12 @@ class Rival:
     """A program of the user that competes unchanged.
 
     Args:
-        name: The program's name in reports.
+        name: Name in reports.
         program: A copy of the user's program.
 
     Attributes:
         predictors: All predictors, including those in modules that another optimizer marked as compiled.
-        models: The language models of these predictors.
+        models: Their language models.
         digest: Fingerprint of everything but the name; equal for identical programs.
     """
 

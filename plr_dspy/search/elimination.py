@@ -35,13 +35,11 @@ class EliminationSearch(Search):
         return list(self.alive)
 
     def tell(self, orderings: Sequence[Candidate], scores: Scores) -> list[ScoreEstimate]:
-        """Fit the model to all scores, and return the best programs, best first."""
         elites = super().tell(orderings, scores)
         self.fitted = self.model.fit(scores)
         return elites
 
     def ranked(self, scores: Scores) -> list[ScoreEstimate]:
-        """Return the model's estimates of all programs, best first."""
         estimates = [] if self.fitted is None else self.fitted.estimates()
         return self.model.clipped([estimate for estimate in estimates if estimate.ordering in scores], scores)
 

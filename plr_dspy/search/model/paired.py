@@ -1,4 +1,4 @@
-"""The model of whole programs, which have no features, only scores on the same examples.
+"""The model of whole programs, from their scores on the same examples.
 
 symbol  code             shape      meaning
 n, E, H                             programs, examples, hypotheses
@@ -74,8 +74,7 @@ class PairedProcess:
     def _noise_covariance(self, known: Array, residuals: Array, inverse: Array) -> Array:
         """Return N by the sandwich estimator, shrunk towards independent errors.
 
-        The estimator allows any correlation between the errors on an example (K.-Y. Liang and S. L. Zeger,
-        Biometrika 73, 1986).
+        Errors on the same example may be correlated (K.-Y. Liang and S. L. Zeger, Biometrika 73, 1986).
         """
         size = len(known)
         count = self._num_examples
@@ -84,7 +83,7 @@ class PairedProcess:
         prior = variance * (np.eye(size) - 1.0 / size)
         products = residuals @ residuals.T + PRIOR_EXAMPLES * prior
         noise = inverse @ products @ inverse * (count / (count + PRIOR_EXAMPLES))
-        # Add a common shift of all errors, which changes no gain, to make the matrix invertible.
+        # Add a common shift, which changes no gain, to make the matrix invertible.
         return np.asarray(noise + self._deviation**2 / count)
 
     @cached_property
@@ -112,8 +111,8 @@ class PairedProcess:
         inverses = posterior.inverses
         priors = posterior.priors
         if num_examples is not None:
-            future_noise = self._noise * (self._num_examples / num_examples)
-            inverses = np.asarray(np.linalg.inv(priors + future_noise), dtype=np.float64)
+            noise = self._noise * (self._num_examples / num_examples)
+            inverses = np.asarray(np.linalg.inv(priors + noise), dtype=np.float64)
         contrasts = priors - priors[:, [reference]]
         slopes = contrasts @ inverses
         diagonals = np.diagonal(priors, axis1=1, axis2=2)
@@ -142,12 +141,12 @@ class PairedProcess:
     def _hypotheses(self) -> tuple[Array, Array]:
         """Return the prior probabilities ``[H]``, and P."""
         size = len(self.unshrunk)
-        probability = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
+        weight = (1.0 - PRIOR_NO_EFFECT) / len(EFFECT_DEVIATIONS)
         probabilities = [PRIOR_NO_EFFECT]
         variances = [np.zeros(size)]
         for deviation in EFFECT_DEVIATIONS:
             equal = np.full(size, deviation**2)
-            probabilities += [(1.0 - PRIOR_OUTSIDER) * probability, *np.full(size, PRIOR_OUTSIDER * probability / size)]
+            probabilities += [(1.0 - PRIOR_OUTSIDER) * weight, *np.full(size, PRIOR_OUTSIDER * weight / size)]
             variances += [equal, *(equal + OUTSIDER_DEVIATION**2 * np.eye(size))]
         priors = self._deviation**2 * np.array(variances)[:, :, None] * np.eye(size)
         return np.array(probabilities), priors
