@@ -73,8 +73,8 @@ class Decision:
     def scale_of_metric(self, reference: Candidate) -> Callable[[float], float]:
         """Return a function that converts the model's expected scores to the scale of the comparison.
 
-        The model approximates a metric over a set linearly. So scale its gains over the reference to
-        match the expected gain in the comparison.
+        The model approximates a metric over a set linearly, so its gains over the reference are
+        scaled to the expected gain in the comparison.
         """
         fitted = self.fitted
         comparison = self.comparison
@@ -167,7 +167,7 @@ def compare_finalists(
 def _results(
     finalists: Mapping[Candidate, str], examples: Sequence[int], scores: Scores, fitted: FittedModel
 ) -> list[Result]:
-    """Estimate the finalists' results with the score model, the unchanged original first."""
+    """Return the finalists' results by the score model, starting with the unchanged original."""
     original, *_ = finalists
     entries = [(origin, ordering) for ordering, origin in finalists.items()]
     if not fitted.keeps_scores:
@@ -214,9 +214,9 @@ def likely(gain: Gain, min_probability: float | None) -> bool:
 
 
 def _limit_certainty(gain: Gain, original: Mapping[int, float], other: Mapping[int, float]) -> Gain:
-    """Limit the certainty of a gain if the two scores differ on only a few examples.
+    """Limit the certainty of a gain if scores differ on only a few examples.
 
-    Near the highest score, the best of many orderings may avoid mistakes by luck. The normal model
+    Near the highest score, the best of many orderings may be perfect by luck. The normal model
     mistakes this selection bias for an effect.
     """
     differences = [other[example] - original[example] for example in original.keys() & other.keys()]
@@ -253,7 +253,7 @@ def _measure(
 def _with_set_metric(
     decision: Decision, measured: Sequence[MeasuredGain], observations: Observations, metric: ConfusionScores
 ) -> Decision:
-    """Return the decision, with its comparison and effect measured by the set metric itself."""
+    """Return the decision, with its comparison and effect by the set metric."""
     fitted = decision.fitted
     assert fitted is not None and decision.chosen is not None
     by_metric = measured[decision.chosen]

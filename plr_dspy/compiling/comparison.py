@@ -12,7 +12,7 @@ from plr_dspy.statistics.arrays import Array
 from plr_dspy.statistics.comparisons import paired_interval
 
 CONFIDENCE = 0.95
-MIN_ODDS = 3.0  # minimum odds that a finalist is better, not worse, to replace the original
+MIN_ODDS = 3.0  # to replace the original, a gain must be this many times as likely as a loss
 ENOUGH_DIFFERING = 20  # minimum examples with different scores to trust the normal model's probability
 
 
@@ -159,8 +159,8 @@ def _expected_by_metric(expected: float, observed: float, linear_gain: float) ->
 def _bootstrapped_probability(gains: Array, linear_gains: Array, num_orderings: int) -> float:
     """Return the probability that a finalist is better, from bootstrapped gains.
 
-    If only a few examples decide, such as those of a rare label, the best of many orderings may win by
-    luck. Correct for the number of orderings (Bonferroni), but not below the threshold for a replacement.
+    If few examples decide, such as those of a rare label, the best of many orderings may win by luck.
+    Correct for their number (Bonferroni), but not below the threshold for a replacement.
     """
     probability = float((gains > 0).sum() / (len(gains) + 1))
     squares = linear_gains**2

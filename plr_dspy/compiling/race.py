@@ -39,7 +39,7 @@ def run_race(
     Returns:
         The winners, best first; they include the best whole program and the best ordering.
     """
-    # Unscored entrants first catch up with the scored entrant that has the fewest examples, on at most half the calls.
+    # Use up to half the calls for unscored entrants to catch up with the scored entrant that has the fewest examples.
     level = min(filter(None, map(observations.count, entrants)), default=schedule.num_first)
     new = [entrant for entrant in entrants if not observations.count(entrant)]
     wanted = schedule.examples_for(new, observations, level)

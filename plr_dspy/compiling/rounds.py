@@ -28,7 +28,7 @@ class SearchRounds:
         search: Proposes candidates and learns from their scores.
         evaluator: Calls candidates on examples. The train split comes first, then the selection split.
         plan: The planned rounds and program calls.
-        original: The user's program: an ordering, `WITHOUT_DEMOS`, or a whole program.
+        original: The user's program, as an ordering, `WITHOUT_DEMOS` or a whole program.
         min_probability, stop_at_score, patience: As in `PLReorder`.
         sample, advice: As in `FutilityCheck`.
         shifted: As in `ExampleSchedule`.

@@ -1,4 +1,4 @@
-"""The function `choose_program`, which chooses the best of several programs in a race."""
+"""`choose_program`, which chooses the best of several programs in a race."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def choose_program(
         programs: At least two programs: a dict from names to programs, or a list, whose programs are
             named "program 1", "program 2" and so on. They are not modified.
         metric: As in `PLReorder`, or over a set, such as ``F1("positive")``.
-        trainset: Examples to score the programs on, except those that are a program's demos. Pass
-            examples that no optimizer has used: on others, its programs score too high.
+        trainset: Examples to score the programs on, except those that are a program's demos.
+            Examples that an optimizer has used would favour its programs: pass others.
         valset: More examples, treated like those of the trainset.
         max_metric_calls: Maximum number of program calls; None allows all programs on all examples.
         max_cost, max_seconds, min_probability, num_threads, max_errors, seed, log_dir, accept_changes,

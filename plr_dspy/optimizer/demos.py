@@ -165,7 +165,7 @@ class TeacherWork(MetricWork):
             if earlier:  # Like DSPy, draw either the last call or an earlier one.
                 rng = random.Random(Hasher.hash(tuple(demos)))
                 demo = rng.choice(earlier) if rng.random() < 0.5 else demo
-            # The program may modify its answers.
+            # Copy the answers, because the program may modify them.
             fields[name] = {field: own_value(value) for field, value in demo.items()}
         return CallRecord(None, value=fields)
 

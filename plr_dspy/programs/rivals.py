@@ -60,7 +60,6 @@ class Rival:
         self._factory = ProgramFactory(program)
 
     def build(self) -> dspy.Module:
-        """Return a copy of the program."""
         return self._factory.build({})
 
     @property
@@ -69,7 +68,7 @@ class Rival:
         return [demo for predictor in self.predictors for demo in predictor.demos]
 
     def leaked(self, examples: Examples) -> list[dspy.Example]:
-        """Return the examples that appear in the demos, so the program may copy their answers."""
+        """Return the examples that appear in the demos, whose answers the program may copy."""
         input_names: set[str] = set()
         for predictor in self.predictors:
             input_names.update(predictor.signature.input_fields)

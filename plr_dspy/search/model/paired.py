@@ -104,8 +104,8 @@ class PairedProcess:
 
         Args:
             reference: Index of the reference among the programs.
-            outsider_scales, may_differ: Ignored, because the hypotheses let any program be an outsider.
-            num_examples: Assumed number of examples, which determines the variances; None for those seen.
+            outsider_scales, may_differ: Ignored, because any program may be an outsider here.
+            num_examples: Assumed number of examples, which affects the variances; None for those seen.
         """
         posterior = self._posterior
         inverses = posterior.inverses
