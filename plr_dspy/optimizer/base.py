@@ -210,9 +210,7 @@ class DemoOptimizer(Checked, Teleprompter, ABC):
         self._rivals = ()
         if programs is not None:
             if not self.takes_programs or getattr(self, "auto", None) == "paper":
-                raise UserError(
-                    f"{self.name} cannot compare programs: pass the programs and its result to choose_program"
-                )
+                raise UserError(f"{self.name} cannot compare programs: pass them to choose_program, with its result")
             if self.calibrate is not False:
                 raise UserError("programs compete as they are: leave calibrate out, and calibrate the result")
             self._rivals = checked_rivals(options, program, programs, trainset, valset)
