@@ -161,7 +161,7 @@ class TestLimits:
         ({"a": student(), "b": "saved.json"}, r"programs\['b'\] must be a dspy.Module; got str"),
         ([student(), dspy.Predict], r"programs\['program 2'\] must be a dspy.Module"),
         ({"a": student(), 2: student()}, "programs must have non-empty strings as names; got 2"),
-        ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must give the inputs \['question'\]"),
+        ({"a": student(), "b": dspy.Predict("question -> answer")}, r"must have the inputs \['question'\]"),
     ],
 )
 def test_mistakes_are_named_before_any_call(candidates, message):
